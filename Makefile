@@ -51,7 +51,7 @@ check: $(READY)
 
 # Every warning is an error: of links, of anchors, and of docstrings that do not fit their signatures.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
 
 # Everything that an environment of today gets, direct and indirect, so that the tests run tomorrow with the same.

@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -15,8 +14,8 @@ import torch
 
 import byname
 from benchmarks.timing import Row, Variant, interleaved
+from byname.recording.log_file import LogStore
 from byname.recording.series import Series
-from byname.recording.stores.writer import Hdf5Store
 
 __all__ = ["storing"]
 
@@ -118,7 +117,7 @@ def _stored(path: Path, windows: list[Mapping[str, Series]]) -> Variant:
 
 
 def _store(path: Path, windows: list[Mapping[str, Series]]) -> None:
-    store = Hdf5Store(path, run={})
+    store = LogStore(path, run={})
     for window in windows:
         store.append(window)
         store.flush()
@@ -150,6 +149,6 @@ def _opening() -> list[Row]:
 
 def _later(window: Mapping[str, Series], by: int) -> Mapping[str, Series]:
     return {
-        path: replace(series, iterations=[iteration + by for iteration in series.iterations])
+        path: _series(int(path.split(".")[1]), series.values[0], [one + by for one in series.iterations])
         for path, series in window.items()
     }

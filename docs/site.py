@@ -14,10 +14,21 @@ import griffe
 
 _FENCE = re.compile(r"^( *```\w+) [\w -]+$", re.MULTILINE)
 _EXAMPLE = re.compile(r"^>>> ", re.MULTILINE)
+_START = """
+<style>
+.md-content img { height: 18rem; object-fit: cover; object-position: top; border: thin solid #8885; width: 100% }
+.md-typeset .grid { grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)) }
+@media (min-width: 60em) { .md-typeset pre > code { white-space: pre-wrap } }
+</style>
+"""
+"""Beside the first page: the upper part of its picture, and answers without a bar to scroll them."""
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return the page with fences that have only their language."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the page with fences that have only their language; the first page has no table of contents."""
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["toc"]
+        markdown += _START
     return _FENCE.sub(r"\1", markdown)
 
 

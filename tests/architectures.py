@@ -65,12 +65,12 @@ OTHERS = {
 NAMES = [*TEXTS, *PICTURES, *SOUNDS, *OTHERS]
 
 
-def architecture(name):
+def architecture(name, **options):
     """The model, and an example of its keyword arguments."""
     transformers = pytest.importorskip("transformers")
     settings = {**TEXTS, **PICTURES, **SOUNDS, **OTHERS}[name]
     config = transformers.AutoConfig.for_model(name, **settings)
-    return transformers.AutoModel.from_config(config), _inputs(name, config)
+    return transformers.AutoModel.from_config(config, **options), _inputs(name, config)
 
 
 def _inputs(name, config):

@@ -3,11 +3,11 @@
 import gc
 import logging
 import os
-import signal
 from pathlib import Path
 
 import hypothesis
 import pytest
+import template
 import torch
 
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -15,8 +15,7 @@ hypothesis.settings.load_profile("busy")  # how long an example takes says how b
 torch.set_num_threads(1)  # several tests run at once, on as many cores
 os.environ["OMP_NUM_THREADS"] = "1"  # and so do their programs, of which some are compared bit for bit
 os.unsetenv("COLUMNS")  # which readline, that pytest imports, sets past os.environ for every program it starts
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background, where programs would not hear Ctrl-C either
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+template.hear_ctrl_c()
 
 HERE = Path(__file__).parent
 SEED = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed

@@ -12,8 +12,10 @@ from pathlib import Path
 import byname
 
 PACKAGE = f"{Path(byname.__file__).parent}{os.sep}"
-GUARD = (f"reading{os.sep}interrupts.py", f"recording{os.sep}stores{os.sep}")
+_STORE = ("log_file", "hdf5", "recording_file", "frame", "stored", "value_type", "descriptors")
+GUARD = (f"reading{os.sep}interrupts.py", *(f"recording{os.sep}{name}.py" for name in _STORE))
 """These hold signals back themselves."""
+assert all(Path(PACKAGE, name).is_file() for name in GUARD)
 
 
 @functools.cache

@@ -7,9 +7,27 @@ import textwrap
 import torch
 
 from byname.model.scopes import variables_of
-from byname.watch.variables.subscribe import listen
+from byname.watch.variables.subscribe import FunctionReceiver, Listening
 
 _NUMBERS = itertools.count()
+
+
+class listen(Listening):
+    """A subscription that calls ``receive(run, variable, value, moment)``; also a context manager."""
+
+    def __init__(self, function, owner, variables, receive, **options):
+        super().__init__(function, owner, variables, FunctionReceiver(receive), **options)
+        try:
+            self.begin()
+        except BaseException:
+            self.remove()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.remove()
 
 
 def made(source, name="f", flags=0, **scope):

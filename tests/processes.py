@@ -6,6 +6,7 @@ what, options of Python, the first lines of a traceback. For that `start` starts
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -140,25 +141,25 @@ def run_forked_ranks(tmp_path, program, name="program.py", world=2):
 def run_together(cases, *, timeout=SECONDS, **options):
     """Runs several forks at the same time, pairs of words and options, and waits for all."""
     running = []
-    try:
-        for words, own in cases:
-            out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
-            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            running.append((Fork(words, **streams, **options, **own), out, err))
-        return [_ended(*one, timeout) for one in running]
-    finally:
-        for process, *_ in running:
-            process.kill()
-            process.wait()
+    with contextlib.ExitStack() as files:
+        try:
+            for words, own in cases:
+                out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+                streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+                running.append((Fork(words, **streams, **options, **own), out, err))
+            return [_ended(*one, timeout) for one in running]
+        finally:
+            for process, *_ in running:
+                process.kill()
+                process.wait()
 
 
 def _ended(process, out, err, timeout):
     process.wait(timeout)
     texts = []
     for stream in (out, err):
-        with stream:
-            stream.seek(0)
-            texts.append(stream.read().decode())
+        stream.seek(0)
+        texts.append(stream.read().decode())
     return subprocess.CompletedProcess(process.args, process.returncode, *texts)
 
 

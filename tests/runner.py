@@ -1,4 +1,4 @@
-"""Runs all tests, in forks of one Python that has imported what they use, two at a time.
+"""Runs all tests, in forks of one Python that has imported what they use, three at a time: some wait.
 
 To import PyTorch takes longer than most files do; and a look at the whole heap goes through all that other tests have
 left, so each file of those has a heap of its own.
@@ -23,7 +23,7 @@ import processes
 import pytest
 import template
 
-AT_A_TIME = 2
+AT_A_TIME = 3
 PROJECT = Path(__file__).parents[1]
 SMALL_HEAP = {
     *("autograd", "diagnose", "memory", "naming", "reading", "reporting", "tracking"),
@@ -67,18 +67,19 @@ def in_order(words):
     """The files of tests that run in each fork: those that want a small heap, None, the others.
 
     Each the largest first, so that no fork is left to run alone at the end; but of the first ones the largest is the last,
-    as it runs while the libraries are imported, and of the others those of the command line and of no folder are the
-    first, as they take longer than they look.
+    as it runs while the libraries are imported, and of the others those of the command line, of recipes and of no folder
+    are the first, as they take longer than they look.
     """
     paths = [PROJECT / word for word in words] or [PROJECT / "tests"]
     found = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py")))
     alone = [[file] for file in found if not SMALL_HEAP.isdisjoint(file.parts)]
     together = []
     for file in (file for file in found if SMALL_HEAP.isdisjoint(file.parts)):
-        if not together or together[-1][0].parent != file.parent or size(together[-1]) > TOGETHER:
+        beside = together and together[-1][0].parent == file.parent != PROJECT / "tests"  # the pages alone take minutes
+        if not beside or size(together[-1]) > TOGETHER:
             together.append([])
         together[-1].append(file)
-    together.sort(key=lambda files: (files[0].parent.name in ("cli", "tests"), size(files)), reverse=True)
+    together.sort(key=lambda files: (files[0].parent.name in ("cli", "tests", "recipes"), size(files)), reverse=True)
     alone.sort(key=size, reverse=True)
     return [*alone[1:], *alone[:1], None, *together]
 

@@ -139,7 +139,14 @@ def leave(status):
     os._exit(status)
 
 
+def hear_ctrl_c():
+    """In the background a shell has it ignored, and programs would not hear it either."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def load():
+    hear_ctrl_c()
     import h5py  # noqa: F401 - as programs that record do
     import torch
     import torch._dynamo  # which every optimizer imports

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from byname.codec import bytes_of, decoded, encoded, size_of_numbers
+from byname.codec import bytes_of, decoded, encoded
 from byname.errors import NotStorableError, RecordingError
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
@@ -94,8 +94,3 @@ def test_what_has_no_form_is_named():
 def test_garbage_is_refused(text):
     with pytest.raises(RecordingError):
         decoded(text, bytes(8))
-
-
-def test_the_numbers_in_a_copy_are_counted_wherever_they_stand_in_it():
-    once, twice = torch.ones(10), [torch.ones(3)]
-    assert size_of_numbers({"a": once, "b": (twice, {"c": twice}), "step": 3}) == 4 * 13

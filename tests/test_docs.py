@@ -2,21 +2,30 @@
 
 The python blocks of a page are one program, train.py, in which each line has the number it has in the page. A text
 block right after a python block is what that block prints. A block ``python file`` begins another program, in which its
-first line has number 1, as in the file of a reader who pastes it. A block ``python 2 ranks`` is a program of its own,
-which is started as two processes; what it prints is the output of the first. Left alone: ``python no-run``,
-``text no-check``.
+first line has number 1, as in the file of a reader who pastes it. Programs of their own are also:
 
-    python tests/test_docs.py       # write the outputs into the pages anew, after a change
+- ``python 2 ranks``: two processes. The output is that of the first.
+- ``python byname run --check``: run by that command. The output is the command, what the program prints, and what byname
+  writes to the standard error.
+- ``python pdb``: the output is a session, in which the user types the lines that begin with ``(Pdb)``.
+- ``python pytest``: a file of tests. The output is what pytest says of the first one that does not pass.
+- ``python needs wandb``: a program that is skipped where the package, or ``cuda``, is missing.
+
+Left alone: ``python no-run``, ``text no-check``.
+
+    python tests/test_docs.py [PAGE ...]    # write the outputs into the pages anew, after a change
 """
 
+import sys
 import tempfile
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
-from processes import run_forked_file, run_forked_ranks
+from processes import run, run_forked_file, run_forked_ranks
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -24,7 +33,8 @@ LONG = [page for page in PAGES if page.parent.name == "recipes" or page.name == 
 """The pages whose programs take seconds."""
 END = "-- end of block --"
 FILE = "python file"
-RANKS = "python 2 ranks"
+NEEDS = "python needs "
+ALONE = ("python 2 ranks", "python byname ", "python pdb", "python pytest", NEEDS)
 
 
 class Block(NamedTuple):
@@ -46,7 +56,7 @@ OLDER = {
         "BackwardHookFunction", "was created inside a"
     ),
 }
-"""What PyTorch 2.10 says, and what newer ones say, as the pages do."""
+"""What PyTorch 2.10 and 2.11 say, and what newer ones say, as the pages do."""
 
 
 class Example(NamedTuple):
@@ -67,7 +77,7 @@ def examples(lines):
     for block, following in pairwise([*blocks(lines), Block("", len(lines), len(lines))]):
         between = "".join(lines[block.closing + 1 : following.opening])
         shown = following.kind.startswith("text") and not between.strip()
-        if block.kind in ("python", FILE, RANKS):
+        if block.kind in ("python", FILE) or block.kind.startswith(ALONE):
             found.append(Example(block, following if shown else None))
     return found
 
@@ -92,12 +102,52 @@ def programs(parts):
     return found
 
 
-def printed(page, folder):
-    """What each python block of a page prints, as lists of lines."""
+def run_in(folder, words, text, file="train.py", **options):
+    """A program run by these words."""
+    (folder / file).write_text(text, encoding="utf-8")
+    return run(words, cwd=folder, capture_output=True, text=True, **options)
+
+
+def printed_alone(folder, lines, part):
+    """What a program of its own prints, as lines."""
+    _, word, *rest = part.code.kind.split()
+    text = "\n".join(lines[part.code.opening + 1 : part.code.closing])
+    match word:
+        case "2":
+            first, *_ = run_forked_ranks(folder, "\n" * (part.code.opening + 1) + text, "train.py")
+            return first
+        case "byname":
+            done = run_in(folder, ["-m", "byname", *rest, "train.py"], text)
+            _, begins, found = done.stderr.partition("byname: ")
+            return [" ".join(["$ byname", *rest, "train.py"]), *(done.stdout + begins + found).splitlines()]
+        case "pytest":
+            main = "import pytest; pytest.main(['-q', 'test_train.py'])"
+            out = run_in(folder, ["-c", main], text, "test_train.py").stdout
+            return out[out.find("\n__") + 1 :].partition("\n==")[0].splitlines()
+        case "pdb":
+            shown = lines[part.output.opening : part.output.closing]
+            typed = [line.removeprefix("(Pdb) ") for line in shown if line.startswith("(Pdb) ")]
+            done = run_in(folder, ["train.py"], text, input="\n".join([*typed, "continue", ""]))
+            replies = done.stdout.split("(Pdb) ")[1:]
+            session = [f"(Pdb) {command}\n{reply}" for command, reply in zip(typed, replies, strict=False)]
+            return "".join(session).splitlines()
+    done = run_in(folder, ["train.py"], text)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def available(part):
+    """Whether there is what a program needs."""
+    need = part.code.kind.removeprefix(NEEDS)
+    return need == part.code.kind or (torch.cuda.is_available() if need == "cuda" else find_spec(need) is not None)
+
+
+def printed(page, folder, needy=False):
+    """What each python block of a page prints, as lists of lines; those that need a package alone, or all others."""
     lines = page.read_text(encoding="utf-8").splitlines()
-    parts = examples(lines)
+    parts = [part for part in examples(lines) if part.code.kind.startswith(NEEDS) == needy]
     prints = {}
-    for some in programs([part for part in parts if part.code.kind != RANKS]):
+    for some in programs([part for part in parts if part.code.kind in ("python", FILE)]):
         pieces = [[]]
         for line in run_forked_file(folder, program(lines, some), "train.py"):
             if line == END:
@@ -106,28 +156,47 @@ def printed(page, folder):
                 pieces[-1].append(line.rstrip())
         prints |= dict(zip(some, pieces[:-1], strict=True))
     for part in parts:
-        if part not in prints:
-            first, *_ = run_forked_ranks(folder, program(lines, [part]), "train.py")
-            prints[part] = [line.rstrip() for line in first if line != END]
-    return [prints[part] for part in parts]
+        if part not in prints and available(part):
+            prints[part] = [line.rstrip() for line in printed_alone(folder, lines, part)]
+    return prints
 
 
-@pytest.mark.grid(fast=12)
+def compare(page, lines, prints):
+    """Fails where the output of a block is not what the page shows."""
+    for (code, output), printed_lines in prints.items():
+        if output is None:
+            assert not printed_lines, f"{page.name}:{code.opening + 1} prints what the page does not show"
+        elif output.kind == "text":
+            shown = [line.rstrip() for line in lines[output.opening + 1 : output.closing]]
+            if torch.__version__.startswith(("2.10.", "2.11.")):
+                printed_lines = [OLDER.get(line, line) for line in printed_lines]
+            assert printed_lines == shown, f"{page.name}:{output.opening + 1} shows something else than is printed"
+
+
+@pytest.mark.grid(fast=9)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in PAGES],
     ids=[page.relative_to(ROOT).as_posix() for page in PAGES],
 )
 def test_page(page, tmp_path):
-    lines = page.read_text(encoding="utf-8").splitlines()
-    for (code, output), prints in zip(examples(lines), printed(page, tmp_path), strict=True):
-        if output is None:
-            assert not prints, f"{page.name}:{code.opening + 1} prints what the page does not show"
-        elif output.kind == "text":
-            shown = [line.rstrip() for line in lines[output.opening + 1 : output.closing]]
-            if torch.__version__.startswith("2.10."):
-                prints = [OLDER.get(line, line) for line in prints]
-            assert prints == shown, f"{page.name}:{output.opening + 1} shows something else than is printed"
+    compare(page, page.read_text(encoding="utf-8").splitlines(), printed(page, tmp_path))
+
+
+def needy_programs():
+    for page in PAGES:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        for part in examples(lines):
+            if part.code.kind.startswith(NEEDS):
+                yield pytest.param(page, lines, part, id=f"{page.name}:{part.code.kind.removeprefix(NEEDS)}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "lines", "part"), list(needy_programs()))
+def test_a_program_that_needs_a_package(page, lines, part, tmp_path):
+    if not available(part):
+        pytest.skip(part.code.kind.removeprefix("python "))
+    compare(page, lines, {part: printed_alone(tmp_path, lines, part)})
 
 
 def rewrite(page):
@@ -135,8 +204,8 @@ def rewrite(page):
     for _ in range(4):
         lines = page.read_text(encoding="utf-8").splitlines()
         with tempfile.TemporaryDirectory() as folder:
-            prints = printed(page, Path(folder))
-        for (_, output), new in reversed(list(zip(examples(lines), prints, strict=True))):
+            prints = printed(page, Path(folder)) | printed(page, Path(folder), needy=True)
+        for (_, output), new in sorted(prints.items(), key=lambda pair: pair[0].code.opening, reverse=True):
             if output is not None and output.kind == "text":
                 lines[output.opening + 1 : output.closing] = new
         if prints:
@@ -144,5 +213,5 @@ def rewrite(page):
 
 
 if __name__ == "__main__":
-    for each in PAGES:
+    for each in [Path(word).absolute() for word in sys.argv[1:]] or PAGES:
         rewrite(each)

@@ -12,7 +12,7 @@ import byname
 MODULES = [info.name for info in pkgutil.walk_packages(byname.__path__, "byname.")]
 
 
-@pytest.mark.grid(fast=90)
+@pytest.mark.grid(fast=45)
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_of(module):
     loaded = importlib.import_module(module)

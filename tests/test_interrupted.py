@@ -30,7 +30,7 @@ from torch import nn
 import byname
 from byname.cli.watcher import Calls
 from byname.diagnose.explaining import Explaining
-from byname.edits.stopping import Stopped
+from byname.edits.capture import Stopped
 from byname.recording.recorder import Recorder
 from byname.tracing.eager import EAGERLY
 from byname.watch.handle import Handle
@@ -174,6 +174,7 @@ ATTACHED, REPLACED = ("attach", at_a_line), ("replace", at_a_line)
 
 @pytest.mark.sees_nothing  # no forward runs
 class TestHandles:
+    @pytest.mark.grid(fast=1)
     @pytest.mark.parametrize(ALL, cases(HANDLES, REPLACED))
     def test_that_are_made_whole_or_not_at_all(self, kind, throw, moments, everything_as_before):
         model, x = new_model(), torch.ones(1, 2)
@@ -224,6 +225,7 @@ class TestHandles:
                 left(handle)
             assert (of_model(model, x), of_process()) == (before, everything_as_before), at
 
+    @pytest.mark.grid(fast=1)
     @pytest.mark.parametrize("wanted", [False, True])
     @pytest.mark.parametrize(ALL, cases(HANDLES, REPLACED))
     def test_that_are_switched_off_and_on(self, kind, throw, moments, wanted, everything_as_before):
@@ -248,6 +250,7 @@ class TestHandles:
 
 
 class TestContexts:
+    @pytest.mark.grid(fast=1)
     @pytest.mark.parametrize(ALL, cases(CONTEXTS, ("explaining all", at_a_line), ("track allocations", by_signal)))
     def test_that_are_entered_whole_or_not_at_all(self, kind, throw, moments, everything_as_before):
         context = CONTEXTS[kind]()
@@ -263,6 +266,7 @@ class TestContexts:
                 torch.ones(1, requires_grad=True).exp()
             assert of_process() == everything_as_before, at
 
+    @pytest.mark.grid(fast=1)
     @pytest.mark.parametrize(ALL, cases(CONTEXTS, ("explaining all", by_signal), ("track allocations", at_a_line)))
     def test_that_are_left_as_a_whole(self, kind, throw, moments, everything_as_before):
         def begun():
@@ -279,6 +283,7 @@ class TestContexts:
             left(context)
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("throw", [at_a_line, by_signal])
 def test_the_search_for_the_model_of_a_program_begins_and_ends_as_a_whole(throw, everything_as_before):
     def searched(calls):
@@ -381,7 +386,7 @@ BLOCKS = {
 
 @pytest.mark.sees_nothing
 @pytest.mark.filterwarnings("ignore::byname.errors.RecordingWarning")
-@pytest.mark.grid(fast=2)
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_a_signal_at_any_moment_of_entering_and_leaving_leaves_nothing_in_force(kind, everything_as_before):
     model, x = new_model(), torch.ones(1, 2)

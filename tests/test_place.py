@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from byname.errors import BadPathError, BynameError
-from byname.place import ANY, ANY_ITEM, Item, NameSegment, Place, join, parse
+from byname.place import ANY, ANY_ITEM, Item, NameSegment, Place, Slice, join, parse
 
 NAMES = st.text(st.sampled_from("ab_0.*?[]\\ é'\n"), min_size=1, max_size=6)
 KEYS = st.one_of(
@@ -158,3 +158,13 @@ def test_what_is_no_path_is_refused_in_words(path):
 def test_what_is_no_text_is_refused(path):
     with pytest.raises(BynameError, match="a path is text"):
         parse(path)
+
+
+BOUNDS = st.none() | st.integers(-9, 9)
+
+
+@given(st.integers(0, 7), BOUNDS, BOUNDS, st.none() | st.integers(1, 4) | st.integers(-4, -1))
+def test_a_slice_counted_from_the_beginning_takes_the_same_items_in_any_longer_list(length, start, stop, step):
+    taken = Slice(start, stop, step)
+    counted = taken.counted(length)
+    assert {*counted.positions(length + 5)} == {*taken.positions(length)} == {*range(length)[start:stop:step]}

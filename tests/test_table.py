@@ -10,7 +10,7 @@ import pytest
 
 from byname.axes import colours
 from byname.diagnose.finding import Finding
-from byname.table import Column, Lazy, Rows, Tabled, to_html
+from byname.table import Column, Lazy, Rows, Tabled, text, to_html
 
 ROWS = [{"name": "<b>", "count": 3, "bytes": 2048}, {"name": "x", "count": None, "bytes": 1}]
 
@@ -126,3 +126,9 @@ class Looked(Rows):
 def test_rows_that_may_change_are_read_once(ask, answer):
     rows = Looked()
     assert (ask(rows), rows.looks) == (answer, 1)
+
+
+def test_columns_of_wide_letters_are_left_out_where_they_do_not_fit():
+    rows = [{"name": "重み" * 8, "note": "損失" * 8}]
+    assert len(text(rows, spare=("note",), width=50).splitlines()[1]) == 4, "both would take 32 + 3 + 32 cells"
+    assert "note" in text(rows, spare=("note",), width=70).splitlines()[1]

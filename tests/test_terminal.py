@@ -278,7 +278,7 @@ def text_of(made):
     return "\n".join([str(made), repr(made), *map(str, notes)])
 
 
-@pytest.mark.grid(fast=24)
+@pytest.mark.grid(fast=14)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_text_has_an_escape(name, tmp_path):

@@ -11,7 +11,7 @@ import byname
 PROGRAM = Path(__file__).with_name("users_program.py")
 NOT_NAMED = {
     *("BynameError", "Finding", "Site", "WrappedForwardBackwardInterjection", "WrappedForwardInterjection"),
-    *("assembled", "open", "repair", "stack_padded"),
+    *("assembled", "finish", "open", "repair", "stack_padded"),
 }
 """What the program need not name: base classes, classes of results, and what has several processes or a crash before."""
 

@@ -93,6 +93,16 @@ def places() -> tuple[str, ...]:
         model(x)
     with byname.replace(model, "0.inner", lambda old: nn.Linear(4, 4)):
         model(x)
+    swept: byname.Sweep = byname.sweep(
+        model,
+        lambda model, place: byname.ablate(model, place),
+        over={"place": ["0", "1"]},
+        metric=lambda output: output.sum(),
+        example=x,
+        progress=False,
+    )
+    differs: byname.Diff = byname.diff(model, model, example=x)
+    assert len(swept.rows()) == 2 and not differs
     summary: byname.Summary = byname.summary(model, x)
     drawing: byname.Drawing = byname.draw(model, example=x)
     byname.rewrite(model, "0", double)(x)

@@ -24,24 +24,14 @@ def axes_of_size(axes: Axes | None, width: float, height: float) -> Axes:
         from matplotlib.figure import Figure as OfNobody
     if axes is not None:
         return axes
-    make = _pyplot().figure if _draws_by_pyplot() else OfNobody
+    make: Any = OfNobody
+    # pyplot stays out where the user sees no figures of it: it chooses a window system, and keeps every figure
+    if "matplotlib.pyplot" in sys.modules or running_shell() is not None:
+        with needs("plot()", "matplotlib"):
+            from matplotlib import pyplot
+        make = pyplot.figure
     figure: Figure = make(figsize=(width, min(height, 60.0)), layout="constrained", dpi=120)
     return figure.add_subplot()
-
-
-def _draws_by_pyplot() -> bool:
-    """Return whether the user sees figures of pyplot: pyplot is loaded, or this is a notebook, which shows those.
-
-    Elsewhere pyplot stays out: it chooses a window system, and keeps every figure until it is closed.
-    """
-    return "matplotlib.pyplot" in sys.modules or running_shell() is not None
-
-
-def _pyplot() -> Any:
-    with needs("plot()", "matplotlib"):
-        from matplotlib import pyplot
-
-    return pyplot
 
 
 def colours(count: int) -> list[Any]:

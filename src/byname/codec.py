@@ -1,4 +1,7 @@
-"""Codec: nested values as text, JSON with tags for what JSON has not, and the bytes of tensors beside it."""
+"""Codec: nested values as JSON, with tags for types that JSON lacks, and the bytes of tensors beside it.
+
+Files of bytes are written whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
 from sys import getsizeof
 from typing import Any
 
@@ -36,16 +42,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def has_numbers(dtype: torch.dtype) -> bool:
-    """Return whether PyTorch can read the elements of a tensor of this dtype; no other is written or read."""
+    """Return whether PyTorch can read the elements of a tensor of this dtype; files hold no other dtypes."""
     return dtype in _WITH_NUMBERS
 
 
 def dtype_named(name: object) -> torch.dtype:
-    """Return the dtype of tensors that a file names.
-
-    Raises:
-        RecordingError: PyTorch has none of that name, or cannot read its elements.
-    """
+    """Return the dtype of tensors that a file names; raise a `RecordingError` if PyTorch cannot read such tensors."""
     dtype = _dtype(name)
     if not has_numbers(dtype):
         raise RecordingError(f"{dtype} is the dtype of no recorded tensor: PyTorch cannot read its elements")
@@ -60,19 +62,13 @@ def _dtype(name: object) -> torch.dtype:
 
 
 def bytes_of(tensor: Tensor) -> numpy.ndarray[Any, Any]:
-    """Return the elements of a CPU tensor as bytes, in order and without a copy where they lie in order."""
+    """Return the elements of a CPU tensor as bytes, in order; a contiguous tensor is not copied."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy()
 
 
 def tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Return a tensor that owns its memory, made from the bytes of its elements.
-
-    Args:
-        data: a buffer of bytes, as many as the shape needs.
-        dtype: the dtype of the elements.
-        shape: the shape of the tensor.
-    """
+    """Return a tensor of this shape that owns its memory, made from the bytes of its elements."""
     raw = numpy.frombuffer(data, numpy.uint8)
     if raw.size != math.prod(shape) * dtype.itemsize:
         raise RecordingError(f"{raw.size} bytes are no {dtype} of shape {tuple(shape)}")
@@ -82,17 +78,13 @@ def tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
 
 
 def encoded(value: Any) -> tuple[str, list[Tensor]]:
-    """Return a plain value as JSON, and the tensors in it, whose bytes are to be stored one after another.
+    """Return a plain value as JSON, and its tensors, whose bytes the caller stores one after another.
 
-    Args:
-        value: None, a bool, number, text, bytes, tensor, dtype or device, or dicts, lists and tuples of these.
+    Plain are None, bools, numbers, text, bytes, tensors, dtypes and devices, and dicts, lists and tuples of these.
+    Anything else, and what is nested deeper than 200 containers, raises a `NotStorableError`.
 
-    Raises:
-        NotStorableError: something in it is none of these, or is nested deeper than 200 containers.
-
-    Examples:
-        >>> encoded({"k": (1, 2.5)})
-        ('{"dict":[["k",{"tuple":[1,2.5]}]]}', [])
+    >>> encoded({"k": (1, 2.5)})
+    ('{"dict":[["k",{"tuple":[1,2.5]}]]}', [])
     """
     tensors: list[Tensor] = []
     size = 0
@@ -107,14 +99,10 @@ def encoded(value: Any) -> tuple[str, list[Tensor]]:
 
 
 def decoded(text: str | bytes, data: Any = b"") -> Any:
-    """Return the value that `encoded` wrote.
-
-    Args:
-        text: the JSON.
-        data: the bytes of its tensors, one after another.
+    """Return the value that `encoded` wrote; `data` has the bytes of its tensors, one after another.
 
     Raises:
-        RecordingError: the text is no value of this form, or names bytes that are not there.
+        RecordingError: the text is no value of this form, or refers to bytes that `data` lacks.
     """
     try:
         return _untagged(json.loads(text), memoryview(data).cast("B"))
@@ -210,11 +198,25 @@ _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
 }
 
 
-def size_of(copy: Any) -> int:
-    """Return about how many bytes of memory a copy takes: its numbers and letters, and the objects that hold them.
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file whole or not at all; one of that name is replaced, and its permissions stay.
 
-    Args:
-        copy: the result of `plain_copy`; a container that stands in it twice counts once.
+    Raises:
+        OSError: it cannot be written.
+    """
+    part = file.with_name(f".{file.name[:100]}.{token_hex(4)}.part")
+    try:
+        with part.open("xb") as stream:
+            stream.write(content)
+        with suppress(OSError):  # there is none yet
+            part.chmod(file.stat().st_mode & 0o777)
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def size_of(copy: Any) -> int:
+    """Return about how many bytes a copy takes, each container in it counted once.
 
     >>> size_of({"k": torch.ones(1024)}) // 4096
     1
@@ -223,20 +225,10 @@ def size_of(copy: Any) -> int:
 
 
 TENSOR_BYTES = 512
-"""Bytes of a tensor beside its numbers: objects of Python and of C++, and the allocator's share (PyTorch 2.13)."""
-
-
-def size_of_numbers(copy: Any) -> int:
-    """Return the bytes of the numbers of the tensors in a copy; nothing else in it is counted.
-
-    >>> size_of_numbers({"k": torch.ones(1024), "step": 3})
-    4096
-    """
-    return sum(one.nbytes for one in _pieces(copy) if type(one) is torch.Tensor)
+"""Bytes of a tensor beside its elements: objects of Python and of C++, and the allocator's share (PyTorch 2.13)."""
 
 
 def _pieces(copy: Any) -> list[Any]:
-    """Return the copy and everything in it; a container that stands in it twice comes once."""
     pieces, seen, left = [], set(), [copy]
     while left:
         one = left.pop()

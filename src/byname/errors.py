@@ -1,7 +1,6 @@
 """Errors: one family of exceptions, whose messages say what to try.
 
-Every error is a ``BynameError`` and also the builtin error that fits, so that code that knows nothing of byname can
-catch it.
+Every error is a ``BynameError`` and also the builtin error that fits, so that code without byname can catch it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from byname.text import printable_lines
 
 
 class _Printable:
-    """Mixin that escapes control characters in the message of an error or warning; names and files may hold some."""
+    """Mixin that escapes control characters in a message, which names and files may bring into it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*(printable_lines(one) if isinstance(one, str) else one for one in args), **kwargs)
@@ -50,7 +49,7 @@ class NotAnInterjectionError(BynameError, TypeError):
 
 
 class BadExampleError(BynameError, TypeError):
-    """Raised when ``example=`` does not stand for the arguments of a call."""
+    """Raised when ``example=`` cannot be the arguments of a call."""
 
 
 class BadArgumentError(BynameError, ValueError):
@@ -66,7 +65,7 @@ class NoMatchError(BynameError, LookupError):
 
 
 class NotCapturedError(NoMatchError, KeyError):
-    """Raised when a capture or a result is asked for a place that was not passed; the message names those that were."""
+    """Raised when a capture or a result has no such place; the message lists the places it has."""
 
     __str__ = Exception.__str__  # a KeyError would print the quoted message
 
@@ -76,7 +75,7 @@ class NotInstalledError(BynameError, ImportError):
 
 
 class NoGraphError(BynameError, ValueError):
-    """Raised when a tensor belongs to no autograd graph; the message says why, as far as that is known."""
+    """Raised when a tensor belongs to no autograd graph; the message gives the likely reason."""
 
 
 class DeadTensorError(BynameError, ReferenceError):
@@ -84,7 +83,7 @@ class DeadTensorError(BynameError, ReferenceError):
 
 
 class InterjectionError(BynameError, ValueError):
-    """Raised when something that an interjection returns cannot replace the value or gradient that it was given."""
+    """Raised when the result of an interjection cannot replace the value or gradient that it was called with."""
 
 
 class RewriteError(BynameError, ValueError):
@@ -96,7 +95,7 @@ class NotStorableError(BynameError, TypeError):
 
 
 class NotReducibleError(NotStorableError, BadArgumentError):
-    """Raised when a value at a recorded place has no such metric as ``reduce=`` asks for."""
+    """Raised when a value at a recorded place does not have the metric of ``reduce=``."""
 
 
 class RecordingError(BynameError, OSError):
@@ -132,7 +131,7 @@ class ChangedInPlaceWarning(_Printable, UserWarning):
 
 
 class NothingSeenWarning(_Printable, UserWarning):
-    """Issued when a place that something is attached to was never observed; the message says why, and what to do."""
+    """Issued when a watched place was never observed; the message says why, and what to do."""
 
 
 _ALSO: dict[type[OSError], type[RecordingError]] = {
@@ -145,7 +144,7 @@ _ALSO: dict[type[OSError], type[RecordingError]] = {
 
 
 def recording_error(message: str, reason: BaseException) -> RecordingError:
-    """Return a recording error that has also the type and the ``errno`` of the operating system's error behind it."""
+    """Return a recording error with the type and the ``errno`` of the operating system's error that caused it."""
     error = next((kind for also, kind in _ALSO.items() if isinstance(reason, also)), RecordingError)(message)
     if isinstance(reason, OSError):
         error.errno = reason.errno

@@ -27,14 +27,7 @@ INSTALLED_BY = {
 
 @contextmanager
 def needs(what: str, package: str) -> Iterator[None]:
-    """Say in the error how to install a package that is imported in the block: ``with needs("plot()", "matplotlib")``.
-
-    Args:
-        what: the function or command that needs it.
-        package: a key of `INSTALLED_BY`.
-
-    Raises:
-        NotInstalledError: the package is not installed, or its import fails; then the message has the reason, too.
+    """Raise a `NotInstalledError` that says how to install a package, a key of `INSTALLED_BY`, if importing it fails.
 
     >>> from byname.extras import needs
     >>> with needs("plot()", "matplotlib"):

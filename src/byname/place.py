@@ -27,8 +27,9 @@ import ast
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from byname.errors import BadPathError
 
@@ -37,27 +38,23 @@ _SPECIAL = re.compile(r"([.*?{}\[\]\\])")
 
 @dataclass(frozen=True, slots=True)
 class NameSegment:
-    r"""A name, or a pattern for names.
-
-    Attributes:
-        text: the name as written in the path, with its backslashes.
-    """
+    """A name, or a pattern for names, as written in the path, with its backslashes."""
 
     text: str
 
     def matches(self, name: str) -> bool:
         """Return whether a name, as a program has it, fits."""
-        return any(_matches(_pieces(one), name) for one in _alternatives(self.text))
+        return _expression(self.text).fullmatch(name) is not None
 
     @property
     def wild(self) -> bool:
         """Whether this segment can match more than one name."""
-        return bool(re.search(r"(?<!\\)(?:\\\\)*[*?{]", self.text))
+        return _has_wildcards(self.text)
 
     @property
     def plain(self) -> str:
         """The name without its backslashes."""
-        return re.sub(r"\\(.)", r"\1", self.text)
+        return _unescaped(self.text)
 
     def __str__(self) -> str:
         return self.text
@@ -70,22 +67,13 @@ class NameSegment:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item of a container.
-
-    Attributes:
-        key: the index or key.
-        text: the key as written in the path, without the brackets.
-    """
+    """An item of a container, by its index or key, with the text of the key in the path."""
 
     key: Hashable
     text: str = field(default="", compare=False)
 
     def counted(self, length: int) -> Item:
-        """Return an index from the end as one from the beginning, as Python counts; any other key stays as it is.
-
-        Args:
-            length: the length of the list.
-        """
+        """Return an index from the end of a list of a length as one from the beginning; any other key stays."""
         if type(self.key) is int and -length <= self.key < 0:
             return Item(self.key + length)
         return self
@@ -94,29 +82,19 @@ class Item:
         return f"[{self.text or repr(self.key)}]"
 
 
-@dataclass(frozen=True, slots=True)
-class AnyDepth:
-    """Any number of segments, including none."""
+class Wildcard(Enum):
+    """A segment that fits more than a name: ``**`` any number of segments, including none; ``[*]`` any one item."""
+
+    DEPTH = "**"
+    ITEM = "[*]"
 
     def __str__(self) -> str:
-        return "**"
-
-
-@dataclass(frozen=True, slots=True)
-class AnyItem:
-    """Any one item."""
-
-    def __str__(self) -> str:
-        return "[*]"
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The items of a list at the positions of a slice.
-
-    Attributes:
-        start, stop, step: as in Python.
-    """
+    """The items of a list at the positions of a slice."""
 
     start: int | None
     stop: int | None
@@ -144,17 +122,14 @@ class Slice:
         return f"[{start}:{stop}{'' if self.step is None else f':{self.step}'}]"
 
 
-Segment: TypeAlias = NameSegment | Item | AnyDepth | AnyItem | Slice
-ANY, ANY_ITEM = AnyDepth(), AnyItem()
+Segment: TypeAlias = NameSegment | Item | Wildcard | Slice
+Segments: TypeAlias = tuple[Segment, ...]
+ANY, ANY_ITEM = Wildcard.DEPTH, Wildcard.ITEM
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A parsed path: a point of a model, or a pattern of such points.
-
-    Attributes:
-        segments: the parts of the path, in order.
-    """
+    """A parsed path: a point of a model, or a pattern of such points."""
 
     segments: tuple[Segment, ...]
 
@@ -164,11 +139,7 @@ class Place:
         return any(is_wild(one) for one in self.segments)
 
     def matches(self, path: str | Place) -> bool:
-        """Return whether a path without wildcards fits this one.
-
-        Args:
-            path: the path of one point, such as ``"layers.3.attn"``.
-        """
+        """Return whether a path without wildcards fits this one."""
         concrete = (parse(path) if isinstance(path, str) else path).segments
         return len(concrete) in ends_of(self.segments, concrete)
 
@@ -178,9 +149,6 @@ class Place:
 
 def parse(path: str) -> Place:
     """Return the parsed form of a path.
-
-    Args:
-        path: such as ``"layers.*.attn.forward.scores"``.
 
     Raises:
         BadPathError: the text is not a path; the message points at the character.
@@ -194,13 +162,19 @@ def join(segments: Iterable[Segment]) -> str:
     """Return the text of segments."""
     text = ""
     for one in segments:
-        text += f".{one}" if text and isinstance(one, NameSegment | AnyDepth) else str(one)
+        text += f".{one}" if text and (one is ANY or isinstance(one, NameSegment)) else str(one)
     return text
+
+
+def after_a_name(segments: Iterable[Segment]) -> str:
+    """Return the text of segments as it stands after a name: with a dot before a name."""
+    text = join(segments)
+    return f".{text}" if text and not text.startswith("[") else text
 
 
 def is_wild(segment: Segment) -> bool:
     """Return whether a segment can match more than one name or item."""
-    return isinstance(segment, AnyDepth | AnyItem | Slice) or (isinstance(segment, NameSegment) and segment.wild)
+    return isinstance(segment, Wildcard | Slice) or (isinstance(segment, NameSegment) and segment.wild)
 
 
 def fits(pattern: Segment, segment: Segment) -> bool:
@@ -209,80 +183,63 @@ def fits(pattern: Segment, segment: Segment) -> bool:
         return isinstance(segment, NameSegment) and pattern.matches(segment.plain)
     if isinstance(pattern, Slice):
         return isinstance(segment, Item) and type(segment.key) is int and pattern.holds(segment.key)
-    return isinstance(segment, Item) and (pattern == segment or isinstance(pattern, AnyItem))
+    return isinstance(segment, Item) and (pattern is ANY_ITEM or pattern == segment)
 
 
 def ends_of(pattern: Sequence[Segment], concrete: Sequence[Segment]) -> set[int]:
     """Return each number of leading segments of a concrete path that the whole pattern can match."""
     reached = {0}
     for one in pattern:
-        if isinstance(one, AnyDepth):
+        if one is ANY:
             reached = set(range(min(reached), len(concrete) + 1)) if reached else set()
         else:
             reached = {at + 1 for at in reached if at < len(concrete) and fits(one, concrete[at])}
     return reached
 
 
-def begun(pattern: Sequence[Segment], reached: set[int]) -> set[int]:
-    """Return these positions in a pattern, and those reached along with them because ``**`` may stand for nothing."""
-    found = set(reached)
-    for position in sorted(reached):
-        while position < len(pattern) and isinstance(pattern[position], AnyDepth):
-            position += 1
-            found.add(position)
-    return found
-
-
-class _Piece(NamedTuple):
-    """The part of a name pattern between two stars; each of its characters matches exactly one character."""
-
-    expression: re.Pattern[str]
-    size: int
+@lru_cache(maxsize=4096)
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
-def _alternatives(text: str) -> tuple[str, ...]:
+def _has_wildcards(text: str) -> bool:
+    return re.search(r"(?<!\\)(?:\\\\)*[*?{]", text) is not None
+
+
+@lru_cache(maxsize=4096)
+def _expression(text: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(_without_braces, _alternatives(text))), re.DOTALL)
+
+
+def _without_braces(text: str) -> str:
+    """Return the regular expression of a pattern without braces.
+
+    After a star, the first position at which the next piece fits is as good as any later one, so nothing is tried
+    twice: the groups are atomic. Otherwise a pattern of many stars would try every way to cut a name.
+    """
+    pieces = [""]
+    for part in re.findall(r"\\.|.", text, re.DOTALL):
+        if part == "*":
+            pieces.append("")
+        else:
+            pieces[-1] += "." if part == "?" else re.escape(part[-1])
+    first, *middle = pieces
+    if not middle:
+        return first
+    return "".join([first, *(f"(?>.*?{piece})" for piece in middle[:-1]), ".*", middle[-1]])
+
+
+def _alternatives(text: str) -> list[str]:
     """Return the names that the braces of a pattern stand for, each a pattern without braces."""
     found = _BRACES.search(text)
     if found is None:
-        return (text,)
+        return [text]
     start, end = text[: found.start(1)], text[found.end() :]
-    return tuple(one for part in found.group(2).split(",") for one in _alternatives(f"{start}{part}{end}"))
+    return [one for part in found.group(2).split(",") for one in _alternatives(f"{start}{part}{end}")]
 
 
 _BRACES = re.compile(r"(?<!\\)(?:\\\\)*(\{((?:\\.|[^{}\\])*)\})", re.DOTALL)
-
-
-@lru_cache(maxsize=4096)
-def _pieces(text: str) -> tuple[_Piece, ...]:
-    pieces: list[list[str]] = [[]]
-    for part in re.findall(r"\\.|.", text, re.DOTALL):
-        if part == "*":
-            pieces.append([])
-        else:
-            pieces[-1].append("." if part == "?" else re.escape(part[-1]))
-    return tuple(_Piece(re.compile("".join(piece), re.DOTALL), len(piece)) for piece in pieces)
-
-
-def _matches(pieces: Sequence[_Piece], name: str) -> bool:
-    """Return whether a name has these pieces in order, the first at its beginning and the last at its end.
-
-    The first position at which a piece fits is as good as any later one, so nothing is tried twice. A single expression
-    with ``.*`` between the pieces would try every way to cut the name.
-    """
-    first, last = pieces[0], pieces[-1]
-    if len(pieces) == 1:
-        return first.expression.fullmatch(name) is not None
-    end = len(name) - last.size
-    if first.size > end or not (first.expression.match(name) and last.expression.match(name, end)):
-        return False
-    at = first.size
-    for piece in pieces[1:-1]:
-        found = piece.expression.search(name, at, end)
-        if found is None:
-            return False
-        at = found.end()
-    return True
 
 
 _NAME = re.compile(r"(?:\\.|[^.\[\]\\])+", re.DOTALL)

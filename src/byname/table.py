@@ -17,8 +17,6 @@ from byname.text import WIDE, printable, table_width
 if TYPE_CHECKING:
     import pandas
 
-    from byname.source.location import Site
-
 R = TypeVar("R")
 F = TypeVar("F")
 Row = dict[str, Any]
@@ -64,15 +62,14 @@ class Lazy(Sequence[R], Generic[F, R]):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: the attribute of a row that it shows, and how.
+    """A column of a table: the attribute of a row that it shows, and its form.
 
     Attributes:
-        key: the name of the attribute, which is the key in ``rows()``. The heading has spaces for underscores.
-        spare: its place in the order in which columns give way on a narrow terminal, from 1; 0 if it never does.
-        read: returns its plain value for a row; by default that of the attribute, as text unless it is plain.
-        show: returns what is printed for a row; by default the plain value.
+        key: the name of the attribute, which is the key in ``rows()``.
+        spare: its place in the order in which a narrow terminal leaves out columns, from 1; 0 if it always stays.
+        read, show: return the plain value, and the value to print; by default that of the attribute.
         printed: False for a column that only ``rows()`` has.
-        title: the heading, if it is another.
+        title: the heading, if it is not the key with spaces.
     """
 
     key: str
@@ -92,7 +89,7 @@ class Column:
         return plain_value(getattr(one, self.key)) if self.read is None else self.read(one)
 
     def shown(self, one: Any) -> Any:
-        """Return what is printed for a row."""
+        """Return the value to print for a row."""
         return self.value(one) if self.show is None else self.show(one)
 
 
@@ -104,7 +101,7 @@ def plain_value(value: Any) -> Any:
 
 
 class Alias(Generic[R]):
-    """Attribute of a row that has the value of another one, under the name of the table's column."""
+    """Second name of an attribute of a row: that of the table's column."""
 
     def __init__(self, of: str) -> None:
         self._read = attrgetter(of)
@@ -124,12 +121,12 @@ class Tabled:
         return RowDict([(one.key, one.value(self)) for one in self.columns])
 
     def shown(self) -> Row:
-        """Return what is printed of the row, by the headings of all columns."""
+        """Return the values to print, by the headings of all columns."""
         return {one.heading: one.shown(self) for one in self.columns}
 
 
 class RowDict(dict[str, Any]):
-    """A row by attribute names. For one version it also answers to their headings, such as ``made at``."""
+    """A row by attribute names. For one version its headings, such as ``made at``, are keys too."""
 
     def __missing__(self, key: str) -> Any:
         name = key.replace(" ", "_") if type(key) is str else key
@@ -138,7 +135,7 @@ class RowDict(dict[str, Any]):
         warn(f"the key {key!r} of rows() is now {name!r}", DeprecationWarning)
         value = self[name]
         texts = type(value) is tuple and all(type(one) is str for one in value)
-        return "; ".join(value) if texts else value  # it was one text
+        return "; ".join(value) if texts else value  # under the old key it was one text
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key, also of an old one."""
@@ -151,8 +148,7 @@ class RowDict(dict[str, Any]):
 class Rows(Sequence[R], Generic[R]):
     """A result that is a sequence of row objects and prints as a table.
 
-    A subclass holds its row objects in `items`, names their class in `_row`, and returns the heading from `_title`. If
-    that class declares no columns, the subclass returns the plain values from `rows`.
+    A subclass holds its rows in `items`, names their class in `_row`, and returns the heading from `_title`.
     """
 
     __slots__ = ()
@@ -169,7 +165,7 @@ class Rows(Sequence[R], Generic[R]):
         return reversed(self.items)
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Return the position of a row; `items`, which may be a look at the heap, are read once."""
+        """Return the position of a row; `items`, which may take a snapshot of the heap, are read once."""
         return tuple(self.items).index(value, start, *(() if stop is None else (stop,)))
 
     def rows(self) -> list[Row]:
@@ -209,7 +205,7 @@ class Rows(Sequence[R], Generic[R]):
             most: number of rows.
             width: in characters; by default that of the terminal on standard output, or 160 where that is no terminal.
         """
-        shown = self._shown()  # before the title, which a look that this takes may change
+        shown = self._shown()  # first, because it may take a snapshot that changes the title
         return text(shown, title=self._title(), notes=self._notes(), spare=self._spare(), width=width, most=most)
 
     def __repr__(self) -> str:
@@ -242,13 +238,17 @@ class Totals(Rows[R]):
             column: an attribute of the rows, such as ``kind``.
 
         Raises:
-            BadArgumentError: there are no totals by this attribute; the message names those there are.
+            BadArgumentError: there are no totals by this attribute; the message lists the attributes that have some.
         """
         if type(column) is not str or column not in self._by:
             asked = repr(column) if type(column) is str else f"of type {type(column).__name__}"
             raise BadArgumentError(f"there is no column {asked} to group by; choose from {closest(asked, self._by)}")
         if column == "site":
-            return _grouped_by_site((one.site, *self._memory(one)) for one in self.items)  # type: ignore[attr-defined]
+            from byname.source.location import short_names  # here: it imports PyTorch, which a command's help needs not
+
+            rows = [(one.site, self._memory(one)) for one in self.items]  # type: ignore[attr-defined]
+            names = short_names(site for site, _ in rows if site is not None)
+            return grouped(("" if site is None else names[site], *memory) for site, memory in rows)
         return grouped((self._key(one, column), *self._memory(one)) for one in self.items)
 
     def _key(self, one: R, column: str) -> Hashable:
@@ -256,7 +256,7 @@ class Totals(Rows[R]):
         return "" if value is None else value
 
     def _memory(self, one: Any) -> tuple[Hashable | None, int]:
-        """Return the key and the size in bytes of the storage that a row is about."""
+        """Return the key and the size in bytes of a row's storage."""
         return (None, 0) if one.card is None else (one.card.storage, one.card.storage_bytes)
 
 
@@ -269,17 +269,10 @@ def text(
     width: int | None = None,
     most: int = SHOWN,
 ) -> str:
-    """Return the rows as a table for a terminal.
+    """Return rows with the same keys as a table for a terminal, with a title above and notes below.
 
-    No cell is broken: columns that do not fit are left out, and a line below names them.
-
-    Args:
-        rows: dicts of plain values with the same keys.
-        title: one line above the table.
-        notes: lines below the table.
-        spare: the columns that may be left out where the terminal is narrow, in the order in which to drop them.
-        width: in characters; by default the terminal's, or 160 where the text goes to no terminal.
-        most: number of rows shown.
+    No cell is broken: columns that do not fit are left out in the order of `spare`, and a line below names them. The
+    width is by default the terminal's, or 160 characters without a terminal.
     """
     if width is None:
         width = table_width(sys.stdout) if sys.stdout.isatty() else WIDE
@@ -305,7 +298,9 @@ def _laid_out(rows: Sequence[Row], columns: Sequence[str], most: int) -> list[st
 
 def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], width: int) -> tuple[list[str], list[str]]:
     """Return the columns that fit side by side, and those that are left out."""
-    needed = {name: max([len(name), *(len(cell(name, row.get(name))) for row in rows)]) + 3 for name in columns}
+    from rich.cells import cell_len
+
+    needed = {name: 3 + max(map(cell_len, [name, *(cell(name, row.get(name)) for row in rows)])) for name in columns}
     kept, left_out = list(columns), []
     for name in spare:
         if sum(needed[one] for one in kept) - 3 <= width:
@@ -313,7 +308,7 @@ def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], widt
         if name in kept:
             kept.remove(name)
             left_out.append(name)
-    for name in left_out[::-1]:  # leaving out a wide column may have made room for narrower ones
+    for name in left_out[::-1]:  # where a wide column was dropped, narrower ones may fit again
         if sum(needed[one] for one in (*kept, name)) - 3 <= width:
             kept.append(name)
     return [name for name in columns if name in kept], [name for name in left_out if name not in kept]
@@ -336,7 +331,7 @@ def to_html(rows: Sequence[Row], *, title: str = "", notes: Sequence[str] = ()) 
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
 
-# In a notebook every cell is aligned to the right, and a caption is in the middle of what may be wider than the page.
+# Notebooks align every cell to the right, and center a caption above a table that may be wider than the page.
 _LEFT = ' style="text-align:left"'
 _RIGHT = ' style="text-align:right;white-space:nowrap"'
 
@@ -370,26 +365,23 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def bytes_text(count: int) -> str:
-    """Return a number of bytes in a unit that people can read.
+    """Return a number of bytes in a readable unit.
 
     >>> bytes_text(1536)
     '1.5 KiB'
     """
     size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
         size /= 1024
-    raise AssertionError("unreachable")
+        del units[0]
+    return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
 def grouped(members: Iterable[tuple[Hashable, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
-    """Return ``(key, count, bytes)`` for each key, most bytes first.
+    """Return ``(key, count, bytes)`` for each key, most bytes first, from a key, a storage and its size for each row.
 
     Each storage counts once, for the first key that has it.
-
-    Args:
-        members: for each row its key, its storage (None if it has none) and the size of that storage in bytes.
     """
     counts: dict[Hashable, int] = {}
     sizes: dict[Hashable, int] = {}
@@ -402,21 +394,12 @@ def grouped(members: Iterable[tuple[Hashable, Hashable | None, int]]) -> list[tu
     return sorted(((key, counts[key], sizes[key]) for key in counts), key=lambda row: (-row[2], -row[1], str(row[0])))
 
 
-def _grouped_by_site(members: Iterable[tuple[Site | None, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
-    """Return totals by line of a file, as `grouped` does by key, with ``""`` for rows without a site."""
-    from byname.source.location import short_names  # here: it imports PyTorch, which the help of a command needs not
-
-    rows = list(members)
-    names = short_names(site for site, _, _ in rows if site is not None)
-    return grouped(("" if site is None else names[site], storage, size) for site, storage, size in rows)
-
-
 _COMPARED = 300
 """The longest name that is compared with others, in characters."""
 
 
 def closest(wanted: str, there: Iterable[str]) -> str:
-    """Return up to twelve of the names there are, those most like the wanted one first, and the number of others.
+    """Return up to twelve of some names, those most like the wanted one first, and the number of others.
 
     >>> closest("relv", ["tanh", "relu"])
     'relu, tanh'
@@ -430,14 +413,10 @@ def closest(wanted: str, there: Iterable[str]) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Return names side by side, and the number of those that are left out.
+    """Return up to `most` names, and the number of the others.
 
     >>> listed(["a", "b", "c"], 2), listed(["a", "b"], 2)
     ('a, b, and 1 more', 'a, b')
-
-    Args:
-        names: all names.
-        most: number of names that are listed.
     """
     more = len(names) - most
     return ", ".join([*names[:most], *([f"and {more} more"] if more > 0 else [])])

@@ -19,6 +19,21 @@ def printable_lines(words: str) -> str:
     return words if words.isprintable() else "\n".join(map(printable, words.split("\n")))
 
 
+def with_article(name: str) -> str:
+    """Return a name with its article.
+
+    >>> with_article("Mean"), with_article("Extremes")
+    ('a Mean', 'an Extremes')
+    """
+    return f"{'an' if name[:1] in set('AEIOaeio') else 'a'} {name}"
+
+
+def quoted_for_dot(words: str) -> str:
+    """Return text for the DOT language of Graphviz, escaped and in double quotes."""
+    escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\0", "")
+    return f'"{escaped}"'
+
+
 def note_on(error: BaseException, sentence: str) -> None:
     """Add a note to an exception, with control characters escaped; see `BaseException.add_note`."""
     error.add_note(printable_lines(sentence))
@@ -36,7 +51,7 @@ def width_of(stream: TextIO | None) -> int | None:
 
 
 WIDE = 160
-"""The number of characters in a line of a table that goes to no terminal."""
+"""The number of characters in a line of a table without a terminal."""
 
 
 def table_width(stream: TextIO | None) -> int:
@@ -45,19 +60,15 @@ def table_width(stream: TextIO | None) -> int:
 
 
 def fitted(words: str, width: int | None) -> str:
-    """Return a text with the sentences that are too long broken at spaces, so that no path and no name is broken.
+    """Return a text with its long sentences broken at spaces, which break no path and no name; None is any width.
 
-    Lines with columns (two spaces within) stay: tables fit already, and a line of a program is shown as it stands.
-
-    Args:
-        words: the text.
-        width: in characters; None leaves every line as it is.
+    Lines with columns (two spaces within) stay: tables fit already, and source lines are shown unchanged.
     """
     return words if width is None else "\n".join(_broken(line, max(width, LEAST)) for line in words.split("\n"))
 
 
 LEAST = 20
-"""The number of characters to which sentences are broken in a terminal that is narrower still."""
+"""The least number of characters to which sentences are broken, also in a narrower terminal."""
 
 
 def _broken(line: str, width: int) -> str:

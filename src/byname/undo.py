@@ -1,17 +1,18 @@
-"""Undo: entering and leaving something completely, whatever is raised on the way.
+"""Undo: entering and leaving a block completely, whatever error or interrupt comes in between.
 
-Two things stop Python anywhere: an error, and an interrupt, which a signal raises in the main thread. So code that puts
-something in place first notes the step that takes it off. Each step can be repeated, and none is forgotten before it
-has finished: a caller that was stopped calls the function again, which does the steps that are left.
+An error, or an interrupt that a signal raises in the main thread, can stop Python at any place. So code first notes the
+step that undoes an action, and then acts. Each step can be repeated, and none is dropped before it has finished: a
+caller that was stopped calls the function again, which does the steps that are left.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import NoneType
 from typing import Any, TypeVar
 
 from byname.reading.interrupts import defer_signals, raise_first
@@ -21,7 +22,7 @@ Step = Callable[[], object]
 
 
 class Undo:
-    """Steps that undo what was done, run latest first. Signals wait while the steps run.
+    """Steps that undo actions, run latest first. Signals wait while the steps run.
 
     Each step is tried, even if another one raises; the first error is raised after all were tried. Steps that raised
     are left for the next call. A call with no steps left does nothing.
@@ -45,25 +46,19 @@ class Undo:
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
-        self._under_way: Callable[[], object] = _nothing
+        self._under_way: Callable[[], object] = NoneType  # which returns None: no call is under way
 
     def add(self, step: Callable[..., object], *args: Any) -> None:
-        """Note how to undo an action that is about to be done.
+        """Note the step ``step(*args)`` that undoes the next action.
 
-        Args:
-            step: a function that can be called even if the action was not done, or only in part, and again if it was
-                stopped.
-            args: its arguments.
+        It must also work if the action was not done, or only in part, and again if it was stopped.
         """
-        self._steps.append(partial(step, *args))
+        self._steps.append(partial(step, *args) if args else step)
 
     def register(self, register: Callable[..., Any], *args: Any) -> None:
-        """Call ``register(*args)``, such as a function that adds a hook, and note how to undo it.
-
-        The function returns a handle; its ``remove`` method is the step that undoes it.
-        """
+        """Call ``register(*args)``, which adds a hook, and note the ``remove()`` of its handle as a step."""
         handles: list[Any] = []
-        self.add(_remove_all, handles)
+        self.add(lambda: [handle.remove() for handle in handles])
         handles.append(register(*args))
 
     def __len__(self) -> int:
@@ -71,9 +66,9 @@ class Undo:
 
     def __call__(self) -> None:
         """Run the steps that are left."""
-        if not self._steps or self._under_way() is not None:  # a step, or a function that it calls, called this again
+        if not self._steps or self._under_way() is not None:  # called again by one of its steps
             return
-        this_call, waiting = _Call(), self._steps[::-1]
+        this_call, waiting = _Undoing(), self._steps[::-1]
         errors: list[BaseException] = []
         try:
             try:
@@ -82,10 +77,10 @@ class Undo:
                     self._do(waiting, errors)
                     raise_first(errors)
             finally:
-                self._do(waiting, errors)  # the steps that an interrupt kept from being tried
+                self._do(waiting, errors)  # the steps that an interrupt has left untried
         finally:
-            self._under_way = _nothing
-            errors.clear()  # otherwise the errors and this frame would keep each other alive
+            self._under_way = NoneType
+            errors.clear()  # otherwise the errors and this frame keep each other alive
 
     def _do(self, waiting: list[Step], errors: list[BaseException]) -> None:
         while waiting:
@@ -98,36 +93,48 @@ class Undo:
             del waiting[:1]
 
     def _forget(self, step: Step) -> None:
-        self._steps = [one for one in self._steps if one is not step]
+        if self._steps and self._steps[-1] is step:
+            self._steps.pop()
+        else:  # steps after it have raised, or were added meanwhile
+            self._steps = [one for one in self._steps if one is not step]
 
 
-class _Call:
+class _Undoing:
     """A call of an `Undo` that has not finished."""
 
     __slots__ = ("__weakref__",)
 
 
-def _nothing() -> None:
-    """Return None: no call is under way."""
+def weakly(method: Callable[..., T], *given: Any) -> Callable[..., T | None]:
+    """Return a function that calls a method with these first arguments, or does nothing once its object was freed.
+
+    PyTorch keeps some hooks where the garbage collector cannot see them, and others for the whole process.
+    """
+    held = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> T | None:
+        method = held()
+        return None if method is None else method(*given, *args)
+
+    return call
 
 
 class Shared:
-    """Something of the whole process, in place for as long as anything holds it.
+    """A change of the whole process, in place while anything holds it.
+
+    Its lock is reentrant, since the collector may free a holder at any moment.
 
     Args:
-        install: puts it in place. Called for the first holder, also if a removal was stopped half-way before.
+        install: puts it in place. Called for the first holder, also after a removal that was stopped half-way.
         remove: takes it off. Called after the last holder, also if it is in place only in part, or not at all.
 
-    Attributes:
-        lock: held meanwhile. It can be entered again, since the collector may free a holder at any moment.
-
-        >>> light = Shared(lambda: print("on"), lambda: print("off"))
-        >>> light.hold("kitchen")
-        on
-        >>> light.hold("hall")
-        >>> light.release("kitchen")
-        >>> light.release("hall")
-        off
+    >>> light = Shared(lambda: print("on"), lambda: print("off"))
+    >>> light.hold("kitchen")
+    on
+    >>> light.hold("hall")
+    >>> light.release("kitchen")
+    >>> light.release("hall")
+    off
     """
 
     def __init__(self, install: Callable[[], object], remove: Callable[[], object]) -> None:
@@ -137,11 +144,11 @@ class Shared:
 
     @property
     def holders(self) -> list[Any]:
-        """The tokens of those that hold it, in the order in which they came."""
+        """The tokens of the holders, the oldest first."""
         return [*self._holders.copy().values()]  # another thread may add one at any moment
 
     def hold(self, token: object) -> None:
-        """Keep it in place until `release` is called with this very object; if this raises, nothing is held."""
+        """Keep it in place until `release` is called with this very object; if this raises, the token holds nothing."""
         with self.lock:
             try:
                 self._holders[id(token)] = token
@@ -152,7 +159,7 @@ class Shared:
                 raise
 
     def release(self, token: object) -> None:
-        """Hold it no longer. A second call does nothing, unless the first was stopped."""
+        """End a `hold`. A second call does nothing, unless the first was stopped."""
         with self.lock:
             self._holders.pop(id(token), None)
             if not self._holders:
@@ -160,12 +167,7 @@ class Shared:
 
 
 class Patch:
-    """A wrapper in the place of an attribute of a module or a class.
-
-    Args:
-        owner, name: the object and its attribute; where it has none of this name, nothing is replaced.
-        make: given what stands there, returns what is to stand there instead.
-    """
+    """A wrapper, made by `make` from the present value, in the place of an attribute of a module or a class."""
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name, self._make = owner, name, make
@@ -199,14 +201,6 @@ class Patch:
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """A block that was entered.
-
-    Attributes:
-        thread: the identifier of the thread that entered it.
-        undo: the steps that leave it.
-        leaving: whether leaving it has begun.
-    """
-
     thread: int = field(default_factory=threading.get_ident)
     undo: Undo = field(default_factory=Undo)
     leaving: bool = False
@@ -219,13 +213,9 @@ class Blocks:
         self._entered: list[_Block] = []
 
     def enter(self, begin: Callable[[Undo], T]) -> T:
-        """Enter a block; if this raises, nothing of the block is left.
+        """Enter a block by ``begin(undo)`` and return its result; if this raises, the block is left again.
 
-        Args:
-            begin: enters the block, and notes the undo step of each action before the action.
-
-        Returns:
-            The value that `begin` returned.
+        `begin` notes the step that undoes each action before the action.
         """
         block = _Block()
         try:
@@ -237,9 +227,9 @@ class Blocks:
             raise
 
     def last(self) -> tuple[_Block, ...]:
-        """Return the block that was entered last, if possible one that this thread entered, and those half left.
+        """Return the block that this thread entered last, or else any thread, and the blocks that are half left.
 
-        Another thread may close a generator, and so leave a block that it did not enter.
+        A thread that closes a generator leaves a block that another thread may have entered.
         """
         here = threading.get_ident()
         begun = [block for block in self._entered if block.leaving]
@@ -248,9 +238,9 @@ class Blocks:
         return (*(mine or ([] if begun else entered))[-1:], *begun)
 
     def leave(self, blocks: tuple[_Block, ...] | None = None) -> None:
-        """Leave some blocks, or `last`, completely; a block that was left before is left alone.
+        """Leave some blocks, or `last`, completely; blocks that were left already are skipped.
 
-        A caller that an interrupt stops calls this again with the same blocks, as a signal may arrive before this
+        A caller that an interrupt stops calls this again with the same blocks, since a signal may arrive before this
         function has begun.
         """
         errors: list[BaseException] = []
@@ -265,8 +255,3 @@ class Blocks:
         block.leaving = True
         block.undo()
         self._entered = [one for one in self._entered if one is not block]
-
-
-def _remove_all(handles: Sequence[Any]) -> None:
-    for handle in handles:
-        handle.remove()

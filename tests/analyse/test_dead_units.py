@@ -267,3 +267,17 @@ def test_names_are_told_of_every_tensor_and_merge():
     kept = NameList()
     kept.load_state_dict(one.state_dict())
     assert kept.result() == one.result()
+
+
+def test_of_tokens_each_is_a_sample():
+    model, values = nn.Sequential(nn.Linear(8, 16), nn.ReLU()), torch.randn(4, 5, 8)
+    by_batch, by_token = DeadUnits(), DeadUnits(samples="tokens")
+    with byname.observe(model, "1", by_batch), byname.observe(model, "1", by_token), torch.no_grad():
+        fired = model(values) > 0
+    figures = by_token.result()["1"]
+    assert figures["samples"] == 20 and by_batch.result()["1"]["samples"] == 4
+    assert torch.equal(figures["fired"], fired.sum((0, 1))) and figures["channel_dim"] == -1
+    with pytest.raises(BadArgumentError, match="cannot merge"):
+        by_batch.merge(by_token)
+    with pytest.raises(BadArgumentError, match='samples= is "batch" or "tokens", not'):
+        DeadUnits(samples="words")

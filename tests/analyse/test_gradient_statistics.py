@@ -12,8 +12,7 @@ from processes import run_forked_ranks
 from torch import nn
 
 import byname
-from byname.analyse import GradientStatistics, NameList, PerClass, Several
-from byname.analyse.analysers.gradients import ElementMoments
+from byname.analyse import GradientStatistics, NameList, PerClass, Several, Variance
 from byname.errors import BadArgumentError
 
 
@@ -22,7 +21,7 @@ from byname.errors import BadArgumentError
 @pytest.mark.parametrize("size", [1, 7, 300])
 def test_the_moments_of_elements_are_those_of_numpy_also_merged(dtype, offset, size):
     samples = (torch.randn(300, 2, 3, dtype=torch.float64) * 3000 + offset).to(dtype)
-    parts = [ElementMoments() for _ in range(3)]
+    parts = [Variance() for _ in range(3)]
     for number, batch in enumerate(samples.split(size)):
         parts[number * number % 3].add(batch)
     whole = parts[2].merge(parts[0]).merge(parts[1])
@@ -31,12 +30,28 @@ def test_the_moments_of_elements_are_those_of_numpy_also_merged(dtype, offset, s
     np.testing.assert_allclose(whole.variance(), values.var(0, ddof=1), rtol=1e-8)
 
 
-def test_the_moments_of_elements_refuse_another_shape_and_stay_as_they_were():
-    moments = ElementMoments().add(torch.ones(2, 3)).add(torch.ones(0, 3))
-    for wrong in (lambda: moments.add(torch.ones(2, 1)), lambda: moments.add(torch.ones(2, 3), weights=[1, 0])):
-        with pytest.raises(BadArgumentError, match="has samples of shape|takes no weights"):
-            wrong()
-    assert moments.count == 2 and moments.mean().tolist() == [1, 1, 1]
+def as_in_0_2_0(state):
+    """A state in which the moments of elements had a class of their own, about their mean."""
+    if "parts" in state:
+        return {**state, "parts": [[key, as_in_0_2_0(one)] for key, one in state["parts"]]}
+    if state["statistic"] == "byname.analyse:Variance":
+        about = {"statistic": "byname.analyse:ElementMoments", "version": 1, "settings": {"nan": "propagate"}}
+        moments = Variance()
+        moments.load_state_dict(state)
+        squares = moments.variance(ddof=0) * state["count"]
+        return {**about, "count": state["count"], "nans": 0, "_mean": moments.mean(), "_squares": squares}
+    return state
+
+
+def test_states_of_0_2_0_with_moments_of_elements_are_read_and_go_on():
+    model, once, now = net(), GradientStatistics(), GradientStatistics()
+    with byname.observe(model, "0.weight", now):
+        for batch in batches(3):
+            model(batch).sum().backward()
+    once.load_state_dict(as_in_0_2_0(now.state_dict()))
+    for name in ("mean", "variance"):
+        mine, theirs = (one.merge(one).result()["0.weight"][name] for one in (copy.deepcopy(once), copy.deepcopy(now)))
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12)
 
 
 def net():

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from scipy import stats
 
 from byname.analyse import Mean, Moments, NormMean, Variance
-from byname.analyse.statistics.states import same
+from byname.analyse.state import same
 from byname.errors import BadArgumentError
 
 
@@ -380,5 +380,5 @@ def test_settings_that_mean_nothing_are_refused_when_it_is_made():
 
 
 def test_a_refused_merge_tells_the_settings_that_differ_and_no_others():
-    with pytest.raises(BadArgumentError, match=r"^Variance with channel=1 cannot merge one with channel=None$"):
+    with pytest.raises(BadArgumentError, match=r"^a Variance with channel=1 cannot merge one with channel=None: their"):
         Variance(channel=1).merge(Variance())

@@ -277,3 +277,17 @@ def test_a_probe_within_one_class_would_be_right_always_and_is_refused(of_classe
         with pytest.raises(BadArgumentError, match="observe it by itself"):
             of_classes(analyser)
     assert of_classes(Several(DeadUnits())).paths == ()
+
+
+def test_of_tokens_each_has_a_target_and_the_result_says_where_their_features_are():
+    model, tokens = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 6)), torch.randint(10, (4, 7))
+    probes = [LinearProbe(10, samples="tokens"), LinearProbe(10, features="positions")]
+    for probe in probes:
+        probe.targets = tokens
+        with byname.observe(model, "1", probe), torch.no_grad():
+            model(tokens)
+    one, other = (probe.result()["1"] for probe in probes)
+    assert one == other and (one["samples"], one["channel_dim"]) == (28, -1)
+    probes[1].load_state_dict(probes[0].state_dict())
+    with pytest.raises(BadArgumentError, match='samples="tokens" is features="positions", not'):
+        LinearProbe(10, samples="tokens", features="pool")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from byname.analyse import Results
-from byname.analyse.results import dataset
+from byname.analyse import results as labelled
 from byname.errors import BynameError
 from byname.place import parse
 
@@ -240,7 +240,7 @@ def test_texts_and_lists_stay_what_they_are_in_an_xarray():
 
 
 def test_an_array_that_would_be_nearly_all_padding_is_refused(monkeypatch):
-    monkeypatch.setattr(dataset, "MOST", 1000)
+    monkeypatch.setattr(labelled, "MOST", 1000)
     figures = {f"{i}": {"x": torch.ones(4000 if not i else 1)} for i in range(10)}
     with pytest.raises(BynameError, match="`x`, of shape \\(10, 4000\\), would have 40,000 elements, of which 4,009"):
         Results(figures, name="").to_xarray()

@@ -388,3 +388,28 @@ def test_where_all_batches_were_too_small_the_result_says_so(biased, size, neede
     with pytest.raises(byname.BynameError, match="no figures of `2`; there are those of 0, 1"):
         similarity.result()["2"]
     assert similarity.result().get("2") is None
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_of_tokens_each_is_a_sample_whose_features_are_the_channels(biased):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    tokens, flat = Similarity(biased=biased, samples="tokens"), Similarity(biased=biased)
+    with torch.no_grad():
+        for _ in range(2):
+            value = torch.randn(3, 7, 6)
+            with byname.observe(model, "*", tokens):
+                model(value)
+            with byname.observe(model, "*", flat):
+                model(value.reshape(21, 6))
+    np.testing.assert_allclose(tokens.matrix()[1], flat.matrix()[1], rtol=1e-12)
+    found = tokens.result()
+    assert found["0"]["channel_dim"] == found["2"]["channel_dim"] == -1
+    assert any("the last dimension, of 8" in note for note in found.notes)
+    again = Similarity(biased=biased, samples="tokens")
+    again.load_state_dict(tokens.state_dict())
+    assert again.result() == found
+    assert again.merge(tokens).matrix()[0] == ("0", "1", "2")
+    with pytest.raises(BadArgumentError, match="this is the state of a Similarity with .*samples='tokens'"):
+        Similarity(biased=biased).load_state_dict(tokens.state_dict())
+    with pytest.raises(BadArgumentError, match='with samples="tokens" alone'):
+        Similarity(channel_dim=-1)

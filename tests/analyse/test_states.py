@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from byname.analyse import Extremes, History, IoU
-from byname.analyse.statistics.states import packed, unpacked
+from byname.analyse import Extremes, History, IoU, Statistic
+from byname.analyse.state import packed, unpacked
 from byname.errors import BadArgumentError
 
 
@@ -122,11 +122,11 @@ def test_what_describes_no_statistic_of_this_kind_says_so(tmp_path, described, m
 
 def test_a_state_that_is_refused_changes_nothing():
     kept = Extremes().add([1.0, 2.0])
-    before = kept.described()
+    before = kept.state_dict()
     for state in (3, None, {}, History().state_dict(), {**kept.state_dict(), "count": -1}):
         with pytest.raises(BadArgumentError):
             kept.load_state_dict(state)
-    assert str(kept.described()) == str(before)
+    assert str(kept.state_dict()) == str(before)
 
 
 def test_a_directory_that_is_not_there_is_told(tmp_path):
@@ -175,3 +175,26 @@ def test_thresholds_are_settings_and_come_back(tmp_path):
     made.save(tmp_path / "saved")
     assert torch.equal(IoU.load(tmp_path / "saved").threshold, made.threshold)
     assert IoU.load(tmp_path / "saved").merge(made).count == 10
+
+
+class Total(Statistic):
+    """A statistic whose class says what it begins with."""
+
+    STATE = ("total",)
+    total = 0.0
+
+    def _add(self, samples, weights):
+        self.total += float(samples.sum())
+
+    def _merge(self, other):
+        self.total += other.total
+
+    def result(self):
+        return self.total
+
+
+def test_a_statistic_begins_with_what_its_class_says():
+    seen = Total().add(torch.ones(3))
+    assert seen.merge(Total()).result() == 3.0
+    seen.reset()
+    assert seen.result() == 0.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from every_statistic import EVERY, assert_same, public_statistics
 
-from byname.analyse.statistics.states import packed, unpacked
+from byname.analyse.state import packed, unpacked
 from byname.errors import BadArgumentError
 
 every = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in EVERY.items()])
@@ -134,7 +134,7 @@ def test_a_saved_one_is_loaded_and_goes_on(case, tmp_path, samples):
     original = filled(case, *([] if samples is None else [case.batch(samples)]))
     original.save(tmp_path / "saved")
     restored = type(original).load(tmp_path / "saved")
-    assert_same(restored.described(), original.described())
+    assert_same(restored.state_dict(), original.state_dict())
     assert_same(case.told(restored.add(*case.batch(9, seed=1))), case.told(original.add(*case.batch(9, seed=1))))
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
@@ -144,7 +144,7 @@ def test_other_settings_are_kept_and_do_not_merge(case, tmp_path):
     plain, other = filled(case, case.batch(4)), case.make(**dict(case.other))
     other.save(tmp_path / "saved")
     restored = type(other).load(tmp_path / "saved")
-    assert_same(restored.described(), other.described())
+    assert_same(restored.state_dict(), other.state_dict())
     assert repr(restored) == repr(other)
     assert restored.merge(other).count == 0
     before = plain.state_dict()
@@ -167,14 +167,14 @@ def test_another_kind_does_not_merge(case):
 def test_samples_of_another_shape_are_refused_whole_or_taken_whole(case):
     full, wide = filled(case, case.batch(6)), filled(case, case.batch(6, features=1))
     for attempt in (lambda: full.add(*case.batch(6, features=1)), lambda: full.merge(wide)):
-        before = full.described()
+        before = full.state_dict()
         if case.any_shape:
             attempt()
-            assert full.count == before["state"]["count"] + 6
+            assert full.count == before["count"] + 6
             continue
         with pytest.raises(BadArgumentError):
             attempt()
-        assert_same(full.described(), before)
+        assert_same(full.state_dict(), before)
 
 
 @every
@@ -185,10 +185,10 @@ def test_samples_of_another_shape_are_refused_whole_or_taken_whole(case):
 )
 def test_weights_that_are_none_change_nothing(case, weights):
     full = filled(case, case.batch(6))
-    before = full.described()
+    before = full.state_dict()
     with pytest.raises(BadArgumentError):
         full.add(*case.batch(6), weights)
-    assert_same(full.described(), before)
+    assert_same(full.state_dict(), before)
 
 
 @every
@@ -197,10 +197,10 @@ def test_weights_that_are_none_change_nothing(case, weights):
 )
 def test_a_batch_that_is_none_changes_nothing(case, bad):
     full = filled(case, case.batch(6))
-    before = full.described()
+    before = full.state_dict()
     with pytest.raises(BadArgumentError):
         full.add(*([bad] * len(case.inputs)))
-    assert_same(full.described(), before)
+    assert_same(full.state_dict(), before)
 
 
 @every
@@ -241,7 +241,7 @@ def test_without_any_samples_there_is_no_figure_but_counts_of_nothing(case):
 def test_reset_forgets_all_but_the_settings(case):
     full = filled(case, case.batch(40))
     full.reset()
-    assert_same(full.described(), case.make().described())
+    assert_same(full.state_dict(), case.make().state_dict())
     other = filled(case, case.batch(8, features=2))
     assert_same(case.told(full.add(*case.batch(8, features=2))), case.told(other))
 
@@ -249,11 +249,11 @@ def test_reset_forgets_all_but_the_settings(case):
 @every
 def test_copies_and_pickles_are_whole_and_apart(case):
     original = filled(case, case.batch(40))
-    before = original.described()
+    before = original.state_dict()
     for twin in (copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
-        assert_same(twin.described(), before)
+        assert_same(twin.state_dict(), before)
         twin.add(*case.batch(5, seed=1))
-        assert_same(original.described(), before)
+        assert_same(original.state_dict(), before)
 
 
 @every
@@ -270,24 +270,24 @@ def test_no_batch_is_kept_or_looked_at_again(case, weighted, dtype):
         except BadArgumentError:  # not of this type
             assert full.count == 0
             return
-        before = full.described()
+        before = full.state_dict()
         theirs = {part.untyped_storage().data_ptr() for part in (*batch, mask)}
         for tensor in held_by(full):
             assert tensor.untyped_storage().data_ptr() not in theirs
             assert tensor.untyped_storage().nbytes() <= tensor.nbytes + 64  # no view of something large
         for part in (*batch, mask):
             part.zero_()
-        assert_same(full.described(), before)
+        assert_same(full.state_dict(), before)
 
 
 @every
 def test_what_comes_out_can_be_changed_without_harm(case):
     full = filled(case, case.batch(40))
-    before = full.described()
+    before = full.state_dict()
     for _ in range(2):
         for tensor in tensors_of(case.told(full)):
             tensor.zero_()
-    assert_same(full.described(), before)
+    assert_same(full.state_dict(), before)
 
 
 @every
@@ -337,7 +337,7 @@ def test_what_is_set_around_it_makes_no_difference(case, around):
     expected = case.told(filled(case, first).add(*second, mask))
     with AROUND[around]():
         full = case.make().add(*first).merge(case.make().add(*second, mask)).reduce()
-        restored = type(full).made(unpacked(packed(full.described())))
+        restored = type(full).made(unpacked(packed(full.state_dict())))
     assert_same(case.told(full), expected, case.rtol)
     assert_same(case.told(restored), expected, case.rtol)
 
@@ -365,6 +365,15 @@ def test_threads_fill_their_own_at_once(case):
 
 
 @every
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_samples_of_different_shapes_are_refused(case, layout):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    with pytest.raises(BadArgumentError, match="nested"):
+        case.make().add(nested, *case.batch(2)[1:])
+
+
+@every
 def test_other_layouts_of_the_same_numbers_give_the_same(case):
     batch = case.batch(40)
     expected = case.told(filled(case, batch))
@@ -374,6 +383,7 @@ def test_other_layouts_of_the_same_numbers_give_the_same(case):
         lambda x: x.numpy(),
         lambda x: x.flip(0).numpy()[::-1],
         lambda x: x.tolist(),
+        lambda x: x.to_sparse(),
     ):
         assert_same(case.told(filled(case, tuple(map(change, batch)))), expected, case.rtol)
     read_only = batch[0].numpy().copy()
@@ -384,12 +394,12 @@ def test_other_layouts_of_the_same_numbers_give_the_same(case):
 @every
 def test_a_reduction_without_other_processes_is_a_copy(case):
     full = filled(case, case.batch(40))
-    before = full.described()
+    before = full.state_dict()
     alone = full.reduce()
     assert alone is not full
-    assert_same(alone.described(), before)
+    assert_same(alone.state_dict(), before)
     alone.add(*case.batch(5))
-    assert_same(full.described(), before)
+    assert_same(full.state_dict(), before)
     assert case.make().reduce().count == 0
 
 

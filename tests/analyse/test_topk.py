@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byname.analyse import TopK
-from byname.analyse.statistics.states import packed
+from byname.analyse.state import packed
 from byname.errors import BadArgumentError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
@@ -157,10 +157,10 @@ def test_infinities_are_values():
 )
 def test_a_refused_batch_changes_nothing(batch, weights):
     seen = TopK(3, nan="raise").add(torch.randn(20, 2))
-    before = packed(seen.described())
+    before = packed(seen.state_dict())
     with pytest.raises(BadArgumentError):
         seen.add(batch, weights)
-    assert packed(seen.described()) == before
+    assert packed(seen.state_dict()) == before
 
 
 def test_types_of_one_kind_may_be_mixed():

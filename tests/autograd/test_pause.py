@@ -85,6 +85,7 @@ def test_a_backward_begins_when_the_look_is_over():
     assert torch.equal(x.grad, x.detach().exp())
 
 
+@pytest.mark.slow
 def test_the_thread_that_looks_may_call_backward_and_backward_may_look():
     x = torch.ones(3, requires_grad=True)
     seen = []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from json_page import fields
+from processes import checked, run
 
 from byname.cli import ask, main
 
@@ -94,8 +95,7 @@ def test_a_process_tells_what_it_does_and_goes_on_as_without(started, capsys):
     told = capsys.readouterr().out
     assert "net.blocks[0].lin.weight" in told and "1 row more" in told
     out, err = process.communicate("stop\n", timeout=60)
-    command = [sys.executable, "-c", TRAINING]
-    plain = subprocess.run(command, input="stop\n", capture_output=True, text=True, timeout=60).stdout
+    plain = checked(run(["-c", TRAINING], input="stop\n", capture_output=True, text=True))
     assert out == plain.partition("\n")[2] and err == ""
     assert left_behind() == before
 
@@ -132,6 +132,7 @@ def test_an_answer_without_facts_is_an_error_of_a_command_that_wants_json(starte
     assert capsys.readouterr() == ("", "byname: could not look\n")
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_listen_is_left_alone(started, capsys, monkeypatch):
     monkeypatch.delattr(sys, "remote_exec", raising=False)
     process = started("train.py")

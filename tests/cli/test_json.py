@@ -64,6 +64,24 @@ def test_a_report(recorded, tmp_path, capsys):
     assert told == {"page": str(tmp_path / "page.html"), "bytes": len(page), "files": [str(recorded)]}
 
 
+def test_a_difference(recorded, tmp_path, capsys):
+    model = nn.Linear(2, 3)
+    for name, at in (("a.h5", None), ("b.h5", 1)):
+        with byname.record(model, "forward", to=tmp_path / name):
+            for step in range(3):
+                model(torch.full((4, 2), float("nan") if step == at else 1.0))
+    assert main(["diff", "--json", str(tmp_path / "a.h5"), str(tmp_path / "b.h5")]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert {*told} == fields("byname diff --json")
+    found = byname.diff(tmp_path / "a.h5", tmp_path / "b.h5")
+    assert told["names"] == ["a.h5", "b.h5"] and told["equal"] is False and [*told["places"][0]] == [*found.rows()[0]]
+    assert (told["first"]["path"], told["first"]["iteration"], told["first"]["nan"]) == ("forward", 1, 12)
+    assert main(["diff", "--json", str(recorded), str(recorded)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["equal"] is True and told["first"] is None and len(told["places"]) == 2
+    assert main(["diff", "--json", str(recorded), "nope.h5"]) == 2 and not capsys.readouterr().out
+
+
 PROGRAM = """
 import torch
 a, b = torch.nn.Linear(2, 2), torch.nn.Parameter(torch.ones(2))

@@ -362,3 +362,70 @@ def test_of_several_processes_each_records_to_a_file_of_its_own(tmp_path):
         assert recording.complete
         scores = recording["blocks.0.forward.scores"]
         assert list(zip(scores.iterations, scores.ranks, strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+FUNCTIONS = """
+    import sys, torch
+    import its_losses, its.own
+    class Trainer:
+        def step(self, x):
+            value = x * 2
+            return value
+    def passed_on(function):
+        return lambda *args: function(*args)
+    @passed_on
+    def step(x):
+        loss = its_losses.double(x)
+        its.own.double(x)
+        return loss
+    def main(number):
+        for turn in range(number):
+            x = step(torch.tensor(float(turn)))
+            Trainer().step(x)
+            def inner(y):
+                more = y + 1
+                return more
+            inner(turn)
+        print(x.item(), sorted(vars()), step.__code__.co_name)
+    if __name__ == "__main__":
+        main(int(sys.argv[1]))
+"""
+LOSSES = """
+    def double(x):
+        ratio = x * 2
+        return ratio
+"""
+
+
+def test_variables_of_functions_are_recorded_from_the_first_call_on(programs, forks):
+    write(programs, {"functions.py": FUNCTIONS, "its_losses.py": LOSSES})
+    write(programs / "its", {"own.py": LOSSES})
+    paths = [
+        "step.loss",
+        "its_losses.double.ratio",
+        "functions.Trainer.step.value",
+        "main.turn",
+        "main.inner.more",
+        "its.own.double.ratio",
+    ]
+    ours, plain = recorded(programs, forks, "functions.py", paths)
+    assert (ours.code, ours.out) == (plain.code, plain.out)
+    told = ["records variables of functions to run.h5", "recorded 18 records of 6 places: byname show run.h5"]
+    assert said(ours) == told
+    with byname.open(programs / "run.h5") as recording:
+        found = {path: [float(one) for one in recording[path].values] for path in paths}
+        assert recording["step.loss"].iterations == [0, 1, 2] and recording.complete and "model" not in recording.run
+    assert [*found.values()] == [[0, 2, 4], [0, 2, 4], [0, 4, 8], [0, 1, 2], [1, 2, 3], [0, 2, 4]]
+
+
+def test_functions_and_places_of_a_model_do_not_share_a_file(programs, forks):
+    write(programs, {"functions.py": FUNCTIONS, "its_losses.py": LOSSES})
+    ours, _ = recorded(programs, forks, "functions.py", ["step.loss", "fc1"])
+    assert ours.code == 2 and "fc1 is no variable of a function" in ours.err.decode()
+
+
+def test_a_misspelt_variable_of_a_function_is_told_with_the_closest(programs, forks):
+    write(programs, {"functions.py": FUNCTIONS, "its_losses.py": LOSSES})
+    ours, plain = recorded(programs, forks, "functions.py", ["step.los"])
+    assert ours.out == plain.out
+    assert "`step.los` means no variable of a function of this program; close to it: `step.loss`" in said(ours)[-1]

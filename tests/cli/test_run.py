@@ -11,6 +11,7 @@ from programs import AT_THE_END, BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy,
 import byname
 
 
+@pytest.mark.grid(fast=20)
 @pytest.mark.parametrize("name", [*SCRIPTS, *(name for name in BYTES if name != "undecodable")])
 def test_a_script_runs_as_under_python(name, files, forks):
     ours = forks.run(files, ["run", f"{name}.py"], GIVEN, finalized=name in AT_THE_END)

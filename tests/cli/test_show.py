@@ -177,7 +177,7 @@ def test_ctrl_c_ends_following_and_a_look_in_between_tells_what_is_missing(runs,
     writer.end()
 
 
-@pytest.mark.grid(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("buffered", [True, False])
 def test_output_that_nobody_reads_is_no_error(runs, buffered):
     python = f"env -u PYTHONUNBUFFERED {sys.executable}" if buffered else f"{sys.executable} -u"

@@ -12,11 +12,11 @@ from byname.diagnose.cause import Cause, Sentence, Subject, always, nothing_more
 from byname.diagnose.causes.losses import LOSSES
 from byname.diagnose.causes.not_reached import NO_GRAD_PATH
 from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING
-from byname.diagnose.check import GRAPH
+from byname.diagnose.check import GRAPH, OF_AN_EXAMPLE
 from byname.diagnose.explain import ERRORS
 from byname.diagnose.nonfinite.backward import IN_BACKWARD
 from byname.diagnose.nonfinite.watch import BY_STEP, IN_FORWARD
-from byname.diagnose.silent import loading, samples, sequences, steps, validation, weights
+from byname.diagnose.silent import loading, ranks_apart, samples, sequences, steps, validation, weights
 from byname.naming.name import Name
 from byname.source.location import Site
 
@@ -32,8 +32,14 @@ def rows_of(module):
 FOLDER = Path(byname.__file__).parent / "diagnose"
 PAGE = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
 CHECKED = (*GRAPH, *NO_GRAD_PATH)
-SILENT = tuple([one for module in (loading, samples, sequences, steps, validation, weights) for one in rows_of(module)])
-TRAINED = (*LOSSES, *STEPPING, *OVER_STEPS, NEVER_STEPPED, BY_HAND, *SILENT)
+SILENT = tuple(
+    [
+        one
+        for module in (loading, ranks_apart, samples, sequences, steps, validation, weights)
+        for one in rows_of(module)
+    ]
+)
+TRAINED = (*LOSSES, *STEPPING, *OVER_STEPS, NEVER_STEPPED, BY_HAND, *SILENT, *OF_AN_EXAMPLE)
 NOT_FINITE = (*IN_FORWARD, *IN_BACKWARD, *BY_STEP)
 EVERY = (*ERRORS, *CHECKED, *TRAINED, *NOT_FINITE)
 

@@ -1,5 +1,6 @@
 """What `check` says before a backward: the silent failures, and nothing about what is well."""
 
+import contextlib
 import gc
 import warnings
 import weakref
@@ -77,6 +78,14 @@ class TestNothingToSay:
         loss = checkpoint(net, torch.randn(2, 4, requires_grad=True), use_reentrant=True).sum()
         assert "detached-parameter" not in causes(byname.check(loss, model=net, optimizer=optimizer))
 
+    def test_about_parameters_outside_of_the_model_that_something_else_has_or_reads(self, net, optimizer):
+        scorer, scale, delta = nn.Linear(1, 1), nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(2, 4))
+        other = torch.optim.SGD([scale], lr=0.1)
+        loss = scorer(net(torch.randn(2, 4) + delta)).sum() * scale
+        assert byname.check(loss, model=net, optimizer=optimizer) == []
+        loss.backward()
+        assert delta.grad is not None and other.param_groups
+
     def test_about_an_input_whose_gradient_the_program_reads(self, net, optimizer):
         image = torch.randn(2, 4, requires_grad=True)
         loss = net(image).sum()
@@ -136,6 +145,15 @@ class TestFindings:
         old, new = culprits(findings[1])[:2], culprits(findings[1])[2:]
         assert old == [f"optimizer.param_groups[0]['params'][{number}]" for number in (2, 3)]
         assert new == ["net.head.weight", "net.head.bias"]
+
+    @pytest.mark.parametrize("track", [byname.track, byname.explaining, contextlib.nullcontext])
+    def test_a_parameter_outside_of_the_model_that_the_optimizer_lacks(self, net, optimizer, track):
+        with track():
+            temperature = nn.Parameter(torch.ones(()))
+            (finding,) = byname.check(loss_of(net) * temperature, model=net, optimizer=optimizer)
+
+        assert (finding.cause, culprits(finding)) == ("not-in-optimizer", ["temperature"])
+        assert "the optimizer (SGD) does not have it" in finding.message
 
     def test_a_loss_without_a_graph(self, net):
         with byname.track():

@@ -112,6 +112,29 @@ def test_the_note_is_below_the_ordinary_traceback():
     assert not any(str(Path(byname.__file__).parent) in line for line in lines)
 
 
+class Squaring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        scaled = (grad * x).exp()
+        scaled.add_(1)
+        return scaled
+
+
+def test_what_a_backward_of_the_program_changes_in_place_is_told_by_its_lines():
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError) as caught, byname.explaining():
+        (gradient,) = torch.autograd.grad(Squaring.apply(x).sum(), x, create_graph=True)
+        gradient.sum().backward()
+    (note,) = caught.value.__notes__
+    assert "autograd saved `scaled`" in note and "scaled.add_(1)  (in Squaring.backward" in note
+
+
 @named(lambda program: program.kind == "non-finite")
 def test_the_operation_that_first_gives_nan_or_inf_is_found(program):
     found = []

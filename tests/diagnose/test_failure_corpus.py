@@ -61,6 +61,7 @@ def test_every_program_is_of_a_known_kind_and_every_cause_has_two():
         assert program.culprits or program.cause in ("unknown", "no-derivative")
 
 
+@pytest.mark.grid(fast=10)
 @named(lambda program: program.kind == "error")
 def test_an_error_program_raises_at_the_line_marked_last(program):
     _, error = run(program)
@@ -69,6 +70,7 @@ def test_an_error_program_raises_at_the_line_marked_last(program):
     assert user_frames(program, error)[-1] == program.story[max(program.story)]
 
 
+@pytest.mark.grid(fast=10)
 @named(lambda program: program.kind == "error" and program.mended)
 def test_changing_the_marked_line_mends_the_program(program, tmp_path):
     _, error = run(mend(program, tmp_path))
@@ -97,7 +99,7 @@ def test_anomaly_mode_blames_the_line_marked_first(program):
     assert mine[-1] == (f"{program.folder}/{name}", line)
 
 
-@pytest.mark.grid(fast=6)
+@pytest.mark.grid(fast=3)
 @named(lambda program: program.kind == "check")
 @pytest.mark.skipif(not hasattr(byname, "check"), reason="byname.check is not there yet")
 def test_a_silent_program_raises_nothing(program):

@@ -87,7 +87,7 @@ def check_of(text):
         del sys.modules[main.__name__], linecache.cache[main.__file__]
 
 
-@pytest.mark.grid(fast=3)
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("explained", [False, True], ids=["plain", "explaining"])
 @pytest.mark.parametrize("program", HEALTHY)
 def test_a_leaf_whose_gradient_was_asked_for_is_silent(program, explained):
@@ -98,7 +98,7 @@ def test_a_leaf_whose_gradient_was_asked_for_is_silent(program, explained):
         assert check_of(HEALTHY[program]) == []
 
 
-@pytest.mark.grid(fast=2)
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("program", HEALTHY)
 def test_a_forgotten_leaf_beside_it_is_found_by_its_name(program):
     forgotten = "temperature = torch.ones(1, requires_grad=True)\nloss = loss * temperature\n"

@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Categorical
+from torch.utils.data import DataLoader, TensorDataset
 
+import byname
 from byname.diagnose.explaining import Explaining
 
 
@@ -344,3 +346,35 @@ def from_a_leaf():
 
 def test_a_backward_from_a_leaf_is_looked_at():
     assert [found.cause for found in findings_of(from_a_leaf)] == ["leaf-loss"]
+
+
+def load_and_initialise():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    model.load_state_dict({key: torch.randn_like(one) for key, one in model.state_dict().items()})
+    for one in model.parameters():
+        nn.init.normal_(one)
+    return few_steps(model, [torch.randn(8, 4) for _ in range(3)])
+
+
+def one_batch_for_all():
+    loader = DataLoader(TensorDataset(torch.randn(64, 4)), 8)
+    (x,) = next(iter(loader))
+    return few_steps(nn.Linear(4, 1), (x for _ in range(3) for _ in loader))
+
+
+def few_steps(model, batches):
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for x in batches:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"), [(one_batch_for_all, "batch-not-used"), (load_and_initialise, "overwritten-after-loading")]
+)
+def test_a_tracker_of_the_program_hides_nothing(program, cause):
+    with byname.track():
+        (found,) = findings_of(program)
+    assert found.cause == cause

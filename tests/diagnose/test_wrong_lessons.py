@@ -1,8 +1,10 @@
 """Is it told what a run learns wrongly, and nothing of runs that are right and look alike?"""
 
 import copy
+import inspect
 import io
 import random
+import textwrap
 from collections import deque
 
 import pytest
@@ -218,6 +220,40 @@ def only_the_first_batch():
         x, y = next(iter(loader))
         step(model, optimizer, x, y)
     return model, loader
+
+
+def slices(x, y, starts, times=1):
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for i in starts:
+        for _ in range(times):
+            step(model, optimizer, x[i : i + 12], y[i : i + 12])
+    return model
+
+
+def slices_of_one_start():
+    x = torch.randn(60, 4)
+    y = x[:, :3].argmax(1)
+    return slices(x, y, [12] * STEPS)
+
+
+def slices_of_all(times):
+    def program():
+        x = torch.randn(60, 4)
+        y = x[:, :3].argmax(1)
+        return slices(x, y, [*range(0, 60, 12)] * (STEPS // times), times)
+
+    return program
+
+
+def slices_for_training():
+    x, model = torch.randn(60, 4), network()
+    y, held_out = x[:, :3].argmax(1), 24
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        step(model, optimizer, x[:held_out], y[:held_out])
+    assert F.cross_entropy(model(x[held_out:]), y[held_out:]) > 0
+    return model, x, y
 
 
 def labels_of_a_look():
@@ -637,7 +673,184 @@ def sigmoid_before_cross_entropy():
     return model
 
 
+def each_mean(logits, target):
+    return F.cross_entropy(logits.transpose(1, 2), target, reduction="none").mean()
+
+
+def gathered_mean(logits, target):
+    return -logits.log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1).mean()
+
+
+def picked_mean(logits, target):
+    return (-logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]).mean()
+
+
+def gathered_by_mask(logits, target):
+    each = -logits.log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    return (each * (target != 0)).sum() / (target != 0).sum()
+
+
+class PooledByHand(Pooled):
+    def forward(self, ids):
+        x, mask = self.embed(ids)[:, None], ids == 0 if self.inverted else ids != 0
+        x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask[:, None, None])
+        return self.out(x.mean((1, 2)))
+
+
+def attends_by_hand_to(inverted):
+    def program():
+        model = PooledByHand(inverted)
+        optimizer = torch.optim.AdamW([*model.embed.parameters(), *model.out.parameters()])
+        for _ in range(STEPS):
+            ids = padded()
+            step(model, optimizer, ids, ids[:, 0] % 3)
+        return model
+
+    return program
+
+
+class Weighted(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.score, self.out, self.dim = nn.Linear(4, 1), nn.Linear(4, 3), dim
+
+    def forward(self, x):
+        weights = self.score(x).exp()
+        return self.out((weights / weights.sum(self.dim, keepdim=True) * x).sum(1))
+
+
+def softmax_by_hand(dim):
+    def program():
+        model = Weighted(dim)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            x = torch.randn(12, 7, 4)
+            step(model, optimizer, x, x[:, :, :3].sum(1).argmax(1))
+        return model
+
+    return program
+
+
+def best_is(copied):
+    def program():
+        model, best = network(), None
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for epoch in range(STEPS):
+            step(model, optimizer)
+            if epoch == 3:
+                if copied:
+                    best = copy.deepcopy(model)
+                else:
+                    best = model
+        model.load_state_dict(best.state_dict())
+        return model
+
+    return program
+
+
+def half_dead(rate):
+    def program():
+        model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1))
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        for _ in range(4 * STEPS):
+            x = torch.rand(32, 6) + 1
+            loss = F.mse_loss(model(x), 10 * x[:, :1] + 20)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+        return model
+
+    return program
+
+
+def tied_and(how):
+    def program():
+        embed, head = nn.Embedding(20, 8), nn.Linear(8, 20, bias=False)
+        head.weight = embed.weight
+        how(embed, head)
+        optimizer = torch.optim.Adam({*embed.parameters(), *head.parameters()})
+        for _ in range(STEPS):
+            ids = torch.randint(0, 20, (12,))
+            step(nn.Sequential(embed, nn.Tanh(), head), optimizer, ids, (ids + 1) % 20)
+        return embed, head
+
+    return program
+
+
+def initialised_by_a_new_parameter(embed, head):
+    embed.weight = nn.Parameter(torch.randn(20, 8) * 0.1)
+
+
+def initialised_in_place(embed, head):
+    nn.init.normal_(embed.weight, 0, 0.1)
+
+
+def tied_again(embed, head):
+    embed.weight = nn.Parameter(torch.randn(20, 8) * 0.1)
+    head.weight = embed.weight
+
+
+def untied_on_purpose(embed, head):
+    head.weight = nn.Parameter(head.weight.detach().clone())
+
+
+def labels_from(first, classes=4, weights=(1.0, 1.0, 1.0)):
+    def program():
+        model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, classes))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            y = torch.multinomial(torch.tensor(weights), 24, replacement=True)
+            step(model, optimizer, torch.randn(24, 4) + y[:, None], y + first)
+        return model
+
+    return program
+
+
+class TimeFirstBy(nn.Module):
+    def __init__(self, swap):
+        super().__init__()
+        self.rnn, self.out, self.swap = nn.GRU(4, 8), nn.Linear(8, 3), swap
+
+    def forward(self, x):
+        return self.out(self.rnn(self.swap(x))[0][-1])
+
+
+def inputs_by_view(x):
+    return x.view(x.shape[1], x.shape[0], -1)
+
+
+def inputs_by_transpose(x):
+    return x.transpose(0, 1)
+
+
+def inputs_by_contiguous_transpose(x):
+    return x.transpose(0, 1).contiguous()
+
+
+def time_first_by(swap):
+    def program():
+        model = TimeFirstBy(swap)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            x = torch.randn(12, 7, 4)
+            step(model, optimizer, x, x[:, :, :3].sum(1).argmax(1))
+        return model
+
+    return program
+
+
 FAULTY = {
+    time_first_by(inputs_by_view): "view-mixes",
+    padding_in(each_mean): "loss-over-padding",
+    padding_in(gathered_mean): "loss-over-padding",
+    padding_in(picked_mean): "loss-over-padding",
+    attends_by_hand_to(True): "mask-inverted",
+    softmax_by_hand(0): "softmax-over-batch",
+    best_is(copied=False): "loads-itself",
+    half_dead(3.0): "dead-units",
+    tied_and(initialised_by_a_new_parameter): "weights-untied",
+    labels_from(1): "class-never-occurs",
     translator(False): "future-leak",
     dead_inside: "gradients-die",
     sigmoid_before_cross_entropy: "rectified-logits",
@@ -655,6 +868,7 @@ FAULTY = {
     dies: "gradients-die",
     only_the_first_batch: "first-batch-only",
     labels_of_a_look: "batch-not-used",
+    slices_of_one_start: "same-slice",
     batch_taken_for_time: "batch-as-time",
     hidden_by_view(False): "view-mixes",
     language_model(sees_all): "future-leak",
@@ -1104,6 +1318,18 @@ def instances_of_one_bag():
 
 
 HEALTHY = [
+    time_first_by(inputs_by_transpose),
+    time_first_by(inputs_by_contiguous_transpose),
+    padding_in(gathered_by_mask),
+    attends_by_hand_to(False),
+    softmax_by_hand(1),
+    best_is(copied=True),
+    half_dead(0.01),
+    tied_and(initialised_in_place),
+    tied_and(tied_again),
+    tied_and(untied_on_purpose),
+    labels_from(0, 3),
+    labels_from(0, 4, (0.9, 0.07, 0.025, 0.005)),
     translator(True),
     converged,
     average_that_has_not_begun,
@@ -1124,6 +1350,9 @@ HEALTHY = [
     a_random_batch_each_time,
     endless_iterator,
     one_full_batch,
+    slices_of_all(1),
+    slices_of_all(20),
+    slices_for_training,
     one_batch_by_heart,
     time_first,
     time_first_words,
@@ -1168,3 +1397,47 @@ def test_what_a_run_learns_wrongly_is_told(program, cause):
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda one: one.__qualname__.replace(".<locals>.program", ""))
 def test_nothing_is_told_of_what_looks_alike_and_is_right(program):
     assert [str(one) for one in findings_of(program)] == []
+
+
+LAST = ")\n    optimizer"
+INNER = "            step(model, optimizer, x, y)\n"
+PASTED = [
+    (best_in_a_dict_of_references, "copy.deepcopy(model.state_dict())", {"dict(model.state_dict())": "copy.deepcopy(model.state_dict())"}),
+    (best_moved_to_where_it_is, "copy.deepcopy(model.state_dict())", {"{name: value.cpu() for name, value in model.state_dict().items()}": "copy.deepcopy(model.state_dict())"}),
+    (validated_in_training_mode, "call model.eval() before the evaluation and model.train() after it", {"validate(loader_of(count=36))": "model.eval(); validate(loader_of(count=36)); model.train()"}),
+    (validated_in_a_block, "call model.eval() before the evaluation and model.train() after it", {"with torch.no_grad():": "model.eval()\n        with torch.no_grad():", "assert val > 0": "model.train()"}),
+    (decayed_per_batch, "once an epoch", {"        scheduler.step()\n": "", "    return": "    scheduler.step()\n    return"}),
+    (a_tiny_rate, "take a larger lr", {"1e-14": "1e-2"}),
+    (never_scheduled, "call scheduler.step() once an epoch", {INNER: INNER + "        scheduler.step()\n"}),
+    (scheduled_before_the_optimizer_was_made_again, "after that is made", {"    scheduler = StepLR(optimizer, 2)\n": "", "(), lr=0.1)\n    for": "(), lr=0.1)\n    scheduler = StepLR(optimizer, 2)\n    for"}),
+    (constant_weights_by_data, "xavier_uniform_", {"one.data.fill_(0.1)": "one.dim() > 1 and nn.init.xavier_uniform_(one)"}),
+    (dies, "leave out a relu at the output", {", nn.ReLU()" + LAST: LAST, "5.0": "0.05"}),
+    (dead_inside, "take a smaller learning rate", {"3.0": "0.01"}),
+    (only_the_first_batch, "for batch in loader", {"for _ in range(STEPS):\n        x, y = next(iter(loader))\n": "for x, y in [*loader] * 4:\n"}),
+    (labels_of_a_look, "use the batch of the loop", {"features, _ in": "features, y in"}),
+    (slices_of_one_start, "change `i` from step to step", {"[12] * STEPS": "[0, 12, 24, 36, 48] * 4"}),
+    (batch_taken_for_time, "batch_first=True", {"Recurrent()": "Recurrent(batch_first=True)"}),
+    (relu_on_logits, "leave it out", {", nn.ReLU()" + LAST: LAST}),
+    (sigmoid_before_cross_entropy, "leave it out", {", nn.Sigmoid()" + LAST: LAST}),
+    (tanh_of_a_price, "leave out the activation", {", nn.Tanh()" + LAST: LAST}),
+    (arguments_turned_round, "binary_cross_entropy_with_logits(prediction, target)", {"((x[:, :1] > 0).float(), model(x))": "(model(x), (x[:, :1] > 0).float())"}),
+    (clipped_after_the_step, "between the backward and optimizer.step()", {"        optimizer.step()\n": "", "0.5)\n": "0.5)\n        optimizer.step()\n"}),
+    (equal_samples, "each its own", {"torch.randn(1, 4).expand(12, 4)": "torch.stack([torch.randn(4) for _ in range(12)])"}),
+    (shuffled_apart, "index both with it", {"y[other]": "y[order]"}),
+    (nothing_fits, "load {k.removeprefix('encoder.'): v for k, v in saved.items()}", {"(saved, strict": "({k.removeprefix('encoder.'): v for k, v in saved.items()}, strict"}),
+    (overwritten_losses, "loss += ... in place of loss = ...", {"loss = F.cross": "loss = loss + F.cross"}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+@pytest.mark.parametrize(("program", "remedy", "changes"), PASTED, ids=[one[0].__name__ for one in PASTED])
+def test_the_remedy_pasted_into_the_program_makes_it_right(program, remedy, changes, tmp_path):
+    assert any(remedy in one.remedy for one in findings_of(program))
+    source, names = textwrap.dedent(inspect.getsource(program)), dict(globals())
+    for old, new in changes.items():
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    (tmp_path / "mended.py").write_text(source)
+    exec(compile(source, str(tmp_path / "mended.py"), "exec"), names)
+    assert [str(one) for one in findings_of(names[program.__name__])] == []

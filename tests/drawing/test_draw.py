@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import re
 import weakref
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +15,6 @@ from torch.nn import functional as F
 import byname
 from byname.drawing.draw import scene_of
 from byname.drawing.layered import LayerEdge, Node, arrange, ranks
-from byname.drawing.nested_boxes import Placed
 from byname.drawing.render import to_svg
 from byname.drawing.words import text_width
 from byname.model.call_graph import Flow, ModelCall
@@ -256,7 +256,7 @@ def test_the_shapes_under_boxes_lie_beside_each_other(drawn):
             size = float(one.get("font-size"))
             width = text_width(one.text, size)
             x = float(one.get("x")) - (width if one.get("text-anchor") == "end" else 0)
-            places.append(Placed(x, float(one.get("y")), width, size))
+            places.append(SimpleNamespace(x=x, y=float(one.get("y")), width=width, height=size))
         for number, one in enumerate(places):
             assert not any(overlap(one, other) for other in places[:number])
 

@@ -107,7 +107,7 @@ def test_a_live_tensor_that_was_changed_in_place_is_warned_of_once():
         changed = cap["blocks.1.mlp.0"]
     assert warned[0].filename == __file__
     assert torch.equal(changed, expected.relu()) and not torch.equal(changed, expected)
-    assert [*cap.values()][-1] is changed, "which is told once, and of no other place"
+    assert [*cap.values()][-1] is changed, "which is reported once, and at no other place"
     cap(x)
     with pytest.warns(ChangedInPlaceWarning):
         cap.calls("blocks.1.mlp.0")

@@ -40,6 +40,7 @@ PARTS = {
 }
 
 
+@pytest.mark.grid(fast=14)
 @pytest.mark.parametrize(("make", "path"), PLACES)
 @pytest.mark.parametrize("part", PARTS)
 def test_parts_are_those_of_a_hook_by_hand(make, path, part):

@@ -7,7 +7,7 @@ from torch import nn
 from byname.errors import NotStorableError
 from byname.recording.values.change import Last, same
 from byname.recording.values.copy import Copies, plain_copy
-from byname.recording.values.reduce import NAMES, reduction
+from byname.recording.values.reduce import FIGURES, reduction
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -29,7 +29,7 @@ def test_taking_a_copy_waits_for_nothing(waiting_is_an_error):
     value = torch.randn(256, 256, device="cuda")
     copies = Copies()
     made = [copies.take({"x": value, "t": value.t()}, "x") for _ in range(3)]
-    for name in NAMES:
+    for name in FIGURES:
         copies.take(reduction(name, "x")(value), "x")
     done = torch.cuda.Event()
     busy(200)
@@ -95,20 +95,23 @@ def test_copies_are_exact_plain_and_in_ordinary_memory(dtype):
         assert same(one.detach().cpu(), made)
 
 
+SEGMENT = 2 << 20
+"""What PyTorch's allocator may take once more for small blocks, depending on what ran before; a window is twice that."""
+
+
 def test_memory_stays_flat_over_a_thousand_windows():
     copies, value = Copies(), torch.randn(1 << 18, device="cuda")
-    used = []
+    used, reserved = [], []
     for window in range(1000):
         made = [copies.take(value, "x") for _ in range(4)]
         copies.settle()
         if window in (50, 999):
-            host = (
-                torch.cuda.host_memory_stats()["reserved_bytes.current"]
-                if hasattr(torch.cuda, "host_memory_stats")
-                else 0
-            )
-            used.append((torch.cuda.memory_reserved(), host))
+            host = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
+            host = {name: number for name, number in host.items() if name.endswith("bytes.current")}
+            used.append((torch.cuda.memory_allocated(), host))
+            reserved.append(torch.cuda.memory_reserved())
     assert used[0] == used[1] and all(torch.equal(one, made[0]) for one in made)
+    assert reserved[1] - reserved[0] <= SEGMENT
 
 
 def test_while_a_graph_is_captured_a_copy_is_refused():
@@ -125,7 +128,7 @@ def test_while_a_graph_is_captured_a_copy_is_refused():
     assert made.eq(2).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FIGURES)
 def test_reductions_on_the_gpu_equal_those_on_the_cpu(name):
     value = torch.randn(10_000, dtype=torch.float64)
     there, here = reduction(name, "x")(value.cuda()), reduction(name, "x")(value)

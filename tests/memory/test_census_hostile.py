@@ -643,9 +643,11 @@ def test_a_mode_of_the_user_sees_nothing_of_a_census(mode):
     assert sparse.layout == torch.sparse_coo
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_inside_vmap_and_grad_the_wrapped_values_are_found():
     count = unique() * 2
     found = []
+    sparse = [torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()]  # whose parts are read meanwhile
 
     def look(x):
         found.append(rows_of(byname.census(), count))
@@ -654,7 +656,7 @@ def test_inside_vmap_and_grad_the_wrapped_values_are_found():
     torch.vmap(look)(torch.ones(2, count // 2))
     torch.func.grad(look)(torch.ones(count))
     torch.vmap(torch.func.grad(look))(torch.ones(2, count // 2))
-    assert [len(rows) for rows in found] == [1, 1, 1]
+    assert [len(rows) for rows in found] == [1, 1, 1] and len(sparse) == 2
 
 
 @pytest.mark.slow
@@ -711,7 +713,7 @@ def test_other_threads_may_change_everything_meanwhile(censuses):
     table, queue, group, model = {}, collections.deque(), set(), nn.ModuleDict()
     space = types.SimpleNamespace()
 
-    def churn():
+    def churn(own):
         try:
             for number in itertools.count():
                 tensor = torch.ones(3)
@@ -719,16 +721,16 @@ def test_other_threads_may_change_everything_meanwhile(censuses):
                 queue.append(tensor)
                 group.add(tensor)
                 setattr(space, f"x{number % 100}", tensor)
-                model[f"m{number % 50}"] = nn.Linear(1, 1)
+                model[f"{own}{number % 50}"] = nn.Linear(1, 1)  # two threads may not add one name: PyTorch raises
                 if number % 7 == 0:
                     table.clear(), queue.clear(), group.clear()
-                    model._modules.pop(f"m{number % 50}", None)  # the other thread may have been first
+                    del model[f"{own}{number % 50}"]
                 if stop.is_set():
                     return
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=churn) for _ in range(2)]
+    threads = [threading.Thread(target=churn, args=own) for own in "mn"]
     for thread in threads:
         thread.start()
     try:

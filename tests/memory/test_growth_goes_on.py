@@ -178,7 +178,7 @@ def test_a_container_that_is_full_is_no_growth_whatever_the_distances_of_the_loo
             assert seen_at(looks, lambda step: min(step, bound)).rows() == [], bound  # noqa: B023
 
 
-@pytest.mark.grid(fast=3)
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("looks", [doubled(600), doubled(20), range(10, 151, 10), range(200, 601, 200)])
 @pytest.mark.parametrize("period", [1, 3])
 def test_what_goes_on_growing_is_found_whatever_the_distances_of_the_looks(looks, period):

@@ -49,6 +49,17 @@ def test_each_object_that_holds_it_is_told_once():
     assert again["same"] is holder
 
 
+def test_a_holder_too_deep_for_the_variables_is_told_beside_one_that_holds_it_and_the_tensor():
+    kept = torch.zeros(3)
+    outer = [kept, inner := []]
+    for _ in range(14):
+        inner.append(inner := [])
+    inner.append(kept)
+    del inner
+    found = [holder.path for holder in byname.holders(kept)]
+    assert found == ["kept", "outer[0]", f"outer[1]{'[0]' * 15}"]
+
+
 def test_closures_caches_hooks_errors_generators_and_threads_are_told_as_such():
     def waiting(value):
         kept = value

@@ -26,6 +26,7 @@ def test_there_are_healthy_programs_enough_and_they_tell_of_no_leak():
     assert not [name for name in names(HEALTHY) if parse(HEALTHY / f"{name}.py").truths]
 
 
+@pytest.mark.grid(fast=8)
 @leaking
 def test_a_leak_is_as_large_as_it_says(name):
     program = parse(LEAKS / f"{name}.py")
@@ -34,12 +35,14 @@ def test_a_leak_is_as_large_as_it_says(name):
     assert gain == Gain(program.bytes, garbage)
 
 
+@pytest.mark.grid(fast=8)
 @leaking
 def test_the_marked_line_mends_it(name, tmp_path):
     program = parse(LEAKS / f"{name}.py")
     assert witnessed(mend(program, tmp_path)) == Gain(program.left)
 
 
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize("name", names(HEALTHY))
 def test_a_healthy_program_gains_nothing(name):
     assert witnessed(parse(HEALTHY / f"{name}.py")) == Gain(0)

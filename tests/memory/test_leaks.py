@@ -60,14 +60,14 @@ def test_a_context_cycle_is_told_with_function_and_attribute(name, told):
     assert told in row["remedy"]
 
 
-@pytest.mark.grid(fast=3)
+@pytest.mark.grid(fast=2)
 @leaking
 def test_a_leak_is_told_by_name_count_bytes_and_cause(name):
     program = parse(LEAKS / f"{name}.py")
     assert_told(program, grown(program))
 
 
-@pytest.mark.grid(fast=4)
+@pytest.mark.grid(fast=2)
 @leaking
 def test_nothing_but_what_is_wanted_grows_when_the_line_is_mended(name, tmp_path):
     program = mend(parse(LEAKS / f"{name}.py"), tmp_path)
@@ -77,7 +77,7 @@ def test_nothing_but_what_is_wanted_grows_when_the_line_is_mended(name, tmp_path
     assert "view-pins-base" not in [row["cause"] for row in rows]
 
 
-@pytest.mark.grid(fast=3)
+@pytest.mark.grid(fast=2)
 @of_these(
     names(HEALTHY),
     "bounded_deque ema_copy error_last_only graph_replaced hooks_removed kv_cache_per_request loader_threads "

@@ -79,7 +79,7 @@ def test_what_is_noted_of_the_model_comes_before_what_the_run_adds():
         layer(torch.ones(1, 2, 4))
         fast, unreached = handle.notes
         assert "fast path" in fast
-        assert unreached == "`unused`: the first forward has not come to it"
+        assert unreached == "`unused`: the first forward did not reach it"
     fast_still, unseen = handle.notes
     assert fast_still == fast
     assert unseen == "nothing was seen at `unused`: it was not called in 1 forward of TransformerEncoderLayer"
@@ -159,7 +159,7 @@ def move(model):
 
 
 def wrap(model):
-    model.layers[0] = nn.DataParallel(model.layers[0])
+    model.layers[0] = nn.DataParallel(model.layers[0]).cpu()
     return ["layers.0.0", "layers.1.0"]
 
 

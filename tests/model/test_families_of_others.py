@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from architectures import NAMES, architecture
 from torch import nn
 
 import byname
@@ -238,3 +239,83 @@ def test_layers_of_transformers_are_of_their_kinds(name, selector, ending):
     assert found == there & called
     with pytest.raises(NoMatchError):
         byname.points(model, select.tanh, example=tokens)
+
+
+class MultiHead(nn.Module):
+    """An attention that is written in Python, in one of several ways."""
+
+    def __init__(self, softmax=None):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 4)
+        self.attend = softmax or nn.Identity()
+        self.functional = softmax is None
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, 2)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k)
+        pattern = scores.softmax(-1) if self.functional else self.attend(scores)
+        return self.out((pattern @ v).transpose(1, 2).flatten(2))
+
+
+class Linearized(nn.Module):
+    """An attention without scores: its first product is no output."""
+
+    def forward(self, x):
+        return x.softmax(-1) @ (x.softmax(-2).mT @ x)
+
+
+class LinearizedAttention(Linearized):
+    pass
+
+
+SOFTMAXES = [None, nn.Softmax(-1), nn.Sequential(nn.Softmax(-1), nn.Dropout(0.0))]
+
+
+@pytest.mark.parametrize("softmax", SOFTMAXES)
+@pytest.mark.parametrize("example", [None, torch.ones(1, 3, 4)])
+def test_the_output_of_an_attention_in_python_is_the_product_after_its_softmax(softmax, example):
+    model = nn.Sequential(MultiHead(softmax), nn.ReLU(), MultiHead(softmax))
+    found = []
+    with byname.attach(model, select.attention, found.append, example=example):
+        for _ in range(2):
+            model(torch.ones(1, 3, 4))
+    assert [event.path for event in found] == ["0.matmul", "2.matmul"] * 2
+    assert all(event.value.shape == (1, 2, 3, 2) for event in found)
+
+
+def test_the_pattern_may_be_the_result_of_a_child():
+    model = nn.Sequential(MultiHead(nn.Softmax(-1)), MultiHead())
+    cap = byname.capture(model, select.attention.pattern, attention="explicit")(torch.ones(1, 3, 4))
+    assert [*cap] == ["0.attend", "1.softmax"]
+
+
+def test_what_is_not_known_as_an_attention_is_named_in_the_error():
+    unnamed = type("Mixer", (MultiHead,), {})()
+    with pytest.raises(NoMatchError, match="`0.matmul` comes after a softmax in Mixer"):
+        byname.points(nn.Sequential(unnamed), select.attention, example=torch.ones(1, 3, 4))
+    with pytest.raises(NoMatchError, match="`0.softmax` gives its pattern"):
+        byname.points(nn.Sequential(LinearizedAttention()), select.attention, example=torch.ones(1, 3, 4))
+
+
+ATTENTIVE = [name for name in NAMES if name not in ("mamba", "mamba2", "rwkv", "fnet", "convnext", "resnet")]
+
+
+@pytest.mark.grid(fast=2)
+@pytest.mark.parametrize("name", ATTENTIVE)
+def test_every_backend_of_an_architecture_has_the_same_attention(name):
+    outputs = {}
+    for backend in ("eager", "sdpa"):
+        torch.manual_seed(0)
+        try:
+            model, inputs = architecture(name, attn_implementation=backend)
+        except ValueError:  # there is no such backend for it
+            continue
+        model.eval()
+        torch.manual_seed(0)
+        with torch.no_grad(), byname.capture(model, select.attention) as outputs[backend]:
+            model(**inputs)
+    eager, *others = ([one for path in cap for one in cap.calls(path)] for cap in outputs.values())
+    assert eager
+    for other in others:
+        assert len(eager) == len(other)
+        assert all(torch.allclose(mine, its, atol=1e-5) for mine, its in zip(eager, other, strict=True))

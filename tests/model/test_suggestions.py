@@ -181,10 +181,10 @@ def test_a_gate_inside_a_recurrent_layer():
 
 def test_the_variables_of_a_function_are_named_and_counted():
     from byname.errors import BadArgumentError
-    from byname.watch.variables.subscribe import listen
+    from byname.watch.variables.subscribe import FunctionReceiver, Listening
 
     def many(a, b, c, d, e, f, g, h, i, j):
         return a
 
     with pytest.raises(BadArgumentError, match=r"it has a, b, c, d, e, f, g, h, and 2 more$"):
-        listen(many, object(), ["zzz"], lambda *given: None)
+        Listening(many, object(), ["zzz"], FunctionReceiver(lambda *given: None))

@@ -19,7 +19,7 @@ def test_one_object_many_times_has_few_ways_and_every_holder_its_own():
     one = torch.ones(1)
     many, few = [one] * 10_000, [one]
     reached = search([given_root([many, few])])
-    assert len(reached._into(reached._numbers[id(one)])) == TOLD + 1
+    assert len(reached._into(reached.numbers[id(one)])) == TOLD + 1
     assert [way.source for way in reached.ways_to(one)][:2] == ["list[1][0]", "list[0][0]"]  # the long one is read last
     assert len(reached.ways_to(one)) == TOLD
 
@@ -27,7 +27,7 @@ def test_one_object_many_times_has_few_ways_and_every_holder_its_own():
 def test_an_object_in_very_many_lists_has_a_bounded_number_of_ways():
     one = torch.ones(1)
     reached = search([given_root([[one] for _ in range(5 * MOST_WAYS)])])
-    assert len(reached._into(reached._numbers[id(one)])) == MOST_WAYS
+    assert len(reached._into(reached.numbers[id(one)])) == MOST_WAYS
     assert [way.source for way in reached.ways_to(one)][:2] == ["list[0][0]", "list[1][0]"]
     assert len(reached.ways_to(one)) == TOLD
 

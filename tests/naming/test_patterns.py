@@ -118,6 +118,6 @@ def test_a_way_too_long_for_the_search_is_found_from_below(held):
         kept = weakref.ref(load(3)[0])
         deep, end = nested(load), "deep[0][0]"
         del load
-    assert len(find(Targets([kept()]), deep=False).own_names(kept())) == 0
+    assert len(find(Targets([kept()]), deep=False).own_ways(kept())) == 0
     assert str(byname.name(kept())).startswith(end)
     assert len(deep) == 1

@@ -16,6 +16,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 from byname.plug.lightning import EvaluationCallback, RecordCallback  # noqa: E402
 
 pytestmark = [  # of Lightning 2.6 itself
+    pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
 ]

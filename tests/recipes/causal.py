@@ -86,7 +86,7 @@ KINDS = {
 
 def every_kind(test):
     """Three of the kinds are fast: each is another way to write a block."""
-    return pytest.mark.grid(fast=3)(pytest.mark.parametrize("kind", KINDS)(test))
+    return pytest.mark.grid(fast=2)(pytest.mark.parametrize("kind", KINDS)(test))
 
 
 @dataclass(frozen=True, slots=True)

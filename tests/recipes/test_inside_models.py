@@ -38,6 +38,32 @@ def test_the_logit_lens(kind):
 
 
 @every_kind
+def test_integrated_gradients_of_a_layer_are_those_of_the_formula_and_complete(kind):
+    lm, steps, layer = causal(kind), 64, 1
+    place = lm.residuals()[layer]
+    value = byname.capture(lm.model, place)(IDS)[place]
+    baseline = byname.capture(lm.model, place)(OTHER)[place]
+    alphas = (torch.arange(steps) + 0.5) / steps
+    between = (baseline + alphas[:, None, None] * (value - baseline)).requires_grad_()
+    with byname.patch(lm.model, place, between):
+        logits = lm(IDS.expand(steps, -1))[:, -1]
+        (gradients,) = torch.autograd.grad((logits[:, 7] - logits[:, 11]).sum(), between)
+    attribution = (value - baseline)[0] * gradients.mean(0)
+
+    expected = torch.zeros_like(attribution)
+    for alpha in alphas:
+        point = (baseline + alpha * (value - baseline)).detach().requires_grad_()
+        whole = lambda _, __, output, point=point: (point, *output[1:]) if isinstance(output, tuple) else point  # noqa: E731
+        with lm.layers[layer].register_forward_hook(whole):
+            (gradient,) = torch.autograd.grad(gap(lm(IDS)), point)
+        expected += (value - baseline)[0] * gradient[0] / steps
+    torch.testing.assert_close(attribution, expected, atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        whole = gap(lm(IDS)) - gap(lm(OTHER))
+    assert attribution.sum().item() == pytest.approx(whole.item(), rel=0.02, abs=5e-3)
+
+
+@every_kind
 def test_patterns_of_attention_are_those_that_the_model_returns(kind):
     lm = causal(kind)
     expected = lm.model(IDS, output_attentions=True).attentions

@@ -57,11 +57,10 @@ def test_each_call_of_a_kernel_is_one_attention(kind):
 
 
 @every_kind
-@pytest.mark.parametrize("selector", [select.attention, select.attention.scores], ids=str)
-def test_an_attention_that_is_written_in_python_is_said_to_be(kind, selector):
+def test_the_scores_of_an_attention_that_is_written_in_python_are_said_to_be_there(kind):
     lm = causal(kind)
     softmax = f"{lm.kind.layers}.0.{lm.kind.attention}.softmax"
-    handle = byname.attach(lm.model, selector, lambda event: None, attention="explicit")
+    handle = byname.attach(lm.model, select.attention.scores, lambda event: None, attention="explicit")
     with handle, pytest.raises(NoMatchError, match=f"written in Python there, and `{softmax}` gives its pattern"):
         lm(IDS)
     pattern = byname.capture(lm.model, softmax)(IDS)[softmax]

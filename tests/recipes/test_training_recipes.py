@@ -68,6 +68,47 @@ def test_dead_neurons(kind):
         assert torch.equal(figures["fired"], fired.sum(0))
 
 
+@every_kind
+def test_the_tokens_that_excite_a_unit_most(kind):
+    lm, data = causal(kind), batches()
+    place = lm.activation(1)
+    seen = torch.cat([value.flatten(0, -2) for value in values_of(lm, [place], data)[place]])
+    top = byname.analyse.TopK(3)
+
+    def see(name, module, value):
+        top.add(value.flatten(0, -2))
+
+    with byname.interject(lm.model, place, see), torch.no_grad():
+        for tokens in data:
+            lm(tokens)
+    values, numbers = top.result()
+    assert torch.equal(values, seen.topk(3, dim=0).values.double())
+    assert torch.equal(seen.gather(0, numbers).double(), values)
+
+
+@every_kind
+def test_a_rule_that_stops_the_training(kind, tmp_path):
+    class Exploded(Exception):
+        pass
+
+    def bounded(path, value, iteration):
+        if iteration == 2 and value.norm() > 0:
+            raise Exploded(iteration)
+
+    lm, data = causal(kind), batches(5)
+    names = [f"{name}.grad" for name, _ in lm.model.named_parameters() if name.endswith("weight")][-1:]
+    done = []
+    with pytest.raises(Exploded), byname.record(lm.model, names, on_value=bounded, to=tmp_path / "stopped.h5"):
+        for tokens in data:
+            train(lm, [tokens])
+            done.append(tokens)
+    with byname.open(tmp_path / "stopped.h5") as stopped:
+        assert stopped[names[0]].iterations == [0, 1]
+        assert not stopped.complete
+        assert "Exploded" in "".join(stopped.missing)
+    assert len(done) == 2
+
+
 def hsic(x, y):
     """The unbiased HSIC, equation 5 of Song et al. 2012."""
     k, m = x @ x.T, y @ y.T

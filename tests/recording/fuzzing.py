@@ -1,9 +1,10 @@
-"""Recordings with changed bytes, attributes, arrays and journals, each opened, read and printed.
+"""Logs and finished recordings with changed bytes, indexes and frames, each opened, read and printed.
 
 Run by `test_fuzz.py` in a process of its own: ``python fuzzing.py DIRECTORY FIRST COUNT`` takes one seed after another,
 says which on standard output before it is tried, and ends at the first answer that is neither values nor a BynameError.
 """
 
+import json
 import os
 import random
 import resource
@@ -12,9 +13,9 @@ import signal
 import sys
 import traceback
 import warnings
+import zlib
 from pathlib import Path
 
-import h5py
 import numpy
 import torch
 from stored_runs import series
@@ -22,29 +23,28 @@ from stored_runs import series
 import byname
 from byname.errors import BynameError
 from byname.recording.distributed.dtensor import Shard
-from byname.recording.stores.writer import Hdf5Store
+from byname.recording.frame import ENTRY, HEADER, MARK
+from byname.recording.log_file import LogStore
+from byname.recording.recording_file import LOG_MAGIC, MAGIC, log_of, marked
+from byname.recording.recording_file import MARK as FILE_MARK
 
 ROOM, PATIENCE = 2 << 30, 20
 """Bytes of addresses, and seconds of the processor, that one file may take."""
 
 
 def make(directory):
-    """The recordings that are changed: plain, packed, and one whose writer was killed with a journal."""
+    """The recordings that are changed: plain, packed, and the log of a writer that was killed."""
     torch.manual_seed(0)
-    for name, compression in (("plain", None), ("gzip", "gzip"), ("lzf", "lzf")):
-        store = Hdf5Store(directory / f"{name}.h5", run={"note": {"k": [1, "x"]}}, compression=compression)
+    for name, compression in (("plain", None), ("gzip", "gzip")):
+        store = LogStore(directory / f"{name}.h5", run={"note": {"k": [1, "x"]}}, compression=compression)
         fill(store)
         store.close()
     killed = directory / "killed.h5"
-    store = Hdf5Store(killed, run={})
-    fill(store)
-    store.flush()
-    with h5py.File(killed, "r"):  # while somebody reads, what is committed stays in the journal
-        for number in range(3):
-            fill(store, start=100 + 100 * number)
-            store.flush()
-        for one in (killed, killed.with_name("killed.h5.journal")):
-            shutil.copy(one, one.with_name(one.name.replace("killed", "left")))
+    store = LogStore(killed, run={})
+    for number in range(4):
+        fill(store, start=100 * number)
+        store.flush()
+    shutil.copy(log_of(killed), log_of(directory / "left.h5"))
     store.close()
     killed.unlink()
 
@@ -66,21 +66,20 @@ def fill(store, start=0):
 
 def changed(directory, chance):
     """A copy of one of the recordings with something else in it."""
-    original = directory / f"{chance.choice(['plain', 'plain', 'gzip', 'lzf', 'left'])}.h5"
+    name = chance.choice(["plain", "gzip", "left"])
     path = directory / "changed.h5"
-    shutil.copy(original, path)
-    journal = original.with_name(original.name + ".journal")
-    beside = path.with_name("changed.h5.journal")
-    beside.unlink(missing_ok=True)
-    if journal.exists():
-        shutil.copy(journal, beside)
-    if journal.exists() and chance.random() < 0.5:
-        change_bytes(beside, chance)
-    elif chance.random() < 0.5:
-        change_bytes(path, chance)
+    for one in (path, log_of(path)):
+        one.unlink(missing_ok=True)
+    if name == "left":
+        shutil.copy(log_of(directory / "left.h5"), log_of(path))
+        change = change_bytes if chance.random() < 0.4 else change_frame
+        change(log_of(path), chance)
     else:
-        for _ in range(chance.randrange(1, 4)):
-            change_contents(path, chance)
+        shutil.copy(directory / f"{name}.h5", path)
+        if chance.random() < 0.4:
+            change_bytes(path, chance)
+        else:
+            change_index(path, lambda index: mutated(index, chance))
     return path
 
 
@@ -104,60 +103,107 @@ def change_bytes(path, chance):
     path.write_bytes(whole)
 
 
-TEXTS = [
-    "",
-    "x",
-    "a",
-    "tensor",
-    "int",
-    "str",
-    "nested",
-    "rows",
-    "flat",
-    "qint8",
-    "float64",
-    "bfloat16",
-    "bits8",
-    "[[]]",
+NUMBERS = [0, 1, -1, 2, 8, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, -(2**63), 2**63 - 1, 2**64, 0.5, 1e300]
+TEXTS = ["", "x", "a", "tensor", "int", "str", "nested", "rows", "flat", "padded", "bytes", "qint8", "float64", "bits8"]
+OTHERS = [
+    None,
+    True,
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    "\x1b[31m",
+    "9" * 5000,
+    [[0, 0]] * 3,
+    {"chunk": 1, "each": 1, "chunks": []},
 ]
-TEXTS += ["{}", '{"mesh": 1}', '["x"]', "\x1b[31m", "ä" * 99, "9" * 5000, "[" * 5000, '{"tensor":["quint8",[1],0]}']
-TEXTS += [
-    '{"tensor":["float32",[0,4611686018427387904,4],0]}',
-    '{"dict":[[[],1]]}',
-    '{"int":"0xzz"}',
-    '{"device":"cuda:9"}',
-]
-NUMBERS = [0, 1, -1, 2, 2**31 - 1, -(2**31), 2**40, 2**62, -(2**63), 2**63 - 1]
 
 
-def change_contents(path, chance):
-    try:
-        with h5py.File(path, "r+") as file:
-            things = [file]
-            file.visititems(lambda name, thing: things.append(thing))
-            change(file, chance.choice(things), chance)
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError):
-        pass  # what was changed before is in the way
-
-
-def change(file, thing, chance):
-    kind = chance.randrange(6)
-    if isinstance(thing, h5py.Dataset) and kind < 3 and len(thing.shape) and thing.size:
-        place = tuple(chance.randrange(size) for size in thing.shape)
-        text = h5py.check_string_dtype(thing.dtype)
-        thing[place] = chance.choice(TEXTS) if text else numpy.array(chance.choice(NUMBERS)).astype(thing.dtype)
-    elif isinstance(thing, h5py.Dataset) and kind == 3 and thing.maxshape and None in thing.maxshape:
-        thing.resize(chance.choice([0, 1, 3, 1000, 5000]), 0)
-    elif kind == 4 and isinstance(thing, h5py.Group) and len(thing):
-        name, other = chance.choice(list(thing)), chance.choice(list(thing))
-        del thing[name]
-        if chance.random() < 0.7 and other != name:
-            links = [thing[other], h5py.SoftLink(f"/{other}"), h5py.ExternalLink("x.h5", "/"), numpy.zeros(3)]
-            thing[name] = chance.choice(links)
+def mutated(thing, chance, depth=0):
+    """Change something in nested lists and dicts, in place."""
+    keys = [*thing] if isinstance(thing, dict) else [*range(len(thing))]
+    if not keys:
+        return
+    key = chance.choice(keys)
+    inner = thing[key]
+    if isinstance(inner, list | dict) and inner and chance.random() < (0.95 if depth < 2 else 0.7):
+        mutated(inner, chance, depth + 1)
+    elif chance.random() < 0.1:
+        del thing[key]
+    elif isinstance(inner, int) and chance.random() < 0.5:
+        thing[key] = inner + chance.choice([-8, -1, 1, 2, 4, 8, 64, 4096])
     else:
-        names = list(thing.attrs) or ["path"]
-        value = chance.choice([chance.choice(TEXTS), chance.choice(NUMBERS), chance.random(), True, numpy.zeros(3)])
-        thing.attrs[chance.choice(names)] = value
+        thing[key] = chance.choice([*NUMBERS, *TEXTS, *OTHERS])
+
+
+def change_index(path, change):
+    """Write another index behind the others of a finished recording, with its checksums."""
+    whole = bytearray(path.read_bytes())
+    at = whole.index(MAGIC)
+    _, identity, _, begin, _ = FILE_MARK.unpack(whole[at : at + FILE_MARK.size])
+    _, _, words, table, _ = HEADER.unpack(whole[begin : begin + HEADER.size])
+    begin += HEADER.size
+    index = json.loads(whole[begin : begin + words])
+    rows = numpy.frombuffer(bytes(whole[begin + words : begin + words + table]), ENTRY)
+    index["entries"] = [dict(zip(ENTRY.names, row.tolist(), strict=True)) for row in rows]
+    change(index)
+    entries = entries_of(index.pop("entries", [])).tobytes()
+    text = json.dumps(index).encode()
+    frame = HEADER.pack(MARK, zlib.crc32(text + entries), len(text), len(entries), 0) + text + entries
+    whole[at : at + FILE_MARK.size] = marked(identity, len(whole), len(whole))
+    path.write_bytes(whole + frame)
+
+
+def entries_of(rows):
+    """Entries of what may be anything, as far as they can be written."""
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    entries = numpy.zeros(len(rows), ENTRY)
+    for entry, row in zip(entries, rows, strict=True):
+        for name in ENTRY.names:
+            number = row.get(name, 0)
+            entry[name] = fitting(number if type(number) is int else 0, ENTRY[name].itemsize)
+    return entries
+
+
+def fitting(number, size):
+    """The number as an integer of so many bytes has it."""
+    return (number + 2 ** (8 * size - 1)) % 2 ** (8 * size) - 2 ** (8 * size - 1)
+
+
+def change_frame(path, chance):
+    """Change the header, the JSON or the entries of a frame of a log, with its checksum."""
+    whole = path.read_bytes()
+    at, frames = len(LOG_MAGIC) + 16, []
+    while at < len(whole):
+        mark, _, words, table, size = HEADER.unpack(whole[at : at + HEADER.size])
+        frames.append((at, words, table, size))
+        at += HEADER.size + words + table + size
+    at, words, table, size = chance.choice(frames)
+    begin = at + HEADER.size
+    text, entries = whole[begin : begin + words], bytearray(whole[begin + words : begin + words + table])
+    body = bytearray(whole[begin + words + table : begin + words + table + size])
+    kind = chance.randrange(4)
+    if kind == 0 and text:
+        facts = json.loads(text)
+        mutated(facts, chance)
+        text = json.dumps(facts).encode()
+    elif kind == 1 and entries:
+        rows = numpy.frombuffer(entries, ENTRY)
+        name = chance.choice(ENTRY.names)
+        number = chance.choice([0, 1, -1, 2, 3, 8, 17, 2**31 - 1, 2**40, 2**62, 2**63 - 1, len(whole)])
+        rows[name][chance.randrange(len(rows))] = fitting(number, ENTRY[name].itemsize)
+        del rows  # which lies in the entries
+        if chance.random() < 0.3:
+            entries += entries * chance.randrange(1, 2000)
+    elif kind == 2 and body:
+        place = chance.randrange(len(body))
+        body[place : place + 8] = chance.choice([0, 1, 2**31, 2**63 - 1, 2**64 - 1, 16]).to_bytes(8, "little")
+    else:
+        text = chance.choice(
+            [b"", b"{", b"[]", b"3", b"[" * 5000, b'{"run":{}}', b'{"places":[["a",null]]}', text + b" "]
+        )
+    header = HEADER.pack(MARK, zlib.crc32(text + entries), len(text), len(entries), len(body))
+    path.write_bytes(whole[:at] + header + text + entries + body + whole[begin + words + table + size :])
 
 
 def read(path):
@@ -170,6 +216,8 @@ def read(path):
             found.head(4), found.to_numpy(), repr(list(found.values))
             if any(found.shards):
                 byname.assembled(found)
+    if path.exists() or log_of(path).exists():
+        byname.repair(path)
 
 
 def one(directory, seed):

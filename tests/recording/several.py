@@ -28,11 +28,17 @@ def wait_for(event):
         time.sleep(0.01)
 
 def stop_until(event):  # another process wakes this one when some rank announces it
-    if os.fork() == 0:
-        wait_for(event)
-        os.kill(os.getppid(), signal.SIGCONT)
+    stopped = os.getpid()
+    waker = os.fork()
+    if waker == 0:
+        while os.getppid() == stopped:  # again and again, for the event may come before this one has stopped
+            if os.path.exists(f"{folder}/{event}"):
+                os.kill(stopped, signal.SIGCONT)
+            time.sleep(0.01)
         os._exit(0)
-    os.kill(os.getpid(), signal.SIGSTOP)
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(waker, signal.SIGKILL)
+    os.waitpid(waker, 0)
 
 def leave():  # a process group that is torn down at exit may hang or crash (PyTorch 2.13, gloo)
     sys.stdout.flush()

@@ -2,8 +2,8 @@
 
 import torch
 
+from byname.recording.log_file import LogStore
 from byname.recording.series import Series
-from byname.recording.stores.writer import Hdf5Store
 
 
 def series(path, values, *, start=0, rank=0, call=0, mode="train", shard=None):
@@ -17,7 +17,7 @@ def series(path, values, *, start=0, rank=0, call=0, mode="train", shard=None):
 
 def written(path, places, *, complete=True, **run):
     """A file with these values; `places` maps paths to lists of values."""
-    store = Hdf5Store(path, run=run)
+    store = LogStore(path, run=run)
     store.append({name: series(name, values) for name, values in places.items()})
     store.close(complete=complete)
     return path

@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 import byname
-from byname.recording.clock import Times
-from byname.recording.sampling import Time
 
 
 @pytest.mark.parametrize("every", [1, 2, 7])
@@ -30,13 +28,3 @@ def test_gradients_have_the_iterations_of_their_forwards_in_whatever_order_backw
     found = recorder.results["0.grad"]
     wanted = [one for one in told if one[1] % every == 0]
     assert [*zip(found.modes, found.iterations, map(float, found.values), strict=True)] == wanted
-
-
-@pytest.mark.parametrize("every", [1, 2, 7, 100])
-def test_a_listener_that_records_one_iteration_of_several_keeps_one_stretch(every):
-    times = Times()
-    for forward in range(1000):
-        times.note(forward, Time("train", forward * every))
-    assert len(times) == 1
-    assert times.of(321) == Time("train", 321 * every)
-    assert times.of(-1) is None

@@ -3,7 +3,7 @@ import os
 import numpy
 import pytest
 
-from byname.recording.stores.journal.descriptors import write_together
+from byname.recording.descriptors import write_together
 
 BEFORE = b"before "
 

@@ -7,15 +7,15 @@ from several import KILLED, run_ranks
 
 from byname.errors import BadArgumentError, NotStorableError, RecordingError
 from byname.recording.distributed.dtensor import Shard
-from byname.recording.distributed.gather import Gatherer
-from byname.recording.distributed.receiving import combined
+from byname.recording.distributed.gather import combined
+from byname.recording.distributed.gather import gatherer as made
 from byname.recording.distributed.wire import body_length, header, packed, unpacked, weight
 from byname.recording.series import Series
 
 gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
 GATHER = """
-from byname.recording.distributed.gather import Gatherer
+from byname.recording.distributed.gather import gatherer as made
 from byname.recording.series import Series
 
 def window(*iterations, path="x", width=None, times=1):
@@ -141,7 +141,7 @@ def test_stacked_values_stay_stacked_where_they_fit():
 
 
 def test_one_process_alone_gets_its_own_windows_at_once():
-    gatherer = Gatherer()
+    gatherer = made()
     gatherer.offer(0, {"x": series(values=[1])})
     assert [window["x"].values for window in gatherer.ready()] == [[1]]
     gatherer.offer(1, {"x": series(values=[2])})
@@ -153,7 +153,7 @@ def test_one_process_alone_gets_its_own_windows_at_once():
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1.0}, {"limit": 0}, {"timeout": float("nan")}])
 def test_impossible_limits_are_refused(options):
     with pytest.raises(BadArgumentError, match="above 0"):
-        Gatherer(**options)
+        made(**options)
 
 
 # with real processes
@@ -165,7 +165,7 @@ def test_windows_of_two_ranks_come_together_at_rank_0_and_nothing_is_left(tmp_pa
         tmp_path,
         GATHER
         + """
-gatherer = Gatherer(timeout=30)
+gatherer = made(timeout=30)
 for number in range(12):
     if rank == 0 or number % 4:  # a rank may have nothing in a window, or less
         gatherer.offer(number, window(2 * number) if rank == 0 else window(2 * number, 2 * number + 1))
@@ -193,11 +193,11 @@ def test_when_a_rank_is_killed_the_others_go_on_and_rank_0_says_what_is_missing(
         tmp_path,
         GATHER
         + """
-gatherer = Gatherer(timeout=30)
+gatherer = made(timeout=30)
 for number in range(10):
     gatherer.offer(number, window(number))
     collect(gatherer)
-    while rank == 1 and number == 5 and gatherer._end._bytes:  # until rank 0 has stored the sixth
+    while rank == 1 and number == 5 and gatherer._bytes:  # until rank 0 has stored the sixth
         time.sleep(0.01)
     if rank == 1 and number == 5:
         kill()
@@ -222,14 +222,14 @@ def test_when_rank_0_is_killed_the_others_keep_what_it_had_not_stored(tmp_path):
         tmp_path,
         GATHER
         + """
-gatherer = Gatherer(timeout=30)
+gatherer = made(timeout=30)
 for number in range(10):
     gatherer.offer(number, window(number))
     collect(gatherer)
     if rank == 0 and number == 5:
         while len(got) < 6:
             collect(gatherer)
-        gatherer._end._changed.acquire()  # the sixth was handed on, and a seventh may wait: neither is let go
+        gatherer._changed.acquire()  # the sixth was handed on, and a seventh may wait: neither is let go
         tell(stored=[one["x"].iterations for one in got])
         kill()
     time.sleep(0.02)
@@ -255,7 +255,7 @@ def test_a_stopped_rank_holds_nobody_up_and_keeps_its_own(tmp_path):
         tmp_path,
         GATHER
         + """
-gatherer = Gatherer(timeout=3)
+gatherer = made(timeout=3)
 for number in range(20):
     gatherer.offer(number, window(number))
     collect(gatherer)
@@ -283,7 +283,7 @@ def test_a_stopped_rank_0_holds_nobody_up_and_what_is_too_much_is_kept(tmp_path)
         tmp_path,
         GATHER
         + """
-gatherer = Gatherer(timeout=20, limit=1 << 20)
+gatherer = made(timeout=20, limit=1 << 20)
 gatherer.offer(0, window(0))
 if rank == 0:
     stop_until("all is offered")
@@ -316,7 +316,7 @@ def test_a_rank_that_forgets_to_close_ends_as_it_would_without(tmp_path, end, co
         tmp_path,
         GATHER
         + f"""
-gatherer = Gatherer(timeout=20)
+gatherer = made(timeout=20)
 for number in range(6):
     gatherer.offer(number, window(number))
     collect(gatherer)
@@ -339,10 +339,10 @@ def test_a_rank_that_never_records_is_an_error_of_the_others_in_time(tmp_path):
         tmp_path,
         """
 from byname.errors import RecordingError
-from byname.recording.distributed.gather import Gatherer
+from byname.recording.distributed.gather import gatherer as made
 if rank == 0:
     try:
-        Gatherer(timeout=2)
+        made(timeout=2)
     except RecordingError as error:
         tell(error=str(error), threads=threading.active_count())
     announce("it was told")
@@ -362,7 +362,7 @@ def test_steps_longer_than_the_timeout_lose_nothing(tmp_path):
         tmp_path,
         GATHER
         + """
-gatherer = Gatherer(timeout=0.5)
+gatherer = made(timeout=0.5)
 for number in range(4):
     time.sleep(1 + rank * (number % 2))
     gatherer.offer(number, window(number))
@@ -385,7 +385,7 @@ def test_large_windows_of_four_ranks_arrive_whole(tmp_path):
         tmp_path,
         GATHER
         + """
-gatherer = Gatherer(timeout=60)
+gatherer = made(timeout=60)
 for number in range(30):
     gatherer.offer(number, window(number, width=500_000 * (rank + number % 2)))
     collect(gatherer)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import byname
-from byname.recording.stores.journal import file_objects
+from byname.recording.stored import OpenFile
 
 PLACES, VALUE = 20, 4096
 
@@ -28,14 +28,13 @@ class Reads:
 
     def __init__(self, monkeypatch):
         self.bytes = 0
-        read = file_objects.GuardedFile.readinto
+        read = OpenFile.read_into
 
-        def readinto(file, buffer):
-            got = read(file, buffer)
-            self.bytes += got
-            return got
+        def read_into(file, view, at):
+            read(file, view, at)
+            self.bytes += len(view)
 
-        monkeypatch.setattr(file_objects.GuardedFile, "readinto", readinto)
+        monkeypatch.setattr(OpenFile, "read_into", read_into)
 
     def of(self, ask):
         """What was asked for, and the bytes that were read for it."""
@@ -59,7 +58,7 @@ def test_the_results_of_a_place_read_its_iterations_and_nothing_else(forwards, r
         for _ in range(3):
             series, took = reads.of(lambda: recorder.results["layers.7"])
             assert series.iterations == [*range(forwards)]
-            assert 0 < took <= 8 * forwards + VALUE  # of 20 values each
+            assert 0 < took <= 17 * forwards + 3 * VALUE  # of 20 values each
 
 
 def test_each_value_in_force_is_the_only_thing_that_is_read_for_it(reads, tmp_path):
@@ -74,13 +73,13 @@ def test_each_value_in_force_is_the_only_thing_that_is_read_for_it(reads, tmp_pa
             assert took == VALUE
 
 
-def test_the_size_and_the_paths_of_results_read_nothing(reads, tmp_path):
+def test_the_size_and_the_paths_of_results_read_no_values_and_no_records(reads, tmp_path):
     model = Wide()
     with byname.record(model, "layers.*", to=tmp_path / "run.h5") as recorder:
         model(torch.zeros(8))
         recorder.flush()
         (size, paths), took = reads.of(lambda: (len(recorder.results), [*recorder.results]))
-        assert (size, len(paths), took) == (PLACES, PLACES, 0)
+        assert (size, len(paths)) == (PLACES, PLACES) and took <= 2 * (64 * PLACES + VALUE)
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counted by Linux")
@@ -92,7 +91,7 @@ def test_opening_a_file_and_printing_it_reads_none_of_its_values(tmp_path):
     _printed(file)  # by which modules are imported
     before = _read_by_this_process()
     text = _printed(file)
-    assert _read_by_this_process() - before < 100_000 < file.stat().st_size / 100
+    assert _read_by_this_process() - before < 80_000 < file.stat().st_size / 100
     assert "layers.19" in text and "0-99" in text
 
 

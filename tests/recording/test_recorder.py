@@ -270,6 +270,7 @@ def test_parameters_are_stored_when_they_changed_only():
     assert recorder.results["forward.x"].iterations == [0]
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("how", ["the model as a wrapper", "the model in place", "a function around it"])
 def test_every_iteration_of_a_compiled_program_is_counted_also_where_nothing_is_due(how):
     model, x = net()

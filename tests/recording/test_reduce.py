@@ -10,7 +10,7 @@ from torch import nn
 import byname
 from byname.errors import BadArgumentError, NotStorableError, RecordingWarning
 from byname.recording.values.copy import plain_copy
-from byname.recording.values.reduce import NAMES, conversion, converted, reduction
+from byname.recording.values.reduce import FIGURES, conversion, converted, reduction
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 WHOLE = [torch.int64, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool]
@@ -160,7 +160,7 @@ def test_a_part_that_a_value_holds_many_times_is_reduced_once():
 def test_nothing_reaches_autograd_or_random_state():
     weight = nn.Parameter(torch.randn(4))
     state = torch.get_rng_state()
-    for name in NAMES:
+    for name in FIGURES:
         got = taken(name, weight * 1)
         got = got["counts"] if name == "histogram" else got
         assert not got.requires_grad
@@ -200,7 +200,7 @@ def test_neither_a_subclass_nor_a_mode_of_the_program_sees_it():
 
     value = torch.ones(3)
     with Operators():
-        got = [taken(NAMES, value), taken(NAMES, value.as_subclass(Loud))]
+        got = [taken((*FIGURES,), value), taken((*FIGURES,), value.as_subclass(Loud))]
         assert not [one for one in seen if "alias" not in str(one)]
     assert got[0]["mean"] == got[1]["mean"] == 1 and type(got[1]["max"]) is torch.Tensor
 

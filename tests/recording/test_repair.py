@@ -1,52 +1,43 @@
-"""What a killed writer left beside a file, put back: by `byname.repair`, `byname show --repair` and opening."""
+"""What a killed writer left is made a file: by `byname.repair`, `byname.finish` and both commands."""
 
 import fcntl
 import os
 import signal
-import subprocess
 
 import h5py
 import processes
 import pytest
-import torch
 
 import byname
-from byname.errors import NoRecordingError, NotARecordingError, RecordingError
-from byname.recording.stores.journal import journal as leftovers
-from byname.recording.stores.journal.descriptors import beside
-from byname.recording.stores.journal.journaled_file import JournaledFile
+from byname.errors import NoRecordingError, NotARecordingError, RecordingError, RecordingExistsError
+from byname.recording import finish
+from byname.recording.recording_file import log_of
 
 WRITER = """
-import fcntl, os, signal, sys, torch, byname
+import os, signal, torch, byname
 model = torch.nn.Linear(2, 2)
 recorder = byname.record(model, "forward", to="run.h5", mode="both", overwrite=True)
-for _ in range(3):
+for _ in range(7):
     model(torch.randn(1, 2))
 recorder.flush()
-reader = os.open("run.h5", os.O_RDONLY)
-fcntl.flock(reader, fcntl.LOCK_SH)
-for _ in range(4):
-    model(torch.randn(1, 2))
-recorder.flush()
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """The bytes of a file and its journal, of a writer that was killed while somebody read."""
+    """The bytes of the log of a writer that was killed."""
     folder = tmp_path_factory.mktemp("killed")
-    done = processes.run(["-c", WRITER + "os.kill(os.getpid(), signal.SIGKILL)"], cwd=folder)
+    done = processes.run(["-c", WRITER], cwd=folder)
     assert done.returncode == -signal.SIGKILL
-    return (folder / "run.h5").read_bytes(), (folder / "run.h5.journal").read_bytes()
+    assert [one.name for one in folder.iterdir()] == ["run.h5.log"]
+    return (folder / "run.h5.log").read_bytes()
 
 
 @pytest.fixture
 def run(killed, tmp_path):
-    file = tmp_path / "run.h5"
-    file.write_bytes(killed[0])
-    beside(file).write_bytes(killed[1])
-    assert plainly(file) == 3
-    return file
+    log_of(tmp_path / "run.h5").write_bytes(killed)
+    return tmp_path / "run.h5"
 
 
 def plainly(file):
@@ -54,189 +45,135 @@ def plainly(file):
         return plain["forward/values"].shape[0]
 
 
-def test_repair_puts_all_of_it_into_the_file_and_says_so(run, tmp_path):
-    assert byname.repair(run) is True
+@pytest.mark.parametrize("name", ["run.h5", "run.h5.log"])
+@pytest.mark.parametrize("how", [byname.repair, byname.finish])
+def test_it_makes_a_file_of_all_of_it_and_says_so(how, name, run, tmp_path):
+    assert how(tmp_path / name) == (True if how is byname.repair else run)
     assert plainly(run) == 7 and [one.name for one in tmp_path.iterdir()] == ["run.h5"]
     content = run.read_bytes()
-    assert byname.repair(str(run)) is False and run.read_bytes() == content
+    assert byname.repair(str(tmp_path / name)) is False and byname.finish(tmp_path / name) == run
+    assert run.read_bytes() == content
     with byname.open(run) as recording:
-        assert len(recording["forward"]) == 7 and not recording.complete
+        assert len(recording["forward"]) == 7 and recording.ended is False and not recording.complete
 
 
-@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("look", [[], ["--place", "forward"], ["--repair"], ["--no-ranges"]], ids=str)
-def test_byname_show_puts_it_back(look, run):
+def test_byname_show_reads_the_log_and_repairs_it_when_asked(look, run):
     shown = processes.run(["-m", "byname", "show", *look, run], capture_output=True, text=True, check=True)
-    assert plainly(run) == 7 and not beside(run).exists()
-    assert ("is repaired" in shown.stderr) == ("--repair" in look)
-    again = processes.run(["-m", "byname", "show", "--repair", run], capture_output=True, text=True, check=True)
-    assert "nothing to put back" in again.stderr
+    asked = "--repair" in look
+    assert (run.exists(), log_of(run).exists(), "is repaired" in shown.stderr) == (asked, not asked, asked)
+    assert "forward" in shown.stdout
+    if asked:
+        again = processes.run(["-m", "byname", "show", "--repair", run], capture_output=True, text=True, check=True)
+        assert "nothing to repair" in again.stderr
 
 
-def test_opening_puts_it_back_and_reads_the_same(run):
+def test_byname_finish_prints_the_file(run):
+    done = processes.run(["-m", "byname", "finish", log_of(run)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{run}\n" and plainly(run) == 7
+    none = processes.run(["-m", "byname", "finish", "none.h5"], capture_output=True, text=True)
+    assert none.returncode == 1 and "there is no file none.h5" in none.stderr
+
+
+def test_opening_changes_nothing(run, killed):
     with byname.open(run) as recording:
-        assert len(recording["forward"]) == 7 and not beside(run).exists()
-    assert plainly(run) == 7
+        assert len(recording["forward"]) == 7 and "after iteration 6" in recording.missing[0]
+    assert not run.exists() and log_of(run).read_bytes() == killed
 
 
-def test_where_it_may_not_write_opening_reads_the_journal_and_changes_nothing(run, killed, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with byname.open(run) as recording:
-        assert len(recording["forward"]) == 7
-    assert (run.read_bytes(), beside(run).read_bytes()) == killed
-
-
-def test_without_locks_only_who_asks_for_it_changes_a_file(run, killed, monkeypatch):
-    monkeypatch.setattr(leftovers, "taken_over", lambda descriptor: None)
-    byname.open(run).close()
-    assert (run.read_bytes(), beside(run).read_bytes()) == killed
-    assert byname.repair(run) and plainly(run) == 7
-
-
-def test_while_somebody_reads_the_file_stays_as_it_is(run, killed):
-    with run.open("rb") as reader:
-        fcntl.flock(reader, fcntl.LOCK_SH)
-        with pytest.raises(RecordingError, match=r"run.h5 is in use: another process, or this one, writes or reads it"):
-            byname.repair(run)
-        with byname.open(run) as recording:
-            assert len(recording["forward"]) == 7
-        assert (run.read_bytes(), beside(run).read_bytes()) == killed
+def test_while_its_writer_lives_a_log_is_left_to_it(run, killed):
+    writer = os.open(log_of(run), os.O_RDWR)
+    fcntl.flock(writer, fcntl.LOCK_SH)
+    for how in (byname.repair, byname.finish):
+        with pytest.raises(RecordingError, match=r"run\.h5\.log is in use: .*writes it"):
+            how(run)
+    assert log_of(run).read_bytes() == killed and not run.exists()
+    os.close(writer)
     assert byname.repair(run)
 
 
-def test_while_its_writer_lives_a_journal_is_left_to_it(tmp_path):
-    goes_on = WRITER + "print('ready', flush=True)\nsys.stdin.readline()\nos.close(reader)\nrecorder.close()\n"
-    writer = processes.Fork(["-c", goes_on], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert writer.stdout.readline() == "ready\n"
-    file = tmp_path / "run.h5"
-    before = beside(file).read_bytes()
-    with byname.open(file) as recording:
-        assert len(recording["forward"]) == 7
-    with pytest.raises(RecordingError, match="is in use"):
-        byname.repair(file)
-    assert beside(file).read_bytes() == before and plainly(file) == 3
-    writer.communicate("go on\n", timeout=60)
-    assert writer.returncode == 0 and plainly(file) == 7 and not beside(file).exists()
-    assert byname.repair(file) is False
+def test_a_reader_is_in_nobodys_way(run):
+    with byname.open(run) as recording:
+        assert byname.repair(run)
+        assert len([*recording["forward"]]) == 7
 
 
-def test_a_writer_whose_journal_was_put_back_by_others_goes_on(tmp_path, monkeypatch):
-    """Where there are no locks, somebody may be wrong about whether it is gone."""
-    file, model = tmp_path / "run.h5", torch.nn.Linear(2, 2)
-    monkeypatch.setattr(leftovers, "taken_over", lambda descriptor: None)
-    with byname.record(model, "forward", to=file, mode="both") as recorder:
-        model(torch.randn(1, 2))
-        recorder.flush()
-        with file.open("rb") as reader:
-            fcntl.flock(reader, fcntl.LOCK_SH)
-            for _ in range(3):
-                model(torch.randn(1, 2))
-                recorder.flush()
-                assert byname.repair(file)
-            model(torch.randn(1, 2))
-            recorder.flush()
-            with byname.open(file) as recording:
-                assert len(recording["forward"]) == 5
-        model(torch.randn(1, 2))
-    assert plainly(file) == 6 and not beside(file).exists()
+CALLS = ["open", "pwrite", "pwritev", "replace", "unlink"]
 
 
-@pytest.mark.parametrize("number", range(12))
-def test_a_repair_that_is_ended_at_any_call_is_done_by_the_next_one(number, run, monkeypatch):
-    calls = []
+@pytest.mark.parametrize("name", CALLS)
+def test_a_repair_that_fails_at_any_call_is_done_by_the_next_one(name, run, tmp_path, monkeypatch):
+    real, done = getattr(os, name), []
+    for at in range(20):
+        done.clear()
 
-    class End(Exception):
-        pass
+        def failing(*given, at=at, **named):
+            done.append(1)
+            if len(done) == at + 1:
+                raise OSError(5, "Input/output error")
+            return real(*given, **named)
 
-    def ending(function):
-        def called(*given, **options):
-            calls.append(function)
-            if len(calls) > number:
-                raise End
-            return function(*given, **options)
-
-        return called
-
-    with monkeypatch.context() as patched:
-        for where, name in ((leftovers, "write_at"), (os, "ftruncate")):
-            patched.setattr(where, name, ending(getattr(where, name)))
-        patched.setattr("pathlib.Path.unlink", ending(type(run).unlink))
+        monkeypatch.setattr(os, name, failing)
         try:
             byname.repair(run)
-        except End:
-            pass
-        else:
-            assert len(calls) <= number
+            failed = ""
+        except RecordingError as error:
+            failed = str(error)
+        monkeypatch.setattr(os, name, real)
+        assert byname.open(run)["forward"].iterations == [*range(7)]
+        assert not failed or "run.h5" in failed
+        if not failed and len(done) <= at:
+            break
+    byname.repair(run)
+    assert plainly(run) == 7 and [one.name for one in tmp_path.iterdir()] == ["run.h5"]
+
+
+def test_a_file_that_was_there_already_when_its_process_was_killed_only_loses_its_log(run, killed):
+    byname.repair(run)
+    content = run.read_bytes()
+    log_of(run).write_bytes(killed)
     with byname.open(run) as recording:
         assert len(recording["forward"]) == 7
-    assert plainly(run) == 7 and not beside(run).exists()
+    assert byname.repair(run) and not log_of(run).exists() and run.read_bytes() == content
 
 
-def test_a_damaged_journal_is_refused_and_the_file_stays(run, killed):
-    journal = bytearray(killed[1])
-    journal[90] ^= 1
-    beside(run).write_bytes(bytes(journal) + bytes(journal))
-    with pytest.raises(RecordingError, match="journal is damaged at byte 0"):
+def test_a_file_of_another_recording_is_not_replaced(run, killed):
+    byname.repair(run)
+    changed = killed[:20] + bytes([killed[20] ^ 1]) + killed[21:]  # another identity
+    content = run.read_bytes()
+    log_of(run).write_bytes(changed)
+    with pytest.raises(RecordingExistsError, match=r"run\.h5 is there, and is not of .*run\.h5\.log"):
         byname.repair(run)
-    assert run.read_bytes() == killed[0]
+    assert (run.read_bytes(), log_of(run).read_bytes()) == (content, changed)
 
 
-def test_the_journal_of_another_file_is_no_longer_in_the_way(run, tmp_path):
-    model = torch.nn.Linear(2, 2)
-    with byname.record(model, "forward", to=tmp_path / "other.h5", mode="both"):
-        model(torch.randn(1, 2))
-    content = (tmp_path / "other.h5").read_bytes()
-    beside(run).rename(beside(tmp_path / "other.h5"))
-    assert byname.repair(tmp_path / "other.h5")
-    assert (tmp_path / "other.h5").read_bytes() == content and not beside(tmp_path / "other.h5").exists()
-
-
-def test_no_journal_changes_a_file_that_is_no_recording(tmp_path):
-    """Its mark may lie anywhere: one who writes the journal can choose it to be right."""
-    from byname.recording.stores.journal.frames import Extents, Frame, packed
-
-    file = tmp_path / "mine.h5"
-    with h5py.File(file, "w") as plain:
-        plain["numbers"] = list(range(100))
-    content, changes = file.read_bytes(), Extents()
-    changes.write(1000, b"evil")
-    beside(file).write_bytes(packed(Frame(content[:16], 0, 1, len(content), changes)))
-    with pytest.raises(NotARecordingError, match="no recording of byname"):
-        byname.repair(file)
-    with pytest.raises(NotARecordingError, match="no recording of byname"):
-        byname.open(file)
-    assert file.read_bytes() == content
-
-
-def test_a_mark_that_is_elsewhere_than_in_the_file_is_not_believed(run, killed):
-    from byname.recording.stores.journal.frames import Extents, Frame, packed
-
-    beside(run).write_bytes(packed(Frame(killed[0][:16], 0, 1, len(killed[0]), Extents())))
-    with pytest.raises(RecordingError, match="its journal is that of another file"):
-        byname.repair(run)
-    assert run.read_bytes() == killed[0]
+def test_a_damaged_log_is_refused_or_read_up_to_the_damage(run, killed, tmp_path):
+    log_of(run).write_bytes(killed[:60] + b"x" + killed[61:])
+    for how in (byname.repair, byname.open):
+        with pytest.raises(RecordingError, match=r"run\.h5\.log"):
+            how(run)
+    log_of(run).write_bytes(killed + b"x" * 100)
+    with byname.open(run) as recording:
+        assert len(recording["forward"]) == 7 and "what came after byte" in recording.missing[0]
+    assert byname.repair(run) and not byname.open(run).complete
 
 
 def test_the_files_of_all_ranks_are_repaired(killed, tmp_path):
     for rank in range(2):
-        (tmp_path / f"run.rank{rank}.h5").write_bytes(killed[0])
-        beside(tmp_path / f"run.rank{rank}.h5").write_bytes(killed[1])
+        log_of(tmp_path / f"run.rank{rank}.h5").write_bytes(killed)
     assert byname.repair(tmp_path / "run.h5")
     assert [plainly(tmp_path / f"run.rank{rank}.h5") for rank in range(2)] == [7, 7]
     assert not byname.repair(tmp_path / "run.h5")
 
 
-def test_what_a_killed_overwriting_left_is_removed_and_that_of_a_living_one_is_not(run, tmp_path):
-    byname.repair(run)
-    begun = JournaledFile(run, overwrite=True)
-    living = [one.name for one in tmp_path.iterdir() if one != run]
-    mine = tmp_path / "run.h5.mine.new"
-    for one in (mine, tmp_path / f"run.h5.{'a' * 12}.new"):
+def test_half_made_files_of_killed_processes_are_removed_and_what_others_made_is_not(run, tmp_path):
+    mine, half = tmp_path / "run.h5.mine.new", tmp_path / f"run.h5.{'a' * 12}.new"
+    for one in (mine, half):
         one.write_bytes(b"")
-    assert byname.repair(run)
-    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(["run.h5", *living, mine.name])
-    begun.close()
-    assert plainly(run) == 7 and not byname.repair(run) and mine.exists()
+    assert byname.repair(run) and not half.exists()
+    half.write_bytes(b"")
+    assert byname.repair(run) and not byname.repair(run)
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(["run.h5", mine.name])
 
 
 def test_what_is_not_there_or_no_recording_is_said(tmp_path):
@@ -245,16 +182,19 @@ def test_what_is_not_there_or_no_recording_is_said(tmp_path):
     assert isinstance(error.value, FileNotFoundError)
     with pytest.raises(NotARecordingError, match="is a directory"):
         byname.repair(tmp_path)
+    (tmp_path / "text.h5").write_text("hello")
+    with pytest.raises(NotARecordingError, match=r"text\.h5 is no recording"):
+        byname.repair(tmp_path / "text.h5")
     done = processes.run(["-m", "byname", "show", "--repair", tmp_path / "none.h5"], capture_output=True, text=True)
     assert done.returncode == 1 and "there is no file" in done.stderr
 
 
 def test_what_may_not_be_written_is_a_permission_error(run, killed, monkeypatch):
-    def refused(path, flags):
-        raise PermissionError(13, "Permission denied", str(path))
+    def refused(*given):
+        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(leftovers, "opened", refused)
+    monkeypatch.setattr(finish, "laid_out", refused)
     with pytest.raises(RecordingError, match=r"run\.h5 cannot be repaired: .*Permission denied") as error:
         byname.repair(run)
     assert isinstance(error.value, PermissionError) and error.value.errno == 13
-    assert (run.read_bytes(), beside(run).read_bytes()) == killed
+    assert log_of(run).read_bytes() == killed

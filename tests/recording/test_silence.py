@@ -63,11 +63,11 @@ CASES = {
                   "`forward.h.relu`: `forward.h` holds a dict without attributes `relu`; it has 'relu', 'w'; "
                   "its items are `forward.h['relu']`"),
     "branch": ("forward.rare", {}, forwards,
-               "`forward.rare`: no assignment of `rare` was come to in 3 forwards of Net"),
+               "`forward.rare`: no assignment of `rare` was reached in 3 forwards of Net"),
     "module": ("spare", {}, forwards, "`spare`: it was not called in 3 forwards of Net"),
     "no backward": (["enc.grad", "enc.weight.grad"], {}, forwards,
-                    "`enc.grad`: no backward came to its value; "
-                    "nothing was recorded at `enc.weight.grad`: no backward came to the parameter"),
+                    "`enc.grad`: no backward reached its value; "
+                    "nothing was recorded at `enc.weight.grad`: no backward reached the parameter"),
     "not differentiable": ("forward.x.grad", {}, forwards,
                            "`forward.x.grad`: no gradient flows there, the value does not require one"),
     "several for one reason": (["enc", "head"], {"mode": "train"}, lambda net: forwards(net.eval()),

@@ -217,7 +217,7 @@ def test_a_lazy_array_reads_nothing_before_it_is_asked(file):
     array = series.to_xarray(chunks=10)
     assert series.values.slices == [] and array.chunks[0] == (10,) * 10 and "dask" in repr(array.data)
     assert array.sel(iteration=25).compute().values.tolist() == numbers[25:26].reshape(1, 1, 2, 3).tolist()
-    assert series.values.slices == [slice(20, 30)]
+    assert series.values.slices == [slice(25, 26)]
     assert float(array.mean()) == pytest.approx(numbers.mean())
 
 
@@ -284,5 +284,5 @@ def test_an_array_larger_than_memory_is_opened_and_looked_into(file):
     array = series.to_xarray(chunks="auto")
     assert array.nbytes == 4 * 20_000 * 512 * 512 and series.values.slices == []
     assert array.sel(iteration=12_345, dim_0=5, dim_1=7).values.tolist() == [[3]]
-    (piece,) = series.values.slices
-    assert piece.stop - piece.start == 64
+    assert series.values.slices == [slice(12_345, 12_346)]
+    assert array.chunks[0][0] * 4 * 512 * 512 <= 2**27 and array.chunks[1:] == ((1,), (1,), (512,), (512,))

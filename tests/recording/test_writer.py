@@ -11,11 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stored_runs import bits, series, written
+from torch import nn
 
 import byname
+from byname.cli.tail import _written
 from byname.errors import BadArgumentError, RecordingError, RecordingExistsError, RecordingWarning
 from byname.recording.distributed.dtensor import Shard
-from byname.recording.stores.writer import Hdf5Store
+from byname.recording.log_file import LogStore
+from byname.recording.recording_file import is_log
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
@@ -68,7 +71,7 @@ plain = st.one_of(
 @given(st.lists(st.lists(tensors | plain, max_size=12), min_size=1, max_size=4))
 def test_any_mixture_in_any_order_comes_back(tmp_path, windows):
     path = tmp_path / "mixed.h5"
-    store = Hdf5Store(path, run={}, overwrite=True)
+    store = LogStore(path, run={}, overwrite=True)
     done = []
     for window in windows:
         store.append({"x": series("x", window, start=len(done))})
@@ -95,7 +98,23 @@ def test_many_shapes_lie_flat_and_come_back_in_order(tmp_path):
         assert found.values[17].shape == (17, 2)
         assert len(found.values[10:20]) == 10
     with h5py.File(path) as file:
-        assert len(file["ragged/more"]) == 8
+        assert file["ragged"].attrs["layout"] == "padded" and file["ragged/values"].shape == (90, 29, 2)
+        assert file["ragged/shapes"][:].tolist() == [[number % 30, 2] for number in range(90)]
+        numpy.testing.assert_array_equal(file["ragged/values"][17, :17], values[17].numpy())
+        assert not file["ragged/values"][17, 17:].any()
+
+
+def test_a_place_of_few_large_and_many_small_values_lies_flat(tmp_path):
+    values = [torch.randn(1000 if number == 7 else 2 + number % 3) for number in range(50)]
+    path = written(tmp_path / "run.h5", {"ragged": values})
+    with byname.open(path) as recording:
+        assert bits(list(recording["ragged"].values)) == bits(values)
+        assert list(recording["ragged"].shapes) == [tuple(one.shape) for one in values]
+    with h5py.File(path) as file:
+        group = file["ragged"]
+        assert group.attrs["layout"] == "flat" and group["values"].shape == (sum(map(len, values)),)
+        start, end = group["ends"][6:8]
+        numpy.testing.assert_array_equal(group["values"][start:end], values[7].numpy())
 
 
 def test_rows_larger_than_a_chunk_and_chunks_that_divide_no_row(tmp_path):
@@ -109,9 +128,9 @@ def test_rows_larger_than_a_chunk_and_chunks_that_divide_no_row(tmp_path):
         numpy.testing.assert_array_equal(file["a/values"][1], values[1].numpy())
 
 
-@pytest.mark.parametrize("compression", ["gzip", "lzf", ("gzip", 9), None])
+@pytest.mark.parametrize("compression", ["gzip", ("gzip", 0), ("gzip", 9), None])
 def test_windows_of_changing_length_fill_chunks_from_both_sides(compression, tmp_path):
-    store = Hdf5Store(tmp_path / "run.h5", run={}, compression=compression)
+    store = LogStore(tmp_path / "run.h5", run={}, compression=compression)
     done = []
     for length in (1, 200, 3, 77, 129, 1):
         window = [torch.full((1024,), float(len(done) + one)) for one in range(length)]
@@ -131,7 +150,7 @@ def test_windows_of_changing_length_fill_chunks_from_both_sides(compression, tmp
 
 
 def test_iterations_ranks_calls_and_modes_come_back(tmp_path):
-    store = Hdf5Store(tmp_path / "run.h5", run={"rank": 3})
+    store = LogStore(tmp_path / "run.h5", run={"rank": 3})
     store.append({"a": series("a", [0.5] * 3, rank=3)})
     store.append({"a": series("a", [1.5] * 2, start=3, rank=1, call=2, mode="eval")})
     store.append({"a": series("a", [2.5] * 2, start=9, rank=3)})
@@ -148,7 +167,7 @@ def test_stacked_and_padded_values_keep_the_shapes_from_before(tmp_path):
     stacked = torch.randn(3, 4)
     one = series("a", list(stacked))
     padded = type(one)("p", torch.zeros(2, 5), [0, 1], [0, 0], [0, 0], ["train"] * 2, [(3,), (5,)])
-    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store = LogStore(tmp_path / "run.h5", run={})
     store.append(
         {"a": type(one)("a", stacked, one.iterations, one.ranks, one.calls, one.modes, one.shapes), "p": padded}
     )
@@ -161,7 +180,7 @@ def test_stacked_and_padded_values_keep_the_shapes_from_before(tmp_path):
 
 def test_shards_come_back(tmp_path):
     shard = Shard((2, 2), ("dp", "tp"), (1, 0), ("Replicate()", "Shard(0)"), (8, 4), (4, 0))
-    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store = LogStore(tmp_path / "run.h5", run={})
     store.append({"w": series("w", [torch.ones(4, 4)] * 2, shard=shard)})
     store.append({"w": series("w", [torch.ones(8, 4)], start=2)})
     store.close()
@@ -200,7 +219,7 @@ def test_xarray_opens_a_place_with_named_dimensions(tmp_path):
         assert found["values"].dims == ("iterations", "dim_0", "dim_1")
         assert set(found["values"].coords) == {"iterations", "ranks", "calls", "modes"}
         numpy.testing.assert_array_equal(found["values"].sel(iterations=3), values[3].numpy())
-    for group in ("loss", "r", "r/more/8", "n"):
+    for group in ("loss", "r", "n"):
         with xarray.open_dataset(path, group=group, engine="h5netcdf") as found:
             assert not [name for name in found.dims if str(name).startswith("phony")]
 
@@ -209,11 +228,11 @@ def test_an_existing_file_is_left_alone(tmp_path):
     path = tmp_path / "run.h5"
     path.write_bytes(b"precious")
     with pytest.raises(RecordingExistsError, match="overwrite=True"):
-        Hdf5Store(path, run={})
+        LogStore(path, run={})
     with pytest.raises(FileExistsError):
-        Hdf5Store(path, run={})
+        LogStore(path, run={})
     assert path.read_bytes() == b"precious"
-    Hdf5Store(path, run={}, overwrite=True).close()
+    LogStore(path, run={}, overwrite=True).close()
     assert byname.open(path).complete
 
 
@@ -222,22 +241,22 @@ def test_what_is_in_the_way_of_a_file_is_named(tmp_path):
     with pytest.raises(
         RecordingError, match=r"no directory .*/rums/deep to write to; the closest there is: .*; in it: runs"
     ):
-        Hdf5Store(tmp_path / "rums" / "deep" / "run.h5", run={})
+        LogStore(tmp_path / "rums" / "deep" / "run.h5", run={})
     with pytest.raises(RecordingError, match="is a directory"):
-        Hdf5Store(tmp_path / "runs", run={})
+        LogStore(tmp_path / "runs", run={})
     assert not (tmp_path / "rums").exists()
 
 
-@pytest.mark.parametrize("compression", ["zip", ("gzip", 10), ("lzf", 3), 99_999, ("gzip", "high"), [], True])
+@pytest.mark.parametrize("compression", ["zip", "lzf", ("gzip", 10), ("lzf", 3), 99_999, ("gzip", "high"), [], True])
 def test_a_compression_that_is_none_is_refused_before_anything_is_written(compression, tmp_path):
     with pytest.raises(BadArgumentError, match="gzip"):
-        Hdf5Store(tmp_path / "run.h5", run={}, compression=compression)
+        LogStore(tmp_path / "run.h5", run={}, compression=compression)
     assert not list(tmp_path.iterdir())
 
 
 def test_text_and_containers_can_be_in_a_compressed_file(tmp_path):
     values = ["a", {"k": torch.zeros(2000)}, None, torch.zeros(0, 2), torch.tensor(True), torch.ones(3).bfloat16()]
-    store = Hdf5Store(tmp_path / "run.h5", run={}, compression=("gzip", 1))
+    store = LogStore(tmp_path / "run.h5", run={}, compression=("gzip", 1))
     store.append({"a": series("a", values)})
     store.close()
     with byname.open(tmp_path / "run.h5") as recording:
@@ -247,7 +266,7 @@ def test_text_and_containers_can_be_in_a_compressed_file(tmp_path):
 def test_compression_makes_the_file_smaller(tmp_path):
     sizes = []
     for compression in (None, "gzip"):
-        store = Hdf5Store(tmp_path / f"{compression}.h5", run={}, compression=compression)
+        store = LogStore(tmp_path / f"{compression}.h5", run={}, compression=compression)
         store.append({"a": series("a", [torch.zeros(64, 1024)] * 8)})
         store.close()
         sizes.append((tmp_path / f"{compression}.h5").stat().st_size)
@@ -255,10 +274,10 @@ def test_compression_makes_the_file_smaller(tmp_path):
 
 
 def test_a_file_that_is_lost_is_warned_of_once_and_said_at_flush_and_close(tmp_path):
-    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store = LogStore(tmp_path / "run.h5", run={})
     store.append({"a": series("a", [1.0, 2.0])})
     store.flush()
-    (tmp_path / "run.h5").unlink()
+    (tmp_path / "run.h5.log").unlink()
     store.append({"a": series("a", [3.0], start=2)})
     with pytest.warns(RecordingWarning, match="can no longer be written") as seen:
         with pytest.raises(RecordingError, match="2 records up to iteration 1"):
@@ -277,7 +296,7 @@ def test_a_full_disk_leaves_what_was_flushed(tmp_path, monkeypatch):
     import resource
     import signal
 
-    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store = LogStore(tmp_path / "run.h5", run={})
     store.append({"a": series("a", [torch.ones(1000)] * 4)})
     store.flush()
     limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -297,7 +316,7 @@ def test_a_full_disk_leaves_what_was_flushed(tmp_path, monkeypatch):
 
 
 def test_a_forked_child_writes_nothing(tmp_path):
-    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store = LogStore(tmp_path / "run.h5", run={})
     store.append({"a": series("a", [1.0])})
     child = os.fork()
     if not child:
@@ -312,7 +331,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
 
 
 def test_results_show_what_is_only_buffered(tmp_path):
-    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store = LogStore(tmp_path / "run.h5", run={})
     store.append({"a": series("a", [1.0])})
     assert list(store.results()["a"].values) == [1.0]
     store.append({"a": series("a", [2.0], start=1)})
@@ -323,7 +342,7 @@ def test_results_show_what_is_only_buffered(tmp_path):
 
 def test_places_recorded_together_share_their_index_until_one_goes_its_own_way(tmp_path):
     path = tmp_path / "run.h5"
-    store = Hdf5Store(path, run={})
+    store = LogStore(path, run={})
     store.append({name: series(name, [torch.ones(2)] * 3) for name in "abcd"})
     store.flush()
     with byname.open(path) as recording:
@@ -362,7 +381,7 @@ def test_places_recorded_together_share_their_index_until_one_goes_its_own_way(t
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_long_recording_of_places_that_come_and_go_is_exact(compression, tmp_path):
     chance = torch.Generator().manual_seed(0)
-    store = Hdf5Store(tmp_path / "run.h5", run={}, compression=compression)
+    store = LogStore(tmp_path / "run.h5", run={}, compression=compression)
     wanted = {f"p{number}": [] for number in range(8)}
     for window in range(60):
         for number, path in enumerate(wanted):
@@ -385,28 +404,33 @@ def test_a_long_recording_of_places_that_come_and_go_is_exact(compression, tmp_p
         assert {path: list(recording[path].values) for path in wanted} == wanted
 
 
-def test_a_disk_that_is_full_at_the_very_end_is_said_and_nothing_stays_open(tmp_path, monkeypatch):
-    store = Hdf5Store(tmp_path / "run.h5", run={})
+def test_a_disk_that_is_full_at_the_very_end_is_said_and_the_log_stays(tmp_path, monkeypatch):
+    store = LogStore(tmp_path / "run.h5", run={})
     store.append({"a": series("a", [1.0])})
     store.flush()
-    before, close, write, closed = len([*Path("/proc/self/fd").iterdir()]), h5py.File.close, os.pwrite, []
+    before, write = len([*Path("/proc/self/fd").iterdir()]), os.pwrite
 
-    def full_after_the_file_is_closed(*given):
-        if closed:
+    def full_for_the_file(descriptor, *given):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".new":
             raise OSError(28, "No space left on device")
-        return write(*given)
+        return write(descriptor, *given)
 
-    monkeypatch.setattr(h5py.File, "close", lambda file: closed.append(close(file)))
-    monkeypatch.setattr(os, "pwrite", full_after_the_file_is_closed)
-    with pytest.warns(RecordingWarning, match="No space left"), pytest.raises(RecordingError):
+    monkeypatch.setattr(os, "pwrite", full_for_the_file)
+    with pytest.warns(RecordingWarning, match=r"run\.h5\.log is whole, .*No space left.*byname\.finish makes the file"):
         store.close()
     store.close()
+    monkeypatch.undo()
     assert len([*Path("/proc/self/fd").iterdir()]) < before
+    assert [one.name for one in tmp_path.iterdir()] == ["run.h5.log"]
+    with byname.open(tmp_path / "run.h5") as recording:
+        assert list(recording["a"].values) == [1.0] and recording.complete and recording.ended
+    assert byname.finish(tmp_path / "run.h5") == tmp_path / "run.h5"
+    assert [one.name for one in tmp_path.iterdir()] == ["run.h5"]
     assert list(byname.open(tmp_path / "run.h5")["a"].values) == [1.0]
 
 
 def test_thousands_of_shapes_take_a_few_arrays(tmp_path):
-    store = Hdf5Store(tmp_path / "run.h5", run={})
+    store = LogStore(tmp_path / "run.h5", run={})
     values = [torch.full((number,), float(number)) for number in range(2000)]
     for start in range(0, 2000, 100):
         store.append({"a": series("a", values[start : start + 100], start=start)})
@@ -415,7 +439,7 @@ def test_thousands_of_shapes_take_a_few_arrays(tmp_path):
     with h5py.File(tmp_path / "run.h5") as file:
         parts = []
         file["a"].visit(lambda name: parts.append(name) if name.endswith("values") else None)
-    assert len(parts) == 9
+    assert parts == ["values"]
     with byname.open(tmp_path / "run.h5") as recording:
         assert all(torch.equal(one, value) for one, value in zip(recording["a"].values, values, strict=True))
 
@@ -429,12 +453,109 @@ def test_many_places_with_one_value_take_little_more_than_their_values(tmp_path)
         assert all(torch.equal(recording[name].values[0], only) for name, (only,) in values.items())
 
 
-def test_another_program_opens_a_file_of_which_the_writer_was_killed(tmp_path):
-    """HDF5 marks newer files while they are written, and refuses those that still have the mark."""
-    store = Hdf5Store(tmp_path / "run.h5", run={})
+def test_another_program_opens_what_a_killed_writer_left_once_it_is_repaired(tmp_path):
+    store = LogStore(tmp_path / "run.h5", run={})
     store.append({"a": series("a", [1.0, 2.0])})
     store.flush()
-    (tmp_path / "killed.h5").write_bytes((tmp_path / "run.h5").read_bytes())
+    (tmp_path / "killed.h5.log").write_bytes((tmp_path / "run.h5.log").read_bytes())
     store.close()
+    assert byname.repair(tmp_path / "killed.h5")
     with h5py.File(tmp_path / "killed.h5") as file:
-        assert file["a/values"][:].tolist() == [1.0, 2.0]
+        assert file["a/values"][:].tolist() == [1.0, 2.0] and not file.attrs["complete"]
+
+
+def test_a_log_that_is_to_stay_is_read_like_a_file_and_finished_later(tmp_path):
+    values = [torch.randn(3), {"k": torch.ones(2)}, "text"]
+    store = LogStore(tmp_path / "run.h5", run={}, finish=False)
+    store.append({"a": series("a", values)})
+    store.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["run.h5.log"]
+    for name in ("run.h5", "run.h5.log"):
+        with byname.open(tmp_path / name) as recording:
+            assert recording.complete and bits(list(recording["a"].values)) == bits(values)
+    assert byname.finish(tmp_path / "run.h5.log") == tmp_path / "run.h5"
+    for name in ("run.h5", "run.h5.log"):
+        with byname.open(tmp_path / name) as recording:
+            assert recording.complete and bits(list(recording["a"].values)) == bits(values)
+
+
+def test_a_file_may_itself_end_in_log(tmp_path):
+    store = LogStore(tmp_path / "x.log", run={})
+    store.append({"a": series("a", [1.0, 2.0])})
+    store.flush()
+    for name in ("x.log", "x.log.log"):
+        with byname.open(tmp_path / name) as recording:
+            assert list(recording["a"].values) == [1.0, 2.0] and not recording.ended
+    assert _written(str(tmp_path / "x.log")) == _written(str(tmp_path / "x.log.log")) != []
+    store.close()
+    for name in ("x.log", "x.log.log"):
+        with byname.open(tmp_path / name) as recording:
+            assert list(recording["a"].values) == [1.0, 2.0] and recording.complete
+    assert byname.finish(tmp_path / "x.log") == tmp_path / "x.log" and not byname.repair(tmp_path / "x.log")
+    assert _written(str(tmp_path / "x.log")) != []
+
+
+def test_the_log_of_another_recording_is_never_replaced(tmp_path):
+    LogStore(tmp_path / "run.h5", run={}, finish=False).close()
+    log = (tmp_path / "run.h5.log").read_bytes()
+    for overwrite in (False, True):
+        with pytest.raises(RecordingExistsError, match=r"run\.h5\.log is .*not touched"):
+            byname.record(nn.Linear(2, 2), "forward.input", to=tmp_path / "run.h5.log", overwrite=overwrite)
+    assert (tmp_path / "run.h5.log").read_bytes() == log
+    store = LogStore(tmp_path / "x.log", run={})
+    store.append({"a": series("a", [1.0])})
+    other = LogStore(tmp_path / "x", run={})  # whose log has the name of the first one's file
+    with pytest.warns(RecordingWarning, match=r"x\.log has become the log of another recording"):
+        store.close()
+    other.append({"b": series("b", [2.0])})
+    other.close()
+    with byname.open(tmp_path / "x") as recording:
+        assert recording.paths == ("b",)
+    with byname.open(tmp_path / "x.log.log") as recording:
+        assert recording.paths == ("a",) and recording.complete
+
+
+def test_a_recording_that_is_replaced_while_it_is_opened_is_found(tmp_path, monkeypatch):
+    file, looks = tmp_path / "run.h5", []
+    written(file, {"a": [1.0]})
+
+    def replaced(path):
+        if not looks:  # between the look for a log and the look for a file
+            looks.append(LogStore(file, run={}, overwrite=True))
+            return False
+        return is_log(path)
+
+    monkeypatch.setattr("byname.recording.recording.is_log", replaced)
+    with byname.open(file) as recording:
+        assert not recording.ended
+    looks[0].close()
+
+
+def test_what_is_open_stays_readable_while_the_file_is_finished_replaced_and_removed(tmp_path):
+    path = tmp_path / "run.h5"
+    store = LogStore(path, run={})
+    store.append({"a": series("a", [torch.full((4,), float(one)) for one in range(5)])})
+    store.flush()
+    live = byname.open(path)
+    store.close()
+    closed = byname.open(path)
+    written_anew = LogStore(path, run={}, overwrite=True)
+    written_anew.append({"b": series("b", [1.0])})
+    written_anew.flush()
+    assert not path.exists() and byname.open(path).paths == ("b",)
+    written_anew.close()
+    path.unlink()
+    for recording in (live, closed):
+        assert [float(one[0]) for one in recording["a"]] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_recorder_that_is_still_open_does_not_write_into_the_recording_that_replaced_its_own(tmp_path):
+    path = tmp_path / "run.h5"
+    old = LogStore(path, run={})
+    old.append({"a": series("a", [1.0])})
+    new = LogStore(path, run={}, overwrite=True)
+    with pytest.warns(RecordingWarning, match="removed or replaced"), pytest.raises(RecordingError):
+        old.close()
+    new.append({"b": series("b", [2.0])})
+    new.close()
+    assert byname.open(path).paths == ("b",)

@@ -7,7 +7,7 @@ from torch import nn
 
 import byname
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pages import Page
 from torch import nn
 
 import byname
-from byname.analyse.evaluation.evaluation import Evaluation
+from byname.analyse.evaluation import Evaluation
 from byname.recording.series_by_path import SeriesByPath
 
 HOSTILE = [
@@ -249,6 +249,11 @@ def test_training_and_evaluation_are_two_curves(page):
     both = byname.Series("loss", [1.0, 2.0, 3.0, 4.0], [0, 1, 0, 1], [0] * 4, [0] * 4, modes, [()] * 4)
     (place,) = page(both).datas
     assert [(one["name"], one["figures"]) for one in place["curves"]] == [("train", [[1, 2]]), ("eval", [[3, 4]])]
+
+
+def test_booleans_are_ones_and_zeros_in_a_curve(page):
+    (place,) = page(series("done", [torch.tensor(done) for done in (True, False, True)])).datas
+    assert [one["figures"] for one in place["curves"]] == [[[1, 0, 1]]]
 
 
 def test_pictures_of_batches_of_different_sizes_are_those_that_all_have(page):

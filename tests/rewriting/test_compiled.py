@@ -109,7 +109,7 @@ def compiled_twice(make, args, where, **options):
     return wanted, found
 
 
-@pytest.mark.grid(fast=6)
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("name", MODELS)
@@ -119,6 +119,7 @@ def test_it_is_compiled_as_a_whole(name, backend, fullgraph):
         torch.testing.assert_close(one, wanted)
 
 
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_after_a_graph_break_each_interjection_acts_once(name, backend):
@@ -137,6 +138,7 @@ def test_inductor_compiles_it(name):
         torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("where", ["softmax", "relu", "block.1.relu", ["softmax", "relu", "block", "block.0.linear"]])
 def test_parts_that_the_model_compiles_itself(where, backend):
@@ -157,6 +159,7 @@ def test_parts_that_the_model_compiles_itself(where, backend):
     assert all(torch.allclose(one, wanted) for one in found)
 
 
+@pytest.mark.slow
 def test_gradients_of_what_is_compiled():
     model, x = shaken(Layer()).eval(), torch.randn(2, 3, 8)
     new = rewrite(model, ["attn.softmax", "mlp"], Doubling(), example=x)
@@ -174,6 +177,7 @@ class Reversing(byname.WrappedForwardBackwardInterjection):
         return tuple(None if one is None else -one for one in grad_input)
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("where", ["attn.softmax", "mlp"])
 def test_gradients_of_a_call_in_what_is_compiled(where):
     model, x = shaken(Layer()).eval(), torch.randn(2, 3, 8)
@@ -217,23 +221,33 @@ print(new(torch.ones(1, 2)).tolist())
 
 
 def test_distributed_data_parallel_trains_it(tmp_path):
-    import torch.distributed as dist
+    assert run_forked_file(tmp_path, TRAINS.format(folders=sys.path)) == ["same"]
 
-    model, x = shaken(GPT()), torch.randint(11, (2, 6))
-    new = rewrite(model, ["layers.*.attn.softmax", "layers.*.mlp"], Doubling()).eval()
-    new(x).square().sum().backward()
-    wanted = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(new)
-        out = wrapped(x)
-        out.square().sum().backward()
-    finally:
-        dist.destroy_process_group()
-    assert torch.equal(out, new(x))
-    found = [parameter.grad for parameter in model.parameters()]
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+# Its own process never destroys what it made: PyTorch 2.13 may hang there, a thread of gloo waiting for the GIL.
+TRAINS = """
+import sys
+sys.path[:] = {folders!r}
+import torch
+import torch.distributed as dist
+from forwards import GPT, shaken
+from test_compiled import Doubling
+from byname import rewrite
+
+model, x = shaken(GPT()), torch.randint(11, (2, 6))
+new = rewrite(model, ["layers.*.attn.softmax", "layers.*.mlp"], Doubling()).eval()
+new(x).square().sum().backward()
+wanted = [parameter.grad.clone() for parameter in model.parameters()]
+model.zero_grad()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+wrapped = torch.nn.parallel.DistributedDataParallel(new)
+out = wrapped(x)
+out.square().sum().backward()
+assert torch.equal(out, new(x))
+found = [parameter.grad for parameter in model.parameters()]
+assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+print("same")
+"""
 
 
 def test_a_compiled_model_is_copied_with_its_interjections():

@@ -31,8 +31,7 @@ from torch import nn
 from byname.errors import BadExampleError, InterjectionError, NoMatchError, NotAnInterjectionError, RewriteError
 from byname.model.call_graph import is_place
 from byname.model.select import select
-from byname.rewriting.module_sites import sites_of
-from byname.rewriting.rewrite import rewrite
+from byname.rewriting.rewrite import rewrite, sites_of
 from byname.tracing.tracer import trace
 from byname.watch.interject import (
     ForwardInterjection,

@@ -61,6 +61,7 @@ def outputs(model, name, calls=2):
     return [one for one in pytree.tree_leaves(found) if isinstance(one, torch.Tensor)]
 
 
+@pytest.mark.grid(fast=24)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("gradients", [True, False])

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from byname.errors import BadArgumentError, BadExampleError, NotAModuleError
 from byname.model.operations import is_elementary, operation_name, operation_path, taken
-from byname.tracing.muted import asleep, example_running
+from byname.tracing.muted import example_running, is_muted
 from byname.tracing.preserve import arguments_of
 from byname.tracing.tracer import trace
 
@@ -361,17 +361,21 @@ def test_no_model_and_an_unfinished_one_are_refused():
 
 def test_the_example_is_not_changed_by_a_model_that_works_in_place():
     x, other, leaf = X.clone(), X.clone(), torch.ones(3, requires_grad=True)
+    cache = types.SimpleNamespace(keys=[X.clone()])
 
-    def forward(self, x, batch, leaf):
+    def forward(self, x, batch, leaf, cache):
         assert batch["same"] is x
         assert leaf.is_leaf and leaf.requires_grad
         x.zero_()
         batch["other"][0].add_(1)
         batch["new"] = 1
+        cache.keys[0].add_(1)
+        cache.keys.append(x)
         return x
 
     batch = {"same": x, "other": [other]}
-    flow_of(forward, x, batch, leaf)
+    flow_of(forward, x, batch, leaf, cache)
+    assert len(cache.keys) == 1 and torch.equal(cache.keys[0], X)
     assert torch.equal(x, other)
     assert torch.equal(x, X) and x._version == 0
     assert list(batch) == ["same", "other"]
@@ -581,7 +585,7 @@ def test_a_run_interrupted_by_the_user_leaves_nothing():
     assert "count" not in vars(model)
     assert not model._forward_hooks and not model._forward_pre_hooks
     assert torch._C._len_torch_function_stack() == 0
-    assert not asleep()
+    assert not is_muted()
 
 
 def test_an_exception_caught_by_the_model_leaves_the_calls_in_order():
@@ -629,17 +633,17 @@ def test_an_example_run_is_known_in_its_thread_alone():
     heard = []
 
     def forward(self, x):
-        thread = threading.Thread(target=lambda: heard.append(asleep()))
+        thread = threading.Thread(target=lambda: heard.append(is_muted()))
         thread.start()
         thread.join()
-        heard.append(asleep())
+        heard.append(is_muted())
         return x
 
     flow_of(forward)
     with example_running(), example_running():
-        heard.append(asleep())
+        heard.append(is_muted())
     assert heard == [False, True, True]
-    assert not asleep()
+    assert not is_muted()
 
 
 def test_another_thread_that_runs_the_model_meanwhile_is_not_written_down():

@@ -770,6 +770,7 @@ def test_a_step_that_raises_leaves_the_thread_watched_and_nothing_behind():
     assert state_of_torch() == before
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("compiled_before", [True, False])
 def test_compiled_functions_run_compiled_and_the_thread_is_watched_after_each(compiled_before):
@@ -820,7 +821,7 @@ def test_compiled_functions_run_compiled_and_the_thread_is_watched_after_each(co
 
 
 @pytest.mark.grid(fast=1)
-@pytest.mark.skipif(torch.__version__.startswith("2.10."), reason="PyTorch 2.10 does not compile requires_grad_()")
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="PyTorch 2.11 does not compile requires_grad_()")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_call_is_one_call():
     def run(x):

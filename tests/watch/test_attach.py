@@ -76,7 +76,7 @@ class TestWhere:
         with attach(model, "blocks.0.*", lambda event: None) as handle:
             assert not handle.notes
             model(x)
-            assert handle.notes == ("`blocks.0.spare`: the first forward has not come to it",)
+            assert handle.notes == ("`blocks.0.spare`: the first forward did not reach it",)
 
     def test_a_path_that_can_be_read_in_two_ways_says_how_it_was_read(self):
         class Named(nn.Module):
@@ -521,7 +521,7 @@ class TestLeavingNothing:
         events = []
         handle = attach(model, "blocks.0.grad", events.append)
         loss = model(x).sum()
-        with pytest.warns(NothingSeenWarning, match="no backward came to its value"):
+        with pytest.warns(NothingSeenWarning, match="no backward reached its value"):
             handle.remove()
         loss.backward()
         assert not events
@@ -667,7 +667,7 @@ def test_a_model_whose_forward_is_never_called_is_said_to_be_untold():
     model, x = Codec(), torch.ones(1)
     with attach(model, "relu", print) as handle:
         model.encode(x)
-    assert handle.notes[0].startswith("no forward of the model began")
+    assert handle.notes[0].startswith("the model's forward never ran while attached")
     with attach(model, "relu", lambda event: None) as handle:
         model(x)
     assert not handle.notes

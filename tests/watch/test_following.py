@@ -283,6 +283,26 @@ def test_a_forward_that_assigns_modules_is_not_looked_at_again_and_again():
     handle.remove()
 
 
+@pytest.mark.parametrize(
+    ("where", "same"), [(select.linear, True), (nn.Linear, True), (select.linear | select.buffer, False)]
+)
+def test_a_forward_that_registers_a_buffer_is_looked_at_again_only_where_buffers_may_be_meant(where, same):
+    class Masks(nn.Linear):
+        def forward(self, x):
+            self.register_buffer("mask", torch.ones(len(x)))
+            return super().forward(x)
+
+    model, paths = nn.Sequential(Masks(2, 2), nn.Linear(2, 2)), []
+    handle = attach(model, where, lambda event: paths.append(event.path))
+    model(torch.ones(1, 2))
+    hooks = [*model[1]._forward_hooks.values()]
+    paths.clear()
+    model(torch.ones(1, 2))
+    assert ([*model[1]._forward_hooks.values()] == hooks) is same
+    assert {*paths} == {"0", "1"} | (set() if same else {"0.mask"})
+    handle.remove()
+
+
 def test_modules_are_seen_after_one_of_a_sequential_was_deleted():
     model = net()
     del model[2]  # PyTorch makes another kind of dict of the modules

@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from processes import run_forked
 from torch import nn
 
-from byname.watch.value_gradients import on_accumulated, on_gradient
+from byname.watch.value_gradients import accumulating, on_gradient
+
+
+def on_accumulated(parameter, receive):
+    hook = accumulating(parameter)
+    hook.accumulate(parameter, receive)
+    return hook
 
 
 def leaf(*shape):
@@ -126,6 +132,33 @@ def test_a_view_that_nothing_else_can_reach_changed_in_place_afterwards(name, fa
     assert len(told) == 1 and told[0].shape == y.shape
     torch.testing.assert_close(told[0], weights(y) * (y.detach() > 0))
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("mode", ["Keeping()", "torch.inference_mode()"])
+def test_a_mode_around_the_first_call_of_a_process_changes_nothing_later(mode):
+    words = run_forked(
+        f"""
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from byname.watch.value_gradients import on_gradient
+
+        class Keeping(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                kept.append(function(*args, **kwargs or {{}}))
+                return kept[-1]
+
+        kept, reported = [], []
+        linear, x = torch.nn.Linear(4, 4), torch.ones(2, 3, 4)
+        y = linear(x)
+        with {mode}:
+            on_gradient(y, lambda gradient: reported.append("first"))
+        y = linear(x)
+        on_gradient(y, lambda gradient: reported.append("second"))
+        torch.relu_(y).sum().backward()
+        print(*reported)
+        """
+    )
+    assert words == ["second"]
 
 
 def weights(y):
@@ -286,14 +319,15 @@ def test_parameters_of_fully_sharded_models():
         import torch.distributed as dist
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.device_mesh import init_device_mesh
-        from byname.watch.value_gradients import on_accumulated
+        from byname.watch.value_gradients import accumulating
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", GLOO_SOCKET_IFNAME="lo")
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
         told = []
-        hook = on_accumulated(model[0].weight, lambda gradient: told.append(type(gradient).__name__) or gradient * 0)
+        hook = accumulating(model[0].weight)
+        hook.accumulate(model[0].weight, lambda gradient: told.append(type(gradient).__name__) or gradient * 0)
         model(torch.ones(3, 4)).sum().backward()
         print(*told, float(model[0].weight.grad.full_tensor().abs().sum()))
         hook.remove()

@@ -29,7 +29,7 @@ class Net(nn.Module):
 X = torch.ones(2, 4)
 REASONS = {
     "spare": "it was not called in 1 forward of Net",
-    "first.grad": "no backward came to its value",
+    "first.grad": "no backward reached its value",
     "forward.h['c']": "`forward.h` holds a dict without 'c'; it has 'a', 'b'",
     "forward.h['b'][7]": "`forward.h['b']` holds a list without 7; it has 0, 1",
     "forward.h['a']['x']": "`forward.h['a']` holds a Tensor, which has no items in a path",
@@ -99,7 +99,7 @@ def test_an_analyser_that_was_given_nothing_says_so_also_in_its_results():
 
 def test_an_analyser_of_gradients_without_a_backward():
     model, gradients = Net(), byname.analyse.GradientStatistics()
-    with pytest.warns(NothingSeenWarning, match="`first`: its gradients are observed, and no backward came to it"):
+    with pytest.warns(NothingSeenWarning, match="`first`: its gradients are observed, and no backward reached it"):
         with byname.observe(model, "first", gradients):
             model(X)
     with byname.observe(model, "first", byname.analyse.GradientStatistics()):

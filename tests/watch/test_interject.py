@@ -479,7 +479,7 @@ def test_an_operation_in_a_checkpoint_of_a_function_is_not_replaced_where_gradie
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_copies_are_without(model, x, copied):
     seen = Recording()
-    said = pytest.warns(NothingSeenWarning, match="no backward came to the parameter")  # only to that of the copy
+    said = pytest.warns(NothingSeenWarning, match="no backward reached the parameter")  # only to that of the copy
     with said, byname.interject(model, ["0.attn", "0.attn.out.weight.grad", "1.attn.forward.scores"], seen):
         twin = copied(model)
         twin(x).sum().backward()

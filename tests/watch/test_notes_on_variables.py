@@ -66,8 +66,8 @@ NO_CODE = "byname runs no code in order to look"
             "forward.asked.x",
             f"`forward.asked` holds an Asked, whose `x` is computed, if at all, by `__getattr__`: {NO_CODE}",
         ),
-        ("forward.never.x", "the first forward has not come to it"),
-        ("forward.never", "the first forward has not come to it"),
+        ("forward.never.x", "the first forward did not reach it"),
+        ("forward.never", "the first forward did not reach it"),
         ("forward[7]", "`forward` holds a tuple without 7; it has 0, 1"),
         ("forward[1]['z']", "`forward[1]` holds a dict without 'z'; it has 'a'"),
     ],
@@ -90,7 +90,7 @@ def test_of_two_items_only_the_missing_one_is_noted():
 
 
 def test_a_pattern_that_some_variables_have_is_not_noted_of_the_others():
-    assert notes_at("forward.*.keys") == ("`forward.never.keys`: the first forward has not come to it",)
+    assert notes_at("forward.*.keys") == ("`forward.never.keys`: the first forward did not reach it",)
 
 
 def test_a_pattern_that_no_variable_has_is_noted():

@@ -47,7 +47,6 @@ WRONG = {
     "an empty list": [],
     "an empty tuple": (),
     "an empty set": set(),
-    "list_iterator; `list` makes a list of it": iter(["layers.0"]),
     "3": [3],
     "None": ["layers.0", None],
     "['layers.0']": [["layers.0"]],
@@ -63,9 +62,16 @@ def test_what_is_no_place_is_refused_by_all_in_the_same_words(verb, what):
         TAKES[verb](model, WRONG[what])
     assert str(refused.value) == (
         "where= is a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, a "
-        f"module, or a sequence of these, not {what}"
+        f"module, a parameter, or a sequence of these, not {what}"
     )
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+
+
+@pytest.mark.parametrize("verb", TAKES)
+def test_an_iterator_is_taken_as_a_list(verb):
+    TAKES[verb](Lists(), iter(["layers.0", "layers.1"]))
+    with pytest.raises(BadArgumentError, match="not an empty tuple"):
+        TAKES[verb](Lists(), iter([]))
 
 
 @pytest.mark.parametrize("verb", [verb for verb in TAKES if verb != "record"])
@@ -230,7 +236,7 @@ def test_a_module_of_several_names_is_told_once_for_each_call(where, names):
 
 def test_the_notes_say_which_name_a_place_goes_by():
     with byname.interject(tied(), ["0", "2", "0"], keep) as handle:
-        assert handle.notes == ("`2` is the same place as `0`, and is told once, as `0`",)
+        assert handle.notes == ("`2` is the same place as `0`, and is reported once, as `0`",)
         assert handle.paths == ("0",)
 
 
@@ -305,7 +311,7 @@ def test_the_gradient_of_a_tied_parameter_and_a_shared_buffer_are_changed_once()
     model.zero_grad()
     with byname.interject(model, ["**.weight.grad", "count", "one.count"], double) as handle:
         model(x).sum().backward()
-        assert handle.notes == ("`one.count` is the same place as `count`, and is told once, as `count`",)
+        assert handle.notes == ("`one.count` is the same place as `count`, and is reported once, as `count`",)
     assert torch.equal(model.one.weight.grad, 2 * plain)
     assert model.count.item() == 2
     with byname.record(model, ["one.weight.grad", "other.weight.grad"], mode="both") as recorder:

@@ -519,7 +519,7 @@ def test_a_gradient_that_cannot_be_changed_any_more_is_an_error():
     weight = nn.Parameter(torch.randn(3))
     x = torch.randn(2, 3, requires_grad=True) * 1
     result, _ = watched(lambda x, w: x.sin() + w, [x, weight], lambda inputs, outputs: (None, inputs[1] * 2))
-    with pytest.raises(InterjectionError, match="input 1.*gone on"):
+    with pytest.raises(InterjectionError, match="passed on the gradient of input 1 "):
         result.sum().backward()
     result, _ = watched(lambda x: x.new_ones(3).requires_grad_() * 2, [x], lambda inputs, outputs: (torch.ones(2, 3),))
     with pytest.raises(InterjectionError, match="nothing flows"):

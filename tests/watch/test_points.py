@@ -220,7 +220,10 @@ def test_operations_inside_torch_nn_are_left_out_and_said_to_be():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     found = points(model, example=torch.ones(1, 2))
     assert not listed(found, "operation")
-    assert "left out: 2 operations inside modules of torch.nn" in str(found)
+    assert "left out: 2 operations inside modules of torch.nn; ask for them by their paths, such as '0.linear'" in str(
+        found
+    )
+    assert points(model, "0.linear", example=torch.ones(1, 2)).paths == ("0.linear",)
     assert points(model, "*.*", example=torch.ones(1, 2)).paths == ("0.weight", "0.bias", "0.linear", "1.relu")
 
 

@@ -249,9 +249,17 @@ def test_the_model_itself_has_no_place():
             replace(model, where, lambda old: nn.Identity())
 
 
-@pytest.mark.parametrize("where", ["blocks.0.fc1.weight", "blocks.0.forward.x", "blocks.0.relu", "blocks.0.act.grad"])
-def test_what_is_no_module_is_refused_and_the_way_named(where):
-    with pytest.raises(BadArgumentError, match="byname.rewrite"):
+@pytest.mark.parametrize(
+    ("where", "way"),
+    [
+        ("blocks.0.fc1.weight", "byname.interject and byname.patch put another value"),
+        ("blocks.0.forward.x", "byname.rewrite"),
+        ("blocks.0.relu", "byname.rewrite"),
+        ("blocks.0.act.grad", "byname.rewrite"),
+    ],
+)
+def test_what_is_no_module_is_refused_and_the_way_named(where, way):
+    with pytest.raises(BadArgumentError, match=way):
         replace(Model(), where, lambda old: nn.Identity())
 
 

@@ -9,14 +9,13 @@ from types import CodeType
 
 import pytest
 import torch
-from listening import Told, made, plain, told_by
+from listening import Told, listen, made, plain, told_by
 from torch import nn
 
 import byname
 from byname.model.methods import method_of
 from byname.model.scopes import variables_of
 from byname.source.code import source_of
-from byname.watch.variables.subscribe import listen
 
 FORMS = {
     "plain": ("h = x + 1", ["h"], [("h", 3)]),
@@ -422,7 +421,7 @@ def test_code_that_somebody_else_put_in_stays_and_is_said():
     f.__code__ = g.__code__
     listening.remove()
     assert f(2) == "theirs"
-    assert "replaced by somebody else" in listening.notes[0]
+    assert "other code replaced" in listening.notes[0]
 
 
 def test_an_exception_of_the_receiver_reaches_the_caller_and_the_function_stays_usable():

@@ -2,9 +2,7 @@
 
 import builtins
 
-from listening import Told, made, told_by
-
-from byname.watch.variables.subscribe import listen
+from listening import Told, listen, made, told_by
 
 TWINS = """
     def twin(k):

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from listening import Told
+from listening import Told, listen
 from torch import nn
-
-from byname.watch.variables.subscribe import listen
 
 
 class Attention(nn.Module):

@@ -5,12 +5,11 @@ import inspect
 
 import pytest
 import torch
-from listening import Told
+from listening import Told, listen
 from torch import nn
 
 from byname.model.methods import method_of
 from byname.model.scopes import definition_of, variables_of
-from byname.watch.variables.subscribe import listen
 
 NAMES = """llama gpt2 bert roberta t5 mistral qwen2 gemma2 opt bloom gpt_neox falcon phi mixtral deberta_v2 electra vit clip
     whisper wav2vec2 swin mamba bart segformer""".split()

@@ -2,10 +2,9 @@
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from listening import Told, made
+from listening import Told, listen, made
 
 from byname.model.scopes import variables_of
-from byname.watch.variables.subscribe import listen
 
 NAMES = ["a", "b", "c"]
 names = st.sampled_from(NAMES)

@@ -5,12 +5,11 @@ import threading
 
 import pytest
 import torch
-from listening import Told
+from listening import Told, listen
 from torch import nn
 
 import byname
 from byname.model.scopes import variables_of
-from byname.watch.variables.subscribe import listen
 
 
 def sourceless(text, name="f", **scope):

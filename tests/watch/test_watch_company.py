@@ -31,7 +31,7 @@ def through_a_file(model):
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.grid(fast=8)
+@pytest.mark.grid(fast=4)
 @pytest.mark.sees_nothing
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, through_a_file], ids=["deepcopy", "torch.save"])
 def test_a_copy_of_a_watched_model_is_not_watched(specimen, duplicate):

@@ -253,3 +253,32 @@ def test_threads_may_attach_and_remove_while_others_run() -> None:
     assert failures == []
     assert not model.weight._post_accumulate_grad_hooks
     assert Calls.forward.__code__.co_varnames == ("self", "x", "y")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["**", "**.weight", "**.linear", "*.0.linear", "0.b*", byname.select.linear], ids=str)
+def test_paths_are_read_while_another_thread_adds_and_removes_modules_and_buffers(where):
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(30)])
+    model[0].register_buffer("b", torch.zeros(1))
+    done = threading.Event()
+
+    def change() -> None:
+        while not done.is_set():
+            for k in range(7):
+                model.add_module(f"x{k}", nn.Sequential(nn.Linear(4, 4)))
+                model[0].register_buffer(f"b{k}", torch.zeros(1))
+                model._modules.pop(f"x{(k + 3) % 7}", None)
+                model[0]._buffers.pop(f"b{(k + 3) % 7}", None)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(300):
+            byname.attach(model, where, lambda event: None).remove()
+    finally:
+        done.set()
+        thread.join()
+    left = [
+        hook for one in model.modules() for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())
+    ]
+    assert not left

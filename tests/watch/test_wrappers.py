@@ -247,7 +247,7 @@ class TestForwardsOfTheirOwn:
             model(x)
         assert [event.path for event in events] == ["blocks.1.qkv", "blocks.1.softmax"]
         assert handle.notes == (
-            "nothing was seen at `blocks.1.forward.scores`: no assignment of `scores` was come to in 1 forward of Net",
+            "nothing was seen at `blocks.1.forward.scores`: no assignment of `scores` was reached in 1 forward of Net",
         )
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 

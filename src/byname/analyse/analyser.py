@@ -1,33 +1,70 @@
-"""What is an analyser? It is given what passes at places of a model, and has figures to tell of each."""
+"""Analyser: is given what passes at places of a model, a `Sample` at a time, and has figures to tell of each."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import suppress
-from types import FunctionType
-from typing import Any, Protocol, Self
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from torch import Tensor, nn
 
-from byname.analyse.keeping import Kept, classes_in, described, made, merged, notes_in
-from byname.analyse.results.results import Results
-from byname.analyse.sample import Sample
-from byname.analyse.statistics.identity import VERSION, check_version, is_named, name_of, other_class, told_apart
-from byname.analyse.statistics.states import listed, plain, same, states_of_all_ranks, told
-from byname.analyse.statistics.statistic import Statistic
+from byname.analyse.results import Results
+from byname.analyse.state import Stateful, leaves_in, told
+from byname.analyse.statistic import Statistic, made, merged, state_of
 from byname.errors import BadArgumentError
 from byname.text import printable
+
+if TYPE_CHECKING:
+    from byname.model.feature_dims import Surroundings
+    from byname.watch.handle import Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A value, or the gradient of one, at an observed place.
+
+    Attributes:
+        path: the place, without wildcards.
+        module: the module called, or the one that owns the value.
+        value: the tensor, detached, not a copy: it may change when the analyser has returned. Samples are along
+            dimension 0, unless it is a parameter.
+        gradient: whether it is the gradient of the value, not the value.
+        parameter: whether the place is a parameter, or its ``.grad``.
+        targets: the classes of the samples, if the analyser has them.
+        observation: which `byname.observe` it comes from, a number.
+        iteration: the number of the forward.
+        output: whether it is the output of `module`, an item of it, or the gradient of that.
+        around: the modules that tell which dimension of the value are its features.
+    """
+
+    path: str
+    module: nn.Module
+    value: Tensor
+    gradient: bool
+    parameter: bool
+    targets: Tensor | None
+    observation: int
+    iteration: int
+    output: bool = False
+    around: Surroundings | None = None
+
+    def only(self, chosen: Tensor) -> Sample:
+        """The samples that a mask of bools, of shape ``(len(value),)``, chooses."""
+        targets = None if self.targets is None else self.targets[chosen.to(self.targets.device)]
+        return replace(self, value=self.value[chosen.to(self.value.device)], targets=targets)
+
 
 _OF_THIS_ONE = ("lock", "_observations", "_resting")
 """Attributes that a copy does not share."""
 
 
 class Switched(Protocol):
-    """What an analyser switches on and off with itself, and tells its targets: an observation."""
+    """An observation, as an analyser sees it, which switches it on and off with itself, and tells it its targets."""
 
+    handle: Handle
     number: int
     """Observations made later have a higher one."""
     places: dict[str, str]
@@ -37,38 +74,24 @@ class Switched(Protocol):
     def model(self) -> nn.Module | None:
         """The model, until the observation is removed."""
 
-    @property
-    def handle(self) -> object:
-        """What holds it, until it is removed."""
-
-    def switch(self, enabled: bool) -> None:
-        """Puts it in place, or takes it off."""
-
     def targets_are(self, targets: Tensor | str | None) -> None:
         """The targets were set."""
 
     def silence(self) -> list[str]:
         """Sentences about the places of which nothing was given so far."""
 
-    @property
-    def removed(self) -> bool:
-        """Whether it was taken off for good."""
 
+class Analyser(Stateful):
+    """Computes figures of the values at places of a model, to which `byname.observe` attaches it.
 
-class Analyser(ABC):
-    """Computes figures of what passes at the places at which `byname.observe` puts it.
-
-    A child class says what is kept of a place (`begin`), what one more value does to it (`take`), and which figures
-    come out (`figures`). What is kept are running statistics, so that merging, ranks and saving are done here.
+    A child class names the statistics to keep for a place (`KEEPS`), each of which gets the values, and computes the
+    figures (`figures`). Merging, ranks, classes and saving are done here.
 
         >>> import torch, byname
         >>> class Largest(byname.analyse.Analyser):
-        ...     def begin(self, sample):
-        ...         return byname.analyse.Extremes()
-        ...     def take(self, kept, sample):
-        ...         kept.add(sample.value)
+        ...     KEEPS = {"range": byname.analyse.Extremes}
         ...     def figures(self, kept):
-        ...         return {"largest": float(kept.max().max())}
+        ...         return {"largest": float(kept["range"].max().max())}
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
         >>> largest = Largest()
         >>> with byname.observe(model, "1", largest):
@@ -76,8 +99,11 @@ class Analyser(ABC):
         >>> largest.result()["1"]["largest"]
         3.0
 
+    What the statistics are given of a sample says `values`. Where what is kept depends on the sample, or each statistic
+    is given something else, `begin` and `take` are written instead.
+
     Attributes:
-        listens: what is given to it: ``"value"``, ``"gradient"`` or both.
+        listens: what it gets: ``"value"``, ``"gradient"`` or both.
         of_gradients: whether it has nothing to tell without gradients.
         tells_classes_apart: whether that is its task, so that one for each class would have nothing to do.
         lock: is held while it is given something: forwards may run in several threads.
@@ -85,47 +111,50 @@ class Analyser(ABC):
     A copy, or what a pickle makes, has seen the same and is observed nowhere.
     """
 
+    KIND = "analyser"
+    KEEPS: ClassVar[Mapping[str, Callable[[], Statistic]]] = {}
+    """What is kept of a place: under each name what makes an empty statistic, such as its class."""
+
     listens: frozenset[str] = frozenset({"value"})
     of_gradients: bool = False
     tells_classes_apart: bool = False
 
     def __init__(self) -> None:
-        self._places: dict[str, Kept] = {}
+        self._places: dict[str, Any] = {}
         self._targets: Tensor | str | None = None
         self._enabled = True
         self._observations: weakref.WeakSet[Switched] = weakref.WeakSet()  # that hold the model, as it holds them
         self._resting: list[object] = []  # their handles while they are off, when the model does not hold them
         self.lock = threading.RLock()
 
-    @abstractmethod
-    def begin(self, sample: Sample) -> Kept:
+    def begin(self, sample: Sample) -> Any:
         """What is kept of the place of a sample before there is any: a statistic, or a dict of them."""
+        return {name: make() for name, make in self.KEEPS.items()}
 
-    @abstractmethod
     def take(self, kept: Any, sample: Sample) -> None:
         """Adds a sample to what is kept of its place."""
+        values = self.values(kept, sample)
+        for name in self.KEEPS:
+            kept[name].add(values)
+
+    def values(self, kept: Any, sample: Sample) -> Tensor:
+        """What the statistics of a place are given of a sample, with the samples along dimension 0."""
+        return sample.value
 
     @abstractmethod
     def figures(self, kept: Any) -> dict[Any, Any]:
         """The figures of a place, by their names."""
 
-    def settings(self) -> dict[str, Any]:
-        """What has to be the same in two of them for `merge`, and in a state that is loaded.
-
-        That is what changes the figures; what the statistics themselves tell is not needed.
-        """
-        return {}
-
-    def started(self, observation: int) -> None:  # noqa: B027 - most do not ask
+    def started(self, observation: int) -> None:
         """An observation was put in place."""
 
-    def begun(self, observation: int, iteration: int) -> None:  # noqa: B027 - most do not ask
+    def begun(self, observation: int, iteration: int) -> None:
         """A forward of an observed model begins."""
 
-    def ended(self, observation: int) -> None:  # noqa: B027 - most do not ask
+    def ended(self, observation: int) -> None:
         """An observation was taken off, for good or until it is enabled again."""
 
-    def settle(self) -> None:  # noqa: B027 - most take in all at once
+    def settle(self) -> None:
         """Figures or the state are asked for: whatever is still pending is taken in."""
 
     @property
@@ -139,7 +168,7 @@ class Analyser(ABC):
         observations = self.observations
         self._resting = [] if self._enabled else [one.handle for one in observations]
         for observation in observations:
-            observation.switch(self._enabled)
+            observation.handle.enabled = self._enabled
 
     @property
     def targets(self) -> Tensor | str | None:
@@ -182,81 +211,32 @@ class Analyser(ABC):
         """Has nothing of what was seen in the figures of the pass that begins now, or has ended."""
         self.reset()
 
-    def merge(self, other: Self) -> Self:
-        """Takes in what another analyser of the same settings has seen; returns itself.
-
-        Raises:
-            BadArgumentError: if the other is of another kind, has other settings, or has kept something else.
-        """
-        if type(other) is not type(self):
-            raise other_class(type(self), type(other), "merges")
-        mine, others = self.settings(), other.settings()
-        if not same(mine, others):
-            one, two = _differing(mine, others)
-            raise BadArgumentError(
-                f"a {type(self).__name__} with {one} cannot merge one with {two}: their rules differ"
-            )
-        self.settle()
-        other.settle()
-        merged(self._places, other._places)
-        return self
-
-    def reduce(self, group: Any = None) -> Self:
-        """A new analyser with what all ranks have seen; a collective, which every rank of the group has to call.
-
-        Args:
-            group: a process group; the default one if None.
-
-        Raises:
-            BadArgumentError: on every rank, if one has another analyser, other settings or has kept something else.
-        """
-        whole = self._fresh()
-        for rank, state in enumerate(states_of_all_ranks(self.state_dict(), group)):
-            try:
-                merged(whole._places, self._places_in(state))
-            except BadArgumentError as error:
-                raise BadArgumentError(f"rank {rank} does not go with the others: {error}") from None
-        return whole
-
     def result(self) -> Results:
         """The figures of every place: ``{path: {figure: value}}``."""
         with self.lock:
             self.settle()
-            figures = {path: self.figures(kept) for path, kept in self._places.items()}
-            notes = [note for path in self._places for note in self.notes_of(path)]
-        return Results(figures, name=type(self).__name__, notes=notes if figures else self._notes_when_empty())
+            return self._results({path: self.figures(kept) for path, kept in self._places.items()}, type(self).__name__)
+
+    def _results(self, figures: Mapping[str, Any], name: str) -> Results:
+        notes = [note for path in figures for note in self.notes_of(path)]
+        return Results(figures, name=name, notes=notes if figures else self._notes_when_empty())
 
     def notes_of(self, path: str) -> tuple[str, ...]:
-        """What is to be said of a place beside its figures, in sentences."""
-        kept = self._places.get(path)
-        return () if kept is None else tuple(f"`{path}`: {note}" for note in notes_in(kept))
+        """What is to be said of a place beside its figures, each sentence once."""
+        notes = dict.fromkeys(one.note for one in leaves_in(self._kept_of(path)) if one.note is not None)
+        return tuple(f"`{path}`: {note}" for note in notes)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything seen, as tensors and plain values that are not shared with this.
-
-        It says what it is the state of: the module and the name of the class, and the settings.
-        """
-        with self.lock:
-            self.settle()
-            return self._described(self._places)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave, in place of what was seen here.
-
-        Raises:
-            BadArgumentError: if it is the state of something else, or of other settings. Nothing is taken then.
-        """
-        places = self._places_in(state)
-        with self.lock:
-            self._places = places
+    def _kept_of(self, path: str) -> Any:
+        return self._places.get(path, {})
 
     def put(self, sample: Sample) -> None:
         """Gives a sample to the analyser; `byname.observe` does that."""
-        kept = self._places.get(sample.path)
-        if kept is None:
-            kept = self.begin(sample)
+        self._give(self._places, sample.path, sample)
+
+    def _give(self, places: dict[Any, Any], name: Any, sample: Sample) -> None:
+        kept = places[name] if name in places else self.begin(sample)
         self.take(kept, sample)
-        self._places[sample.path] = kept  # now: what is refused is no place
+        places[name] = kept  # now: what is refused is no place
 
     def name_of(self, observation: Switched, path: str) -> str:
         """What a path is called in the results: with the number of its model where it is one of another model, too."""
@@ -273,12 +253,9 @@ class Analyser(ABC):
             self._resting.append(observation.handle)
 
     def _notes_when_empty(self) -> list[str]:
-        """What to say where there are no figures."""
-        silent = [said for one in self.observations for said in one.silence()] if self._enabled else []
-        return silent or [self._why_empty()]
+        return [said for one in self.observations if self._enabled for said in one.silence()] or [self._why_empty()]
 
     def _why_empty(self) -> str:
-        """Why there are no figures."""
         if not self.watching:
             return (
                 "nothing has passed: it is observed on no model now, and kept nothing from before; "
@@ -289,41 +266,41 @@ class Analyser(ABC):
                 "nothing is kept: it is off, as an Evaluation has it between snapshots, whose figures are in "
                 "evaluation.records; analyser.enabled = True has it see what passes"
             )
-        kinds = " or ".join(("gradient" if one == "gradient" else "value") for one in sorted(self.listens))
+        kinds = " or ".join(sorted(self.listens))
         return f"nothing has passed: no {kinds} of its places has come since it is observed, or was reset"
 
-    def _described(self, places: dict[str, Kept]) -> dict[str, Any]:
-        about = {"analyser": name_of(type(self)), "version": VERSION, "settings": plain(self.settings())}
-        return {**about, **described(places)}
+    def _classes(self) -> list[type[Statistic]]:
+        """The classes of statistics that a name in a state means first."""
+        return [*(type(make()) for make in self.KEEPS.values()), *map(type, leaves_in(self._places))]
 
-    def _places_in(self, state: dict[str, Any]) -> dict[str, Kept]:
-        """What the state of an analyser of this class and these settings has kept."""
+    def _merge_checked(self, other: Self) -> None:
+        other.settle()
+        with self.lock:
+            self.settle()
+            merged(self._places, other._places)
+
+    def _state_contents(self) -> dict[str, Any]:
+        with self.lock:
+            self.settle()
+            return state_of(self._places)
+
+    def _read_contents(self, state: Any) -> dict[str, Any]:
         if not isinstance(state, dict) or "parts" not in state:
             raise BadArgumentError(f"this is not the state of an analyser: {told(state)}")
-        kind = type(self).__name__
-        name = state.get("analyser", kind)
-        if not is_named(type(self), name):
-            mine, other = told_apart(type(self), name) if isinstance(name, str) else (kind, told(name))
-            raise BadArgumentError(f"this is the state of a {other}, not of a {mine}")
-        check_version(state, kind)
-        mine, others = plain(self.settings()), state.get("settings")
-        if "settings" in state and not same(mine, others):
-            one, two = _differing(mine, others) if isinstance(others, dict) else (str(mine), told(others))
-            raise BadArgumentError(
-                f"this is the state of a {kind} with {two}, and cannot go on in one with {one}: load it into one that "
-                "was made with the same arguments"
-            )
-        places = made(state, _classes_near(self))
-        assert isinstance(places, dict)
-        return places
+        self._check_header(state)
+        return made({"parts": state["parts"]}, self._classes())  # type: ignore[no-any-return]
+
+    def _replace_contents(self, contents: dict[str, Any]) -> None:
+        with self.lock:
+            self._places = contents
 
     def _fresh(self) -> Self:
-        """One of the same settings that has seen nothing."""
         fresh = type(self).__new__(type(self))
         fresh.__setstate__({**vars(self), "_places": {}})
         return fresh
 
     def __getstate__(self) -> dict[str, Any]:
+        self.settle()
         return {name: value for name, value in vars(self).items() if name not in _OF_THIS_ONE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -336,11 +313,7 @@ class Analyser(ABC):
 
 
 def checked_analyser(given: Any) -> Analyser:
-    """The argument, if it is an analyser.
-
-    Raises:
-        BadArgumentError: if it is not, also for the class of one.
-    """
+    """The argument, if it is an analyser and not the class of one."""
     if not isinstance(given, Analyser):
         if isinstance(given, type):
             raise BadArgumentError(f"{given.__name__} is a class, not an instance; did you mean {given.__name__}()?")
@@ -348,48 +321,3 @@ def checked_analyser(given: Any) -> Analyser:
             f"an analyser is an instance such as byname.analyse.FeatureStatistics(), not {type(given).__name__}"
         )
     return given
-
-
-def _differing(mine: dict[str, Any], others: dict[str, Any]) -> tuple[str, str]:
-    """The settings that differ, as they stand in a call."""
-    names = [name for name in {**mine, **others} if not (name in mine and name in others)]
-    names += [name for name in mine if name in others and not same(mine[name], others[name])]
-    one, two = ([name for name in names if name in settings] for settings in (mine, others))
-    return listed(mine, one) or "no such setting", listed(others, two) or "no such setting"
-
-
-def _classes_near(analyser: Analyser) -> list[type[Statistic]]:
-    """The classes of statistics that a name in a state of this analyser means first: those it uses and names itself."""
-    found = classes_in(analyser._places)
-    for value in _values_in(vars(analyser)):
-        if isinstance(value, Analyser) and value is not analyser:
-            found.update(dict.fromkeys(_classes_near(value)))
-        elif isinstance(value, type) and issubclass(value, Statistic):
-            found[value] = None
-    for kind in type(analyser).__mro__:
-        for member in vars(kind).values():
-            found.update(dict.fromkeys(_classes_named_in(member)))
-    return [*found]
-
-
-def _values_in(held: dict[str, Any]) -> Iterator[Any]:
-    for value in held.values():
-        if isinstance(value, dict):
-            yield from value.values()
-        elif isinstance(value, list | tuple):
-            yield from value
-        else:
-            yield value
-
-
-def _classes_named_in(member: Any) -> Iterator[type[Statistic]]:
-    """The statistics that the code of a method names: variables of the function around it, and global ones."""
-    if not isinstance(member, FunctionType):
-        return
-    values: list[Any] = [member.__globals__.get(name) for name in member.__code__.co_names]
-    for cell in member.__closure__ or ():
-        with suppress(ValueError):  # a cell that is empty
-            values.append(cell.cell_contents)
-    for value in values:
-        if issubclass(type(value), type) and issubclass(value, Statistic):
-            yield value

@@ -1,21 +1,51 @@
-"""How do analysers work together? Several at once, one a class, and each class against the rest."""
+"""Groups: analysers that work together, several at once, one a class, and each class against the rest."""
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from byname.analyse.analyser import Analyser, checked_analyser
-from byname.analyse.keeping import Kept, merged, twin
-from byname.analyse.sample import Sample
-from byname.analyse.statistics.identity import plain_name
+from byname.analyse.analyser import Analyser, Sample, checked_analyser
+from byname.analyse.state import dotted, name_of
+from byname.analyse.statistic import Statistic, merged, twin
 from byname.errors import BadArgumentError
 
 
-class Several(Analyser):
+def _handed_on(name: str) -> Any:
+    def call_each(self: _Around, *observation: int) -> None:
+        for analyser in self.inner:
+            getattr(analyser, name)(*observation)
+
+    return call_each
+
+
+class _Around(Analyser):
+    """What has other analysers: it tells them on what it is told, and their own results stay empty."""
+
+    def __init__(self, *analysers: Analyser) -> None:
+        super().__init__()
+        self.inner = tuple(map(_checked, analysers))
+        self.listens = frozenset().union(*(analyser.listens for analyser in analysers))
+
+    def reset(self) -> None:
+        super().reset()
+        for analyser in self.inner:
+            analyser.reset()  # which may know values of the forward before
+
+    def begin(self, sample: Sample) -> dict[Any, Any]:
+        return {}
+
+    started, begun, ended, settle = map(_handed_on, ("started", "begun", "ended", "settle"))
+
+    def _classes(self) -> list[type[Statistic]]:
+        return [*(kind for analyser in self.inner for kind in analyser._classes()), *super()._classes()]
+
+
+class Several(_Around):
     """Several analysers at the same places, with one pass.
 
         >>> import torch, byname
@@ -26,39 +56,30 @@ class Several(Analyser):
         >>> several.result()["1"]["dead"], several.result()["1"]["calls"]
         (1, 1)
 
-    Their figures stand side by side. A figure that two of them have is told with the analyser:
+    Their figures stand side by side. If two of them have a figure of one name, the analyser stands before it:
     ``"FeatureStatistics.mean"`` and ``"GradientStatistics.mean"``.
 
     Args:
         analysers: any number of them; one that is not `enabled` is left out. Their own results stay empty.
 
     Raises:
-        BadArgumentError: if one is no analyser, or compares places with each other, as `Similarity` does.
+        BadArgumentError: if one is not an analyser, or compares places with each other, as `Similarity` does.
     """
 
     def __init__(self, *analysers: Analyser) -> None:
-        super().__init__()
-        for analyser in analysers:
-            _checked(analyser)
+        super().__init__(*analysers)
         self.analysers = _named(analysers)
-        self.listens = frozenset().union(*(analyser.listens for analyser in analysers))
         self.tells_classes_apart = any(analyser.tells_classes_apart for analyser in analysers)
 
     def settings(self) -> dict[str, Any]:
         """Those of each."""
         return {name: _kind_and_settings(analyser) for name, analyser in self.analysers.items()}
 
-    def begin(self, sample: Sample) -> dict[Any, Kept]:
-        """Nothing yet."""
-        return {}
-
     def take(self, kept: Any, sample: Sample) -> None:
         """Gives a sample on."""
         for name, analyser in self.analysers.items():
             if analyser.enabled and ("gradient" if sample.gradient else "value") in analyser.listens:
-                of_analyser = kept[name] if name in kept else analyser.begin(sample)
-                analyser.take(of_analyser, sample)
-                kept[name] = of_analyser
+                analyser._give(kept, name, sample)
 
     def figures(self, kept: Any) -> dict[Any, Any]:
         """The figures of all, side by side."""
@@ -70,34 +91,8 @@ class Several(Analyser):
             for figure, value in figures.items()
         }
 
-    def reset(self) -> None:
-        """Forgets what was seen."""
-        super().reset()
-        for analyser in self.analysers.values():
-            analyser.reset()  # which may know values of the forward before
 
-    def begun(self, observation: int, iteration: int) -> None:
-        """Tells it on."""
-        for analyser in self.analysers.values():
-            analyser.begun(observation, iteration)
-
-    def started(self, observation: int) -> None:
-        """Tells it on."""
-        for analyser in self.analysers.values():
-            analyser.started(observation)
-
-    def ended(self, observation: int) -> None:
-        """Tells it on."""
-        for analyser in self.analysers.values():
-            analyser.ended(observation)
-
-    def settle(self) -> None:
-        """Tells it on."""
-        for analyser in self.analysers.values():
-            analyser.settle()
-
-
-class PerClass(Analyser):
+class PerClass(_Around):
     """An analyser for each class of samples: ``{path: {class: {figure: value}}}``.
 
         >>> import torch, byname
@@ -110,7 +105,7 @@ class PerClass(Analyser):
         {0: 1, 1: 0}
 
     Args:
-        analyser: what is done for each class; its own results stay empty.
+        analyser: computes the figures of each class; its own results stay empty.
 
     Raises:
         BadArgumentError: as of `Several`; in a forward, if the classes are not known or not one number a sample.
@@ -119,56 +114,27 @@ class PerClass(Analyser):
     """
 
     def __init__(self, analyser: Analyser) -> None:
-        super().__init__()
-        self.analyser = _checked(analyser)
+        super().__init__(analyser)
+        self.analyser = analyser
         if analyser.tells_classes_apart:
             raise BadArgumentError(
                 f"a {type(analyser).__name__} that tells classes apart has nothing to do within one class: observe it "
                 "by itself"
             )
-        self.listens = analyser.listens
 
     def settings(self) -> dict[str, Any]:
         """Those of the analyser."""
         return _kind_and_settings(self.analyser)
 
-    def begin(self, sample: Sample) -> dict[Any, Kept]:
-        """Nothing yet."""
-        return {}
-
     def take(self, kept: Any, sample: Sample) -> None:
         """Gives a sample on."""
         classes = _classes_of(sample)
         for label in torch.unique(classes).tolist():
-            one = sample.only(classes == label)
-            of_class = kept[label] if label in kept else self.analyser.begin(one)
-            self.analyser.take(of_class, one)
-            kept[label] = of_class
+            self.analyser._give(kept, label, sample.only(classes == label))
 
     def figures(self, kept: Any) -> dict[Any, Any]:
         """The figures of each class."""
         return {label: self.analyser.figures(kept[label]) for label in sorted(kept)}
-
-    def reset(self) -> None:
-        """Forgets what was seen."""
-        super().reset()
-        self.analyser.reset()  # which may know values of the forward before
-
-    def begun(self, observation: int, iteration: int) -> None:
-        """Tells it on."""
-        self.analyser.begun(observation, iteration)
-
-    def started(self, observation: int) -> None:
-        """Tells it on."""
-        self.analyser.started(observation)
-
-    def ended(self, observation: int) -> None:
-        """Tells it on."""
-        self.analyser.ended(observation)
-
-    def settle(self) -> None:
-        """Tells it on."""
-        self.analyser.settle()
 
 
 class ClassVersusRest(PerClass):
@@ -188,19 +154,16 @@ class ClassVersusRest(PerClass):
     the other classes when the result is asked for.
 
     Args:
-        analyser: what is done for each class; it has to be one that merges.
+        analyser: computes the figures of each class; it must be able to merge.
     """
 
     def figures(self, kept: Any) -> dict[Any, Any]:
         """The figures of each class and of its rest."""
         return {label: self._against(kept, label) for label in sorted(kept)}
 
-    def _against(self, kept: dict[int, Kept], label: int) -> dict[str, Any]:
-        rest: Kept | None = None
-        for other, one in kept.items():
-            if other != label:
-                rest = twin(one) if rest is None else merged(rest, one)
-        against = {} if rest is None else {"rest": self.analyser.figures(rest)}
+    def _against(self, kept: dict[int, Any], label: int) -> dict[str, Any]:
+        first, *others = [one for other, one in kept.items() if other != label] or [None]
+        against = {} if first is None else {"rest": self.analyser.figures(reduce(merged, others, twin(first)))}
         return {"class": self.analyser.figures(kept[label]), **against}
 
 
@@ -213,19 +176,18 @@ def _checked(analyser: Analyser) -> Analyser:
 
 def _kind_and_settings(analyser: Analyser) -> dict[str, Any]:
     """What has to be the same of an analyser in another one."""
-    return {plain_name(type(analyser)): analyser.settings()}
+    kind = type(analyser)
+    name = name_of(kind)
+    return {dotted(name) if name.startswith("byname.analyse:") else kind.__qualname__: analyser.settings()}
 
 
 def _named(analysers: tuple[Analyser, ...]) -> dict[str, Analyser]:
     """The analysers under the names of their classes, a second of one class with a number."""
     named: dict[str, Analyser] = {}
     for analyser in analysers:
-        name = kind = type(analyser).__name__
-        number = 1
-        while name in named:
-            number += 1
-            name = f"{kind}_{number}"
-        named[name] = analyser
+        kind = type(analyser).__name__
+        names = (kind, *(f"{kind}_{number}" for number in range(2, len(analysers) + 1)))
+        named[next(name for name in names if name not in named)] = analyser
     return named
 
 

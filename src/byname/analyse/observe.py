@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from byname.analyse.analyser import Analyser, checked_analyser
-from byname.analyse.sample import Sample
+from byname.analyse.analyser import Analyser, Sample, checked_analyser
+from byname.analyse.statistic import computing
 from byname.errors import BynameError
 from byname.model.feature_dims import Surroundings
 from byname.model.items import tensors_in
 from byname.model.module_tree import modules_by_path
 from byname.model.spot import Spot
+from byname.model.states import with_paths
 from byname.model.where import meaning_of, unwrapped
 from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on
-from byname.tracing.muted import asleep
+from byname.tracing.muted import is_muted
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 from byname.watch.handle import Handle
-from byname.watch.heard import Entry
-from byname.watch.value_gradients import Removable, missed_at, on_gradient, without_superseded
+from byname.watch.heard import MISSED, NO_GRADIENT, Entry, PlaceNote
+from byname.watch.value_gradients import LeafHooks, on_gradient
 
 _numbers = itertools.count()
 """Process-wide, so that two observations of one analyser have different numbers."""
@@ -41,7 +42,7 @@ def observe(
     label: str = "",
     attention: str | None = None,
 ) -> Handle:
-    """Has an analyser given what passes at places of a model, forward after forward; the model is not changed.
+    """Attach an analyser to places of a model: it gets the values of each forward. The model does not change.
 
         >>> import torch, byname
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
@@ -52,26 +53,27 @@ def observe(
         >>> list(features.result())
         ['0', '1']
 
-    What a checkpoint runs a second time is not observed twice.
+    The recomputation of a checkpoint is not observed.
 
     Args:
         model: any module.
         where: a path, a selector, a class of modules, a module of the model, or a sequence of these.
-        analyser: what is given the values, or their gradients. It may be at several places, also of several models.
+        analyser: gets the values, or their gradients. It may observe several places, also of several models.
         example: arguments to run the model with once; see `byname.points`.
         label: put before the paths in the results, to tell two models apart: ``"teacher"`` gives ``teacher.fc1``.
             Without one, a path that another model has, too, which the analyser observes, gives ``model2.fc1``.
         attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 
     Returns:
-        A handle that removes it, and tells the places.
+        A handle, which lists the places and detaches the analyser.
 
     Raises:
         NoMatchError: if no place matches, or the path of the analyser's targets does not.
-        BadArgumentError: if it is no analyser.
+        BadArgumentError: if `analyser` is not an analyser.
     """
     checked_analyser(analyser)
     root = unwrapped(model)
+    where = with_paths(where, root)
     observation = Observation(root, analyser, label, meaning_of(where, root, reads=True)[0].spots)
     handle = attach(
         root,
@@ -98,27 +100,23 @@ def observe(
 
 
 class Observation:
-    """An analyser at places of one model.
-
-    Attributes:
-        handle: what is attached.
-        number: of this observation among all.
-        places: the paths in the model at which something has passed, as they are called in the results.
-    """
+    """An analyser at places of one model; for its attributes see `Switched`."""
 
     handle: Handle
 
     def __init__(self, model: nn.Module, analyser: Analyser, label: str, spots: Sequence[Spot]) -> None:
         self._model = model
         self._analyser = analyser
-        self._kinds = PlaceKinds(model, spots)
+        self._gradients = [(spot.kind, spot.path) for spot in spots if spot.gradient]
+        self._modules: dict[str, nn.Module] = {}
+        self._kinds: dict[str, tuple[nn.Module, PlaceKind]] = {}
         self._label = f"{label}." if label else ""
         self.number = next(_numbers)
         self.places: dict[str, str] = {}
         self._wanted = False
         self._targets: Tensor | None = None
         self._targets_handle: Handle | None = None
-        self._lasting: dict[str, list[Removable]] = {}
+        self._lasting = LeafHooks()
         self._awaited: set[str] = set()
         self._given: set[str] = set()
         self._waited: set[str] = set()
@@ -132,7 +130,7 @@ class Observation:
         if not passed:
             return "no tensors passed there"
         if any(self.places[one] in self._waited for one in passed):
-            return "its gradients are observed, and no backward came to it"
+            return "its gradients are observed, and no backward reached it"
         return "its gradients are observed, and no gradient flows there"
 
     def silence(self) -> list[str]:
@@ -156,17 +154,9 @@ class Observation:
         self._wanted = False
         if self._targets_handle is not None:
             self._targets_handle.enabled = False
-        for hooks in self._lasting.values():
-            for hook in hooks:
-                hook.remove()
-        self._lasting.clear()
+        self._lasting.remove()
         self._targets = None
         self._analyser.ended(self.number)
-
-    def switch(self, enabled: bool) -> None:
-        """The analyser was switched on or off."""
-        if not self.handle.removed:
-            self.handle.enabled = enabled
 
     def targets_are(self, targets: Tensor | str | None) -> None:
         """The targets of the analyser were set: a path is followed from now on."""
@@ -179,11 +169,6 @@ class Observation:
         if before is not None:
             before.remove()
 
-    @property
-    def removed(self) -> bool:
-        """Whether it was taken off for good."""
-        return self.handle.removed
-
     def begun(self, iteration: int) -> None:
         """A forward begins."""
         self._targets = None
@@ -193,7 +178,7 @@ class Observation:
 
     def __call__(self, event: Event) -> None:
         """A value passes."""
-        kind = self._kinds.of(event.path, event.module)
+        kind = self._kind_of(event.path, event.module)
         listens = self._analyser.listens
         for segments, tensor in tensors_in(event.value):
             path = self._place(event.path + "".join(map(str, segments)))
@@ -211,8 +196,9 @@ class Observation:
     def _put(self, sample: Callable[..., Sample], value: Tensor, *, gradient: bool) -> None:
         # What is kept is made outside of inference mode, and in full precision. What an analyser computes is no part of
         # the program: a tracker hears nothing of it.
-        precise = _without_autocast(value.device.type)
-        with self._analyser.lock, DisableTorchFunction(), torch.inference_mode(False), torch.no_grad(), precise:
+        cast = torch.is_autocast_enabled(value.device.type)
+        precise = torch.autocast(value.device.type, enabled=False) if cast else nullcontext()
+        with self._analyser.lock, DisableTorchFunction(), computing(), precise:
             given = sample(value=value.detach(), gradient=gradient)
             self._analyser.put(given)
             if gradient or not self._analyser.of_gradients or given.path.endswith(".grad"):
@@ -224,26 +210,23 @@ class Observation:
 
     def _sample(self, path: str, event: Event, kind: PlaceKind) -> Callable[..., Sample]:
         """All of a sample but its value, which a backward that is yet to come must not keep alive."""
+        targets = self._targets if isinstance(self._analyser.targets, str) else self._analyser.targets
         return partial(
             Sample,
             path,
             event.module,
             parameter=kind.parameter,
-            targets=None if kind.parameter else self._targets_now(),  # whose hook would keep them
+            targets=None if kind.parameter else targets,  # whose hook would keep them
             observation=self.number,
             iteration=event.iteration,
             output=kind.output,
             around=kind.around,
         )
 
-    def _targets_now(self) -> Tensor | None:
-        targets = self._analyser.targets
-        return self._targets if isinstance(targets, str) else targets
-
     def _await_gradient(self, path: str, event: Event, kind: PlaceKind, tensor: Tensor) -> None:
         if not tensor.requires_grad or not (torch.is_grad_enabled() or tensor.is_leaf):
             if torch.is_grad_enabled():
-                self.handle.note(f"`{path}`: no gradient flows there, the value does not require one")
+                self.handle.note(PlaceNote(path, NO_GRADIENT))
             return
         if event.recomputed and path in self._awaited:  # a reentrant checkpoint runs without gradients at first
             return
@@ -253,7 +236,7 @@ class Observation:
         sample = self._sample(path, event, kind)
 
         def receive(gradient: Tensor) -> None:
-            if not self._wanted or asleep(self):
+            if not self._wanted or is_muted(self):
                 return
             try:
                 self._put(sample, gradient, gradient=True)
@@ -261,74 +244,40 @@ class Observation:
                 note_on(error, f"byname: at the gradient of `{path}` in a backward")
                 raise
 
-        hook = on_gradient(tensor, receive, lambda: self.handle.note(missed_at(path)))
-        if hook is not None and hook.lasting:
-            self._lasting[path] = [*without_superseded(self._lasting.get(path, ()), hook), hook]
+        hook = on_gradient(tensor, receive, lambda: self.handle.note(PlaceNote(path, MISSED)))
+        if hook is not None:
+            self._lasting.keep(path, hook)
 
     def _keep_targets(self, event: Event) -> None:
         if isinstance(event.value, Tensor):
             with DisableTorchFunction():
                 self._targets = event.value.detach()
 
+    def _kind_of(self, path: str, module: nn.Module) -> PlaceKind:
+        known, kind = self._kinds.get(path, (None, None))
+        if kind is not None and known is module:
+            return kind
+        if kind is not None or not self._modules:  # another module stands there by now
+            self._modules = modules_by_path(self._model)
+        gradient = path.endswith(".grad") and any(
+            what == "operation" or path.startswith(start) for what, start in self._gradients
+        )  # a variable may be called so, too
+        plain = path.removesuffix(".grad") if gradient else path
+        owner, _, name = plain.rpartition(".")
+        output = self._modules.get(_without_items(plain)) is module
+        parameter = self._modules.get(owner) is module and name in module.__dict__.get("_parameters", ())
+        kind = PlaceKind(output, parameter, gradient, Surroundings(self._modules, plain, module, output))
+        self._kinds[path] = module, kind
+        return kind
+
 
 class PlaceKind(NamedTuple):
-    """What is at a place.
-
-    Attributes:
-        output: whether what a module returns passes there, or an item or the gradient of that.
-        parameter: whether it is a parameter, or the gradient of one.
-        gradient: whether the path asks for the gradient, so that the value told is one.
-        around: the modules around it.
-    """
+    """Whether a place is the output of a module, a parameter, a gradient that the path asks for; and what is around."""
 
     output: bool
     parameter: bool
     gradient: bool
     around: Surroundings
-
-
-class PlaceKinds:
-    """Tells the kinds of the places of one model by their paths.
-
-    Args:
-        model: the module that the paths start from.
-        spots: what was asked for.
-    """
-
-    def __init__(self, model: nn.Module, spots: Sequence[Spot]) -> None:
-        self._model = model
-        self._spots = [(spot.kind, spot.path) for spot in spots if spot.gradient]
-        self._modules: dict[str, nn.Module] = {}
-        self._known: dict[str, tuple[nn.Module, PlaceKind]] = {}
-
-    def of(self, path: str, module: nn.Module) -> PlaceKind:
-        """The kind of a place.
-
-        Args:
-            path: without wildcards.
-            module: the one that is called, or owns the value.
-        """
-        known, kind = self._known.get(path, (None, None))
-        if known is not module or kind is None:
-            self._modules = {} if known else self._modules  # another module stands there by now
-            kind = self._found(path, module)
-            self._known[path] = module, kind
-        return kind
-
-    def _found(self, path: str, module: nn.Module) -> PlaceKind:
-        gradient = path.endswith(".grad") and any(
-            kind == "operation" or path.startswith(start) for kind, start in self._spots
-        )  # a variable may be called so, too
-        plain = path.removesuffix(".grad") if gradient else path
-        modules = self._modules = self._modules or modules_by_path(self._model)
-        owner, _, name = plain.rpartition(".")
-        output = modules.get(_without_items(plain)) is module
-        parameter = modules.get(owner) is module and name in module.__dict__.get("_parameters", ())
-        return PlaceKind(output, parameter, gradient, Surroundings(modules, plain, module, output))
-
-
-def _without_autocast(device: str) -> AbstractContextManager[object]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _without_items(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Marks: notes that a walk leaves on some nodes of a graph, so that a deep graph is freed without deep recursion.
+"""Freeing: marks that a walk leaves on some nodes of a graph, so that a deep graph is freed without deep recursion.
 
 A node that has a Python object frees the nodes behind it recursively, which overflows the stack after some ten
 thousand of them. A marked node hands them to Python, which frees them one after the other.
@@ -21,8 +21,8 @@ _DEEP = (3, 13) <= sys.version_info < (3, 14)
 """Whether this is Python 3.13. Python defers the freeing of nested tuples: beyond a depth of 50 until 3.12, and near
 the end of the stack since 3.14. Only 3.13 waits for a depth of 10,000, by which the nodes have used 16 MB of stack."""
 _UNMARKED = 500
-"""Number of nodes that any stack can free by recursion. Only on Python 3.13 do the first nodes go unmarked: marks run
-Python code there, and an interrupt that arrives in this code is lost, as in any ``__del__``."""
+"""Number of nodes that any stack can free by recursion. On Python 3.13 the first nodes get no mark, because marks run
+Python code there, in which an interrupt is lost, as in any ``__del__``."""
 
 
 def _drawn_gaps(share: int, count: int) -> list[int]:
@@ -55,7 +55,7 @@ class _Queue(threading.local):
 
 
 class _Deferred:
-    """Edges whose freeing is queued: the first mark to go frees those of all later marks, one after the other."""
+    """Edges whose freeing is queued: the first mark that is freed frees the edges of all later ones, one by one."""
 
     __slots__ = ("edges",)
 
@@ -72,6 +72,6 @@ class _Deferred:
         while waiting:
             try:
                 waiting.pop()
-            except KeyboardInterrupt:  # a ``__del__`` loses it in any case; the other edges must still go
+            except KeyboardInterrupt:  # a ``__del__`` loses it in any case; the other edges must still be freed
                 continue
         queue.running = False

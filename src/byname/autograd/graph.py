@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 import torch
 
+from byname.autograd.describe import Describer
 from byname.autograd.leaves import Leaves, find_leaves, leaf_names, leaves_among
 from byname.autograd.pause import backward_paused
 from byname.autograd.saved import Saved, find_saved, rows_among, slots_now
 from byname.autograd.walk import Walk
 from byname.errors import NotATensorError
-from byname.naming.describe import Describer
 from byname.naming.name import Name
 from byname.naming.names import Question
 from byname.naming.reference_path import Names
@@ -23,6 +23,7 @@ from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Located, Site
 from byname.table import Alias, Column, Rows, Tabled, counted
+from byname.text import quoted_for_dot
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Graph(Rows[GraphNode]):
         return self.nodes
 
     def to_dot(self) -> str:
-        """Return the graph in the DOT language of Graphviz: leaves under their names, nodes with their source lines."""
+        """Return the graph in the DOT language of Graphviz, with the names of leaves and the source lines of nodes."""
         leaf_names = {leaf.number: f"{leaf.name}\n{leaf.card}" for leaf in self.leaves}
         lines = ["digraph byname {", "  rankdir=BT;", '  node [shape=box, fontname="sans-serif"];']
         for node in self.nodes:
@@ -130,7 +131,7 @@ class Graph(Rows[GraphNode]):
             result = f"{node.tensor}\n" if node.tensor else ""
             words = leaf_names.get(node.number) or f"{result}{node.name}{place}"
             style = ", style=filled, fillcolor=lightyellow" if node.number in leaf_names else ""
-            lines.append(f"  n{node.number} [label={_quoted(words)}{style}];")
+            lines.append(f"  n{node.number} [label={quoted_for_dot(words)}{style}];")
         lines += [f"  n{edge.target} -> n{edge.source};" for edge in self.edges]
         return "\n".join([*lines, "}"])
 
@@ -200,34 +201,30 @@ def graph(root: Any) -> Graph:
     """
     walk, question = Walk(root), Question()
     with backward_paused(), DisableTorchFunction(), collection_paused():
-        findings = find_leaves(walk, question)
-        slots = slots_now(walk)  # not before: these refer to leaves, and references to them are counted
-        named = leaf_names(walk, findings)
-        leaves = leaves_among(walk, findings, named)
-        fields = _fields_of(walk, _tensor_names(walk, question, named))
-        return Graph(fields, walk.rows, leaves, rows_among(walk, slots, find_saved(slots or (), question)))
+        index = find_leaves(walk, question)
+        slots = slots_now(walk)  # after `find_leaves`, which counts the references to leaves: slots hold some
+        named = leaf_names(walk, index)
+        leaves = leaves_among(walk, index, named)
+        describer = Describer(walk, question.find(Targets(), deep=False))
+        living = ((number, describer.living_result(number)) for number in describer.living)
+        tensors: dict[int, Name | Names] = {number: name for number, name in living if name is not None}
+        tensors |= {number: names for number, names in named.items() if names.hows != ["unnamed"]}
+        saved = rows_among(walk, slots, find_saved(slots or (), question))
+        return Graph(_fields_of(walk, tensors), walk.rows, leaves, saved)
 
 
-_Fields: TypeAlias = tuple[int, str, Name | None, int, Site | None, str]
+_Fields: TypeAlias = tuple[int, str, Name | Names | None, int, Site | None, str]
 """The first fields of a `GraphNode`, before `goes_to`, with the name not yet as text."""
 
 
-def _fields_of(walk: Walk, tensors: Mapping[int, Name]) -> list[_Fields]:
+def _fields_of(walk: Walk, tensors: Mapping[int, Name | Names]) -> list[_Fields]:
     hidden = dict(walk.opaque())
-    site: Callable[[int], Site | None] = walk.site if walk.lookup() else lambda number: None
+    site: Callable[[int], Site | None] = walk.site if walk.lookup else lambda number: None
     name, distances = walk.name, walk.distances()
     return [
         (number, name(number), tensors.get(number), distances[number], site(number), hidden.get(number, ""))
         for number in range(1, len(walk.nodes))
     ]
-
-
-def _tensor_names(walk: Walk, question: Question, named: Mapping[int, Names]) -> dict[int, Name]:
-    """Return the program's names of leaves and of the results of nodes, by the number of the node."""
-    describer = Describer(walk, question.find(Targets(), deep=False))
-    living = ((number, describer.living_result(number)) for number in describer.numbers())
-    found = {number: name for number, name in living if name is not None}
-    return found | {number: names.best for number, names in named.items() if names.best.how != "unnamed"}
 
 
 def path(root: Any, tensor: torch.Tensor) -> GraphPath | None:
@@ -256,16 +253,15 @@ def path(root: Any, tensor: torch.Tensor) -> GraphPath | None:
     walk = Walk(root)
     with DisableTorchFunction():
         node = fact(tensor, "grad_fn")
-        number = walk.numbers.get(node) if node is not None else _number_of_leaf(walk, tensor)
+        if node is not None:
+            number = walk.numbers.get(node)
+        else:
+            number = next((number for number in walk.leaf_numbers if walk.nodes[number].variable is tensor), None)
     return None if number is None else GraphPath(_way_down(walk, number))
 
 
-def _number_of_leaf(walk: Walk, tensor: torch.Tensor) -> int | None:
-    return next((number for number in walk.leaf_numbers() if walk.nodes[number].variable is tensor), None)
-
-
 def _way_down(walk: Walk, number: int) -> tuple[Step, ...]:
-    """Return the steps from the root to a node, found from the node upwards: each user is one step nearer the root."""
+    """Return the steps from the root to a node, found from the node up by users that are one step nearer the root."""
     users: dict[int, tuple[int, int]] = {}
     distances = walk.distances()
     for user, row in enumerate(walk.rows):
@@ -277,8 +273,3 @@ def _way_down(walk: Walk, number: int) -> tuple[Step, ...]:
         number, index = users[number]
         steps.append(Step(walk.name(number), index, walk.site(number)))
     return tuple(reversed(steps))
-
-
-def _quoted(words: str) -> str:
-    escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

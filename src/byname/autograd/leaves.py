@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,11 +12,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from byname.autograd.describe import Describer
 from byname.autograd.walk import PathCounts, Walk, accumulator
 from byname.naming.children.torch import gathered_parameters, is_sharded
-from byname.naming.describe import Describer
 from byname.naming.name import Name
-from byname.naming.names import Findings, Question
+from byname.naming.names import NameIndex, Question
 from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.modules import models_of, optimizers_of
@@ -127,9 +128,7 @@ class Leaves(Totals[Leaf]):
         return one.group if column == "group" else Totals._key(self, one, column)
 
     def _title(self) -> str:
-        kinds: dict[str, int] = {}
-        for leaf in self.items:
-            kinds[leaf.kind] = kinds.get(leaf.kind, 0) + 1
+        kinds = Counter(leaf.kind for leaf in self.items)
         words = [f"{count} {kind}{'s' * (count > 1 and kind != 'free')}" for kind, count in kinds.items()]
         outside = sum(leaf.in_optimizer is False for leaf in self.items)
         words += [f"{outside} in no optimizer"] if outside else []
@@ -142,13 +141,13 @@ class Leaves(Totals[Leaf]):
 def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
     """Return the leaves of a loss, the tensors to which backward gives gradients, under the program's own names.
 
-    Works before and after backward, on graphs that are freed, modified in place, checkpointed, compiled or hooked.
+    It works before and after backward, on graphs that are freed, modified in place, checkpointed, compiled or hooked.
     It unpacks and recomputes nothing, and takes time linear in nodes and edges.
 
     Args:
         root: a tensor, a ``grad_fn``, or a sequence of these.
-        model: the module (or modules) in which to search for names; byname sees through wrappers (DDP, compile,
-            FSDP2, parametrizations). Without it names still come from the program's variables.
+        model: the module (or modules) in which to search for names; names leave out wrappers (DDP, compile, FSDP2,
+            parametrizations). Without it names still come from the program's variables.
         optimizer: the optimizer (or optimizers) for `Leaf.in_optimizer`, which is None without it.
 
     Returns:
@@ -170,55 +169,51 @@ def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
     model.weight parameter 4
     """
     models, optimizers = models_of(model), optimizers_of(optimizer)
-    return leaves_of(Walk(root), models, optimizers)
+    with collection_paused():  # until all that the search held is freed, so that the collector has none of it to visit
+        return leaves_of(Walk(root), models, optimizers)
 
 
 def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Leaves:
     """Return the leaves of an existing walk."""
     with collection_paused():
-        findings = find_leaves(walk, Question([*models, *optimizers]))
-        return leaves_among(walk, findings, leaf_names(walk, findings), models, optimizers)
+        index = find_leaves(walk, Question([*models, *optimizers]))
+        return leaves_among(walk, index, leaf_names(walk, index), models, optimizers)
 
 
-def find_leaves(walk: Walk, question: Question) -> Findings:
+def find_leaves(walk: Walk, question: Question) -> NameIndex:
     """Search for the names of a walk's leaves."""
-    tensors = Targets(walk.nodes[number].variable for number in walk.leaf_numbers())
-    return question.find(tensors, alone=_held_by_their_nodes_alone(tensors))
-
-
-def _held_by_their_nodes_alone(leaves: Targets) -> frozenset[int]:
-    """Return the ids of the leaves that only their nodes and this list hold, judged by their reference counts."""
-    counts = list(map(sys.getrefcount, leaves))
-    least = _references_to_a_lonely_leaf()
-    return frozenset([id(leaf) for leaf, count in zip(leaves, counts, strict=True) if count <= least])
+    tensors = Targets(walk.nodes[number].variable for number in walk.leaf_numbers)
+    counts, least = list(map(sys.getrefcount, tensors)), _references_to_a_lonely_leaf()
+    alone = frozenset([id(leaf) for leaf, count in zip(tensors, counts, strict=True) if count <= least])
+    return question.find(tensors, alone=alone)
 
 
 @lru_cache(maxsize=1)
 def _references_to_a_lonely_leaf() -> int:
-    """Return the reference count of a leaf that only its node and one list hold; it varies, as PyTorch may add one."""
+    """Return the reference count of a leaf that only its node and one list hold; in some versions it is one more."""
     with DisableTorchFunction():
         node = accumulator(torch.empty(0, requires_grad=True, device="cpu"))
         return next(map(sys.getrefcount, Targets([node.variable])))
 
 
-def leaf_names(walk: Walk, findings: Findings) -> dict[int, Names]:
+def leaf_names(walk: Walk, index: NameIndex) -> dict[int, Names]:
     """Return the names of a walk's leaves that a search found, by the numbers of their nodes."""
-    describer, uses = Describer(walk, findings), walk.leaf_uses
+    describer, uses = Describer(walk, index), walk.leaf_uses
     with DisableTorchFunction():
         return {number: describer.leaf(number, walk.nodes[number].variable, uses[number]) for number in uses}
 
 
 def leaves_among(
     walk: Walk,
-    findings: Findings,
+    index: NameIndex,
     named: Mapping[int, Names],
     models: Sequence[nn.Module] = (),
     optimizers: Sequence[Any] = (),
 ) -> Leaves:
     """Return the leaves of a walk, with the names that a search found."""
     groups = _groups(optimizers, models) if optimizers else None
-    counts = walk.path_counts(named)
-    site: Callable[[int], Site | None] = walk.site if walk.lookup() else lambda number: None
+    counts = PathCounts(walk.edges, walk.roots, named)
+    site: Callable[[int], Site | None] = walk.site if walk.lookup else lambda number: None
     fields: list[_Fields] = []
     with DisableTorchFunction():
         for number, names in named.items():
@@ -234,12 +229,12 @@ def leaves_among(
                     "none" if fact(tensor, "grad") is None else "set",
                     walk.distance(number),
                     [(walk.name(user), at, site(user)) for user, at in walk.leaf_uses[number]],
-                    "graph" if findings.holds_only_the_graph(tensor) else "program",
+                    "graph" if id(tensor) in index.unheld else "program",
                     number,
                     counts,
                 )
             )
-    return Leaves(Lazy(fields, _leaf), (*opaque_notes(walk), *findings.bound()))
+    return Leaves(Lazy(fields, _leaf), (*opaque_notes(walk), *index.bound()))
 
 
 _Fields: TypeAlias = tuple[Any, ...]
@@ -248,16 +243,13 @@ _Fields: TypeAlias = tuple[Any, ...]
 
 def _leaf(fields: _Fields) -> Leaf:
     facts, names, kind, in_optimizer, group, grad, distance, uses, held, number, counts = fields
-    card, consumers, site = card_from(facts), Lazy(uses, _consumer), names.best.site
+    card, consumers, site = card_from(facts), Lazy(uses, lambda use: Consumer(*use)), names.best.site
     return Leaf(card, names.all(), kind, in_optimizer, group, grad, distance, consumers, site, held, number, counts)
 
 
 def opaque_notes(walk: Walk) -> tuple[str, ...]:
     """Return a sentence for each kind of node that hides others."""
-    kinds: dict[str, int] = {}
-    for number, reason in walk.opaque():
-        words = f"{walk.name(number)} is opaque: {reason}"
-        kinds[words] = kinds.get(words, 0) + 1
+    kinds = Counter(f"{walk.name(number)} is opaque: {reason}" for number, reason in walk.opaque())
     return tuple(words if count == 1 else f"{count} × {words}" for words, count in kinds.items())
 
 
@@ -284,10 +276,6 @@ def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int,
                     if id(one.sharded) in found:
                         found[id(one.gathered)] = found[id(one.sharded)]
     return found
-
-
-def _consumer(fields: tuple[str, int, Site | None]) -> Consumer:
-    return Consumer(*fields)
 
 
 def _use(consumer: Consumer) -> str:

@@ -12,14 +12,10 @@ from byname.reading.tensor import fact, is_tensor
 
 
 def engine_order(walk: Walk, needed: Collection[int] | None = None) -> Iterator[int]:
-    """Yield the nodes in the order in which the engine runs them.
+    """Yield the nodes, or only those in `needed`, in the order in which the engine runs them.
 
     A node is ready when all its users have run; among ready nodes the one made last runs first (PyTorch's
-    ``CompareNodeTaskTime``). Nodes that accumulate into leaves have the highest sequence number and never wait.
-
-    Args:
-        walk: the graph.
-        needed: the nodes to run, when the caller asked for the gradients of some inputs only.
+    ``CompareNodeTaskTime``). Nodes that accumulate into leaves have the highest sequence number, so they run at once.
     """
     rows, nodes = walk.rows, walk.nodes
     waiting = [0] * len(rows)
@@ -41,17 +37,11 @@ def needed_for(walk: Walk, inputs: Sequence[Any]) -> set[int] | None:
     """Return the numbers of the nodes that lead to some inputs; None, for all nodes, when no inputs are given."""
     if not inputs:
         return None
-    found: set[int] = set()
-    waiting = [walk.numbers[node] for one in inputs if (node := node_of_input(one)) in walk.numbers]
-    while waiting:
-        fresh = [user for user in walk.users[waiting.pop()] if user not in found]
-        found.update(fresh)
-        waiting += fresh
-    return found
+    return {walk.numbers[node] for node in nodes_leading_to([walk.nodes[number] for number in walk.roots], inputs)}
 
 
 def nodes_leading_to(roots: Sequence[Any], inputs: Sequence[Any]) -> list[Node]:
-    """Return the nodes that lead from the roots to some inputs, without a `Walk`.
+    """Return the nodes that lead from the roots to some inputs.
 
     A node is older than its users, so the search stops below the oldest node of the inputs. A gradient with respect
     to a tensor near the roots of a long graph therefore costs no walk through the whole graph.

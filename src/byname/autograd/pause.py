@@ -1,8 +1,8 @@
-"""Pause: while the heap is read, no other thread begins a backward, and those that run are waited for.
+"""Pause: while byname reads the heap, other threads begin no backward, and byname waits for those that run.
 
-A backward works without Python's lock, and frees what nodes have saved and sets gradients. To read a saved tensor or a
-gradient at that moment is a use after free, which ends the process (PyTorch 2.13). They take turns: one look at a time,
-and a backward that waits goes before the next look.
+A backward frees saved tensors and sets gradients without holding Python's lock. Reading a saved tensor or a gradient at
+that moment is a use after free, which crashes the process (PyTorch 2.13). So they take turns: one thread reads the heap
+(a "look") at a time, and a waiting backward goes before the next look.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from typing import Any
 import torch
 
 from byname.reading.interrupts import defer_signals
+from byname.source.tracebacks import outwards
 from byname.undo import Shared
 
 PATIENCE = 10.0
-"""Seconds for which the backward of another thread is waited for."""
+"""Seconds to wait for the backward of another thread."""
 _NAME = "_engine_run_backward"
 
 
 @contextmanager
 def backward_paused() -> Iterator[None]:
-    """Keep other threads from beginning a backward, and wait until those that run have ended, or `PATIENCE` is over."""
+    """Keep other threads from beginning a backward, and wait up to `PATIENCE` until those that run have ended."""
     look = _Turn()
     try:
         _wait_until(lambda: _GATE.close(look))
@@ -45,12 +46,10 @@ def backward_paused() -> Iterator[None]:
 
 
 def backward_elsewhere() -> bool:
-    """Return whether another thread runs a backward. Inside `backward_paused`, a False stays true.
+    """Return whether another thread runs a backward. Inside `backward_paused` none begins.
 
-    A backward stands still while its hook looks, and goes on when no other thread looks any more.
-
-    In a thread that Python has not started, as those in which the engine runs nodes of a GPU, this is False: the
-    backward that runs is the one that called.
+    A backward whose hook reads the heap does not count, because it stands still meanwhile. In a thread that Python has
+    not started, such as the engine's for nodes of a GPU, the result is False: the backward that runs is the caller's.
     """
     me = threading.get_ident()
     if not _started_by_python(me):
@@ -74,16 +73,11 @@ def _started_by_python(ident: int) -> bool:
 
 
 def _in_engine(frame: FrameType | None) -> bool:
-    """Return whether a frame, or one that waits for it, is that of PyTorch's function that runs the engine."""
-    while frame is not None:
-        if frame.f_code is _GATE.code:
-            return True
-        frame = frame.f_back
-    return False
+    return any(one.f_code is _GATE.code for one in outwards(frame))
 
 
 def _hooks_stop_backward() -> bool:
-    """Return whether a backward stands still while one of its hooks runs: there is no thread for nodes of a device."""
+    """Return whether a backward stands still while one of its hooks runs, because no device has a thread of its own."""
     used = torch.cuda.is_initialized() or torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
     return not (used or torch.backends.mps.is_available())
 
@@ -95,12 +89,7 @@ def not_ended(left_out: str) -> str:
 
 
 class _Turn:
-    """A look at the heap, or a backward, in the thread that makes it.
-
-    Attributes:
-        thread: the identifier of the thread.
-        token: stands for it where nothing may keep it alive.
-    """
+    """A look at the heap, or a backward, of the current thread; `_Gate._closed` holds its token, and so not this."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -108,12 +97,10 @@ class _Turn:
 
 
 class _Gate:
-    """Stand-in for the code of PyTorch's engine function while it is closed. A thread that is in a backward passes.
+    """Gate in front of PyTorch's engine function: while it is closed, only a thread inside a backward passes.
 
-    The code is replaced and not the function, since other modules and wrappers have the function.
-
-    Attributes:
-        code: the function's own code, and None where this version of PyTorch has no such function.
+    It replaces the code of the function and not the function, because other modules and wrappers hold the function. Its
+    own `code` is None where this version of PyTorch has no such function.
     """
 
     def __init__(self) -> None:
@@ -123,8 +110,8 @@ class _Gate:
         self.renew()
 
     def renew(self) -> None:
-        """Open the gate, as after a fork, in which the threads that had closed it are gone."""
-        self._lock = threading.RLock()  # a look may go, and say so, wherever memory is given back
+        """Open the gate after a fork: the child does not have the threads that closed it."""
+        self._lock = threading.RLock()  # a look may be freed, and so call `_over`, at any moment
         self._turns = {kind: weakref.WeakSet[_Turn]() for kind in ("looks", "waiting", "passed")}
         self._closed = Shared(self._replace, self._restore)
         self._restore()
@@ -141,7 +128,7 @@ class _Gate:
         """Close the gate, in this thread's turn, until `open(look)`, or until `look` is freed if nobody opens it."""
         with self._lock:
             others, looking = self._others("looks"), self.threads("looks")
-            # who looks may wait for the backward that this thread is in, which so must not wait for the look
+            # the thread that looks may wait for this thread's backward, which therefore must not wait for the look
             blocked = not self._is_inside() if others else self._others("waiting")
             if blocked and look.thread not in looking:
                 return False
@@ -151,7 +138,7 @@ class _Gate:
         return True
 
     def open(self, look: _Turn) -> None:
-        """Open the gate after a look; a second call does nothing. A backward that stood still goes on in its turn."""
+        """Open the gate after a look; a second call does nothing. A backward that stood still waits for its turn."""
         with self._lock:
             self._turns["looks"].discard(look)
         self._over(look.token)
@@ -159,10 +146,9 @@ class _Gate:
             self._wait(lambda: not self._others("looks"))
 
     def _over(self, token: object) -> None:
-        self._closed.release(token)  # of what is in force now: a fork has begun anew
+        self._closed.release(token)  # not bound earlier, since `renew` replaces it
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the engine as soon as nobody looks."""
         backward = _Turn()
         try:
             self._wait(lambda: self._may_pass(backward))
@@ -172,7 +158,7 @@ class _Gate:
                 self._turns["passed"].discard(backward)
 
     def _wait(self, reached: Callable[[], bool]) -> None:
-        """Wait; no other thread begins to look before."""
+        """Wait until a condition holds; no other thread begins a look before."""
         turn = _Turn()
         try:
             with self._lock:
@@ -195,12 +181,11 @@ class _Gate:
             return True
 
     def _is_inside(self) -> bool:
-        """Return whether this thread is in a backward."""
         me = threading.get_ident()
         return me in self.threads("passed") or not _started_by_python(me) or _in_engine(sys._getframe())
 
     def threads(self, kind: str) -> set[int]:
-        """Return the threads that make "looks", are "waiting", or have "passed" to run the engine."""
+        """Return the threads of one kind: "looks" read the heap, "waiting" wait, "passed" run the engine."""
         with self._lock:
             return {turn.thread for turn in self._turns[kind]}
 

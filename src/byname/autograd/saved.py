@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
+from byname.autograd.describe import Describer
 from byname.autograd.leaves import opaque_notes
 from byname.autograd.pause import backward_elsewhere, backward_paused, not_ended
 from byname.autograd.slots import Slot, slots_of
 from byname.autograd.walk import Walk
-from byname.naming.describe import Describer
-from byname.naming.name import Name, unnamed
-from byname.naming.names import Findings, Question
+from byname.naming.name import NAMELESS, Name
+from byname.naming.names import NameIndex, Question
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, facts_of
@@ -79,14 +80,12 @@ class Saved(Totals[SavedTensor]):
     A graph can have millions of slots, so a row object is created on access.
     """
 
-    __slots__ = ("_facts", "_fields", "_sharing", "opaque")
     _row = SavedTensor
     _by = ("node", "module", "site", "name", "state", "dtype", "device")
 
     def __init__(self, fields: list[_Fields], facts: list[Facts | None], opaque: tuple[str, ...]) -> None:
         self._fields = fields
         self._facts = facts
-        self._sharing: dict[Hashable, list[int]] | None = None
         self.opaque = opaque
 
     def __len__(self) -> int:
@@ -100,17 +99,17 @@ class Saved(Totals[SavedTensor]):
     def _at(self, position: int) -> SavedTensor:
         fields, facts = self._fields[position], self._facts[position]
         card = None if facts is None else card_from(facts)
-        rows = () if card is None else self._rows_by_storage().get(card.storage, ())
+        rows = () if card is None else self._rows_by_storage.get(card.storage, ())
         node, slot, state, name, site, module, number = fields
         return SavedTensor(node, slot, state, card, name, site, module, number, position, rows)
 
+    @cached_property
     def _rows_by_storage(self) -> dict[Hashable, list[int]]:
-        if self._sharing is None:
-            self._sharing = {}
-            for position, facts in enumerate(self._facts):
-                if facts is not None and facts[STORAGE] is not None:
-                    self._sharing.setdefault(facts[STORAGE], []).append(position)
-        return self._sharing
+        found: dict[Hashable, list[int]] = {}
+        for position, facts in enumerate(self._facts):
+            if facts is not None and facts[STORAGE] is not None:
+                found.setdefault(facts[STORAGE], []).append(position)
+        return found
 
     @property
     def bytes(self) -> int:
@@ -131,14 +130,12 @@ class Saved(Totals[SavedTensor]):
 _Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]
 """A row without its card: node, slot, state, name, site, module, number."""
 
-_NAMELESS = unnamed()
-
 
 def saved(root: Any) -> Saved:
     """Return the tensors that autograd saved for the backward of a loss, with node, name, size and state.
 
-    Works before and after backward, on checkpointed, hooked and modified graphs. It calls no hook, and unpacks, copies
-    and recomputes nothing.
+    It works before and after backward, on checkpointed, hooked and modified graphs. It calls no hook, and unpacks,
+    copies and recomputes nothing.
 
     Args:
         root: a tensor, a ``grad_fn``, or a sequence of these.
@@ -171,31 +168,28 @@ def slots_now(walk: Walk) -> list[Slot] | None:
     return None if backward_elsewhere() else slots_of(walk)
 
 
-def find_saved(slots: Sequence[Slot], question: Question) -> Findings:
+def find_saved(slots: Sequence[Slot], question: Question) -> NameIndex:
     """Search for the names of the tensors in some slots."""
     return question.find(Targets(slot.tensor for slot in slots if slot.tensor is not None), deep=False)
 
 
 def rows_of(walk: Walk, slots: Sequence[Slot], given: Iterable[object] = ()) -> Saved:
-    """Return the rows of some slots of a walk. Callers hold `DisableTorchFunction`.
+    """Return the rows of some slots of a walk, with names also from given models and optimizers.
 
-    Args:
-        walk: the graph.
-        slots: all or some of the slots that `slots_of` found there.
-        given: models and optimizers in which to search for names, even when no variable holds them.
+    Callers hold `DisableTorchFunction`.
     """
     return rows_among(walk, slots, find_saved(slots, Question(given)))
 
 
-def rows_among(walk: Walk, slots: Sequence[Slot] | None, findings: Findings) -> Saved:
+def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Saved:
     """Return the rows of some slots, with the names that a search found. Callers hold `DisableTorchFunction`.
 
     A graph can have a million slots, so one loop does it all.
     """
-    lookup = walk.lookup()
-    describer = Describer(walk, findings)
+    lookup = walk.lookup
+    describer = Describer(walk, index)
     sites = walk.site if lookup else None
-    storages, met = findings.by_storage(), findings.met
+    storages, met = index.by_storage(), index.met
     fields: list[_Fields] = []
     facts: list[Facts | None] = []
     add_fields, add_facts = fields.append, facts.append
@@ -212,16 +206,16 @@ def rows_among(walk: Walk, slots: Sequence[Slot] | None, findings: Findings) -> 
                 fact = seen[id(tensor)] = facts_of(tensor)
         add_facts(fact)
         if fact is None or sites is not None or fact[STORAGE] in storages or met(tensor):
-            called = _NAMELESS if tensor is None or fact is None else describer.saved(number, shown, tensor, fact)
+            called = NAMELESS if tensor is None or fact is None else describer.saved(number, shown, tensor, fact)
             add_fields((name, shown, state, called, site, describer.module(number, tensor), number))
         else:  # no log, no name, and no name in the same memory
-            add_fields((name, shown, state, _NAMELESS, site, "", number))
+            add_fields((name, shown, state, NAMELESS, site, "", number))
     told = [not_ended("saved tensors are missing")] if slots is None else []
-    return Saved(fields, facts, (*told, *opaque_notes(walk), *findings.bound()))
+    return Saved(fields, facts, (*told, *opaque_notes(walk), *index.bound()))
 
 
 def _first(rows: Sequence[int], without: int, most: int = 6) -> str | None:
-    """Return the first of some rows as text: so many can share a storage that all of them, in each, are too many."""
+    """Return the first of some rows as text, because thousands of rows can share a storage."""
     words = ", ".join([str(row) for row in rows[: most + 1] if row != without][:most])
     more = len(rows) - 1 - most
     return (words if more <= 0 else f"{words} and {more} more") or None

@@ -1,7 +1,7 @@
 """Slots: the tensors that the nodes of a graph saved, each live, freed, modified or packed.
 
-This module reads slots through ``_raw_saved_*``, which neither unpacks, nor copies, nor recomputes, nor fails on a
-freed graph; the ordinary ``_saved_*`` do all four (PyTorch 2.13).
+This module reads slots through ``_raw_saved_*``, which neither unpack, nor copy, nor recompute, nor fail on a freed
+graph; the ordinary ``_saved_*`` do all four (PyTorch 2.13).
 """
 
 from __future__ import annotations
@@ -66,21 +66,23 @@ def held_by_nodes(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, torch.Tens
             yield from ((node, "variable", node.variable) for node in same if node.variable is not None)
             continue
         for name, attribute in _saved_fields(kind):
+            name = f"saved_{name}" if attribute == _CUSTOM else name
             for node in same:
-                yield from _held_in(node, name, attribute)
+                for shown, raw in _raw_slots(node, name, attribute) or ():
+                    tensor = None if raw is None else _tensor_in(raw.data)
+                    if tensor is not None:
+                        yield node, shown, tensor
 
 
-def _held_in(node: Node, name: str, attribute: str) -> Iterator[tuple[Node, str, torch.Tensor]]:
+def _raw_slots(node: Node, name: str, attribute: str) -> list[tuple[str, Any]] | None:
+    """Return the raw slots behind an attribute of a node with their names; None for a list that backward has freed."""
     try:
         found = getattr(node, attribute)
     except RuntimeError:  # of a freed node, PyTorch refuses a list of tensors as a whole
-        return
-    for position, raw in enumerate(found if type(found) is tuple else (found,)):
-        data = None if raw is None else raw.data
-        tensor = data if is_tensor(data) else _tensor_in(data)
-        if tensor is not None:
-            shown = f"saved_{name}" if attribute == _CUSTOM else name
-            yield node, f"{shown}[{position}]" if type(found) is tuple else shown, tensor
+        return None
+    if type(found) is not tuple:
+        return [(name, found)]
+    return [(f"{name}[{position}]", raw) for position, raw in enumerate(found)]
 
 
 def doubtful(kinds: Mapping[type, Sequence[Node]]) -> list[Node]:
@@ -93,7 +95,7 @@ def doubtful(kinds: Mapping[type, Sequence[Node]]) -> list[Node]:
 
 
 def _doubtful(nodes: Sequence[Node], name: str, attribute: str) -> Iterator[Node]:
-    """Yield the nodes whose slot holds anything but an unchanged plain tensor; callers examine these more closely."""
+    """Yield the nodes whose slot may hold something other than an unchanged plain tensor."""
     getter = f"_saved_{name}"
     for node in nodes:
         try:
@@ -114,20 +116,13 @@ def slots_of_node(number: int, node: Node, fields: Sequence[tuple[str, str]]) ->
         if attribute == _CUSTOM:
             yield from _custom_slots(number, node)
             continue
-        try:
-            found = getattr(node, attribute)
-        except RuntimeError:  # of a freed node, PyTorch refuses a list of tensors as a whole
+        raws = _raw_slots(node, name, attribute)
+        if raws is None:
             yield Slot(number, name, "freed", None)
-            continue
-        if type(found) is not tuple:
-            state, tensor = _state(node, found, name)
+        for shown, raw in raws or ():
+            state, tensor = _state(node, raw, name)
             if state is not None:
-                yield Slot(number, name, state, tensor)
-            continue
-        for position, one in enumerate(found):
-            state, tensor = _state(node, one, name)
-            if state is not None:
-                yield Slot(number, f"{name}[{position}]", state, tensor)
+                yield Slot(number, shown, state, tensor)
 
 
 _CUSTOM = "_raw_saved_tensors"
@@ -141,7 +136,7 @@ def _saved_fields(kind: type) -> Sequence[tuple[str, str]]:
     return _CUSTOM_FIELDS if is_custom else _builtin_fields(kind)
 
 
-@cache  # only PyTorch's own classes, whose number is fixed; programs may create custom classes without limit
+@cache  # only for PyTorch's own classes, whose number is fixed
 def _builtin_fields(kind: Hashable) -> Sequence[tuple[str, str]]:
     assert isinstance(kind, type)
     names = dict.fromkeys(name for parent in kind.__mro__ for name in vars(parent) if name.startswith(_RAW))
@@ -157,13 +152,13 @@ def _state(node: Node, raw: Any, field: str) -> tuple[str | None, torch.Tensor |
         return "packed", _tensor_in(data)
     if data is None:
         return ("freed" if _was_freed(raw, node, field) else None), None
-    if _changed_since_birth(data) and _was_modified(node, f"_saved_{field}"):
+    if _changed_since_birth(data) and versions_of(node, field) is not None:
         return "modified", data
     return "live", data
 
 
 def _was_freed(raw: Any, node: Node, field: str) -> bool:
-    """Return whether backward has freed an empty slot, and not merely never filled it; this calls no hook."""
+    """Return whether backward has freed an empty slot, and forward had filled it; this calls no hook."""
     try:
         raw.unpack() if hasattr(raw, "unpack") else getattr(node, f"_saved_{field}")  # PyTorch 2.10 and 2.11 have none
     except RuntimeError:
@@ -171,29 +166,13 @@ def _was_freed(raw: Any, node: Node, field: str) -> bool:
     return False
 
 
-def _was_modified(node: Node, getter: str) -> bool:
-    """Return whether the version of a tensor differs from the version that was saved.
-
-    Only the error of the ordinary getter tells the saved version. The getter is safe here: the slot is neither freed
-    nor hooked.
-    """
-    try:
-        getattr(node, getter)
-    except RuntimeError as error:
-        return "modified by an inplace operation" in str(error)
-    return False
-
-
 def _custom_slots(number: int, node: Node) -> Iterator[Slot]:
     """Yield what a custom function saved, by ``save_for_backward`` or on its ``ctx``."""
-    try:
-        raws = node._raw_saved_tensors
-    except RuntimeError:
+    raws = _raw_slots(node, "saved_tensors", _CUSTOM)
+    if raws is None:
         yield Slot(number, "saved_tensors", "freed", None)
-        raws = ()
-    modified = _custom_modified(node, raws)
-    for position, raw in enumerate(raws):
-        shown = f"saved_tensors[{position}]"
+    modified = _custom_modified(node, [raw for _, raw in raws or ()])
+    for position, (shown, raw) in enumerate(raws or ()):
         if raw is not None and raw.unpack_hook is not None:
             yield Slot(number, shown, "packed", _tensor_in(raw.data))
         elif raw is not None and raw.data is not None:
@@ -212,14 +191,9 @@ def _custom_modified(node: Node, raws: Sequence[Any]) -> Sequence[int]:
         return ()
     filled = [(at, raw.data) for at, raw in enumerate(raws) if raw is not None and raw.data is not None]
     changed = [(at, data) for at, data in filled if _changed_since_birth(data)]
-    try:
-        if changed:
-            node.saved_tensors  # noqa: B018 - read for its error
-    except RuntimeError as error:
-        told = re.search(r"is at version (\d+)", str(error))
-        fitting = [at for at, data in changed if told is not None and fact(data, "_version") == int(told[1])]
-        return fitting if len(fitting) == 1 else ()
-    return ()
+    told = versions_of(node, "saved_tensors") if changed else None
+    fitting = [at for at, data in changed if told is not None and fact(data, "_version") == told[0]]
+    return fitting if len(fitting) == 1 else ()
 
 
 def _changed_since_birth(tensor: torch.Tensor) -> bool:
@@ -262,7 +236,11 @@ def has_freed_slot(node: Node) -> bool:
 
 
 def versions_of(node: Node, field: str) -> tuple[int, int] | None:
-    """Return the present and the saved version of a modified slot's tensor, read from PyTorch's error."""
+    """Return the present and the saved version of a modified slot's tensor, read from PyTorch's error.
+
+    Only the error of the ordinary getter has the saved version. The getter is safe where the slot is neither freed nor
+    hooked.
+    """
     getter = "saved_tensors" if field.startswith("saved_tensors") else f"_saved_{field.partition('[')[0]}"
     try:
         getattr(node, getter)
@@ -281,10 +259,6 @@ def packed_in(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, Any]]:
     """Yield the slots that a hook, such as a checkpoint's, filled: the node, the name, and the raw slot."""
     for node in nodes:
         for name, attribute in _saved_fields(type(node)):
-            try:
-                found = getattr(node, attribute)
-            except RuntimeError:
-                continue
-            for raw in found if type(found) is tuple else (found,):
+            for _, raw in _raw_slots(node, name, attribute) or ():
                 if raw is not None and raw.unpack_hook is not None:
                     yield node, name, raw

@@ -42,8 +42,8 @@ class Walk:
 
     Attributes:
         nodes: the nodes; entry 0 is None and stands for an input that needs no gradient.
-        roots: the numbers of the roots.
-        tensors: the root tensors themselves, where tensors were given.
+        inputs: the number of inputs of each node.
+        roots, tensors: the numbers of the roots, and the root tensors themselves, where tensors were given.
     """
 
     def __init__(self, root: Any) -> None:
@@ -51,11 +51,11 @@ class Walk:
         self.tensors: list[torch.Tensor] = [one for one in given if is_tensor(one)]
         start = list(dict.fromkeys(map(root_node, given)))
         self.roots: list[int] = list(range(1, len(start) + 1))
-        # The edges of all nodes, node after node, in one flat list; `_inputs` counts the edges of each node.
-        self._inputs: list[int] = [0]
+        # The edges of all nodes, node after node, in one flat list.
+        self.inputs: list[int] = [0]
         self._below: list[Node] = []
         with collection_paused():
-            self.nodes: list[Node] = [None, *nodes_from(start, set(), self._inputs, self._below)]
+            self.nodes: list[Node] = [None, *nodes_from(start, set(), self.inputs, self._below)]
         self._names: dict[type, str] = {}
 
     @cached_property
@@ -67,7 +67,7 @@ class Walk:
     def edges(self) -> NumberedEdges:
         """The edges as numbers."""
         targets = numpy.fromiter(map(self.numbers.__getitem__, self._below), numpy.int64, len(self._below))
-        inputs = numpy.fromiter(self._inputs, numpy.int64, len(self._inputs))
+        inputs = numpy.fromiter(self.inputs, numpy.int64, len(self.inputs))
         return NumberedEdges(numpy.cumsum(inputs) - inputs, targets)
 
     @cached_property
@@ -84,16 +84,12 @@ class Walk:
                 found[below].append(number)
         return found
 
-    def path_counts(self, wanted: Iterable[int]) -> PathCounts:
-        """Return an object that counts the paths to the wanted nodes on request, and holds only numbers."""
-        return PathCounts(self.edges, self.roots, wanted)
-
     def name(self, number: int) -> str:
         """Return PyTorch's name of the node with this number."""
         return self.name_of(self.nodes[number])
 
     def name_of(self, node: Node) -> str:
-        """Return PyTorch's name of a node. The name is cached for a class whose nodes carry the name of the class."""
+        """Return PyTorch's name of a node; it is cached for a class whose nodes have the name of the class."""
         kind = type(node)
         known = self._names.get(kind)
         if known is None:
@@ -101,10 +97,6 @@ class Walk:
             if known == kind.__name__:
                 self._names[kind] = known
         return known
-
-    def inputs(self, number: int) -> int:
-        """Return the number of inputs of a node."""
-        return self._inputs[number]
 
     def distance(self, number: int) -> int:
         """Return the fewest steps from a root to a node."""
@@ -131,21 +123,19 @@ class Walk:
             first = after[first]
         return found
 
-    def leaf_numbers(self) -> list[int]:
-        """Return the numbers of the nodes that accumulate into a leaf."""
-        return self._leaf_numbers
-
     @cached_property
-    def _leaf_numbers(self) -> list[int]:
+    def leaf_numbers(self) -> list[int]:
+        """The numbers of the nodes that accumulate into a leaf."""
         return list(compress(count(), map(is_, self._kinds, repeat(accumulate_type()))))
 
     @cached_property
     def _kinds(self) -> list[type]:
         return list(map(type, self.nodes))
 
-    def consumers(self, wanted: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
-        """Return the uses of each wanted node: the number of the using node and the position among its inputs."""
-        order = sorted(set(wanted))
+    @cached_property
+    def leaf_uses(self) -> dict[int, list[tuple[int, int]]]:
+        """The uses of each leaf: the number of the using node and the position among its inputs."""
+        order = self.leaf_numbers
         is_wanted = numpy.zeros(len(self.nodes), dtype=bool)
         is_wanted[order] = True
         begins, targets = self.edges
@@ -157,22 +147,14 @@ class Walk:
         return {number: uses[start:end] for number, start, end in zip(order, [0, *ends], ends, strict=False)}
 
     @cached_property
-    def leaf_uses(self) -> dict[int, list[tuple[int, int]]]:
-        """The uses of each leaf: the number of the using node and the position among its inputs."""
-        return self.consumers(self.leaf_numbers())
-
     def lookup(self) -> SiteLookup:
-        """Return the lookup that finds the source line at which a node was made."""
-        return self._lookup
-
-    @cached_property
-    def _lookup(self) -> SiteLookup:
+        """The lookup that finds the source line at which a node was made."""
         with DisableTorchFunction():
             return SiteLookup(self.tensors, lambda node: node in self.numbers)
 
     def site(self, number: int) -> Site | None:
         """Return the location of the call that made a node, or None when it is unknown."""
-        spot = self._lookup.spot(self.nodes[number]) if self._lookup else None
+        spot = self.lookup.spot(self.nodes[number]) if self.lookup else None
         return None if spot is None else spot.site
 
     def opaque(self) -> list[tuple[int, str]]:
@@ -186,12 +168,12 @@ class Walk:
 
 
 def nodes_behind(roots: Iterable[Any]) -> list[Node]:
-    """Return the nodes of a `Walk` in the order of their distance, without the cost of numbers and edges."""
+    """Return the nodes of a `Walk` in the order of their distance, without the cost of its numbers and edges."""
     return nodes_from(map(root_node, roots), set())
 
 
 _UNKEPT: deque[Any] = deque(maxlen=0)
-"""A list that keeps nothing."""
+"""List that drops what is appended."""
 
 
 def nodes_from(
@@ -202,11 +184,9 @@ def nodes_from(
 ) -> list[Node]:
     """Return the nodes reachable from some nodes, except those in `seen`, and add the new ones to `seen`.
 
-    It is one loop: a call per node would cost as much as PyTorch's own work.
+    It is one loop, because a call per node would cost as much as PyTorch's own work.
 
     Args:
-        roots: the nodes to start from.
-        seen: the nodes to leave out.
         inputs: gets the number of edges of each node.
         targets: gets the node at the end of each edge; None for an input that needs no gradient.
     """
@@ -260,25 +240,18 @@ class NumberedEdges(NamedTuple):
 
 
 class PathCounts:
-    """The number of paths by which a gradient reaches each leaf, counted on first use by dynamic programming."""
-
-    __slots__ = ("_counts", "_edges", "_roots", "_wanted")
+    """The numbers of paths by which gradients reach the wanted nodes of a graph, counted on first use."""
 
     def __init__(self, edges: NumberedEdges, roots: list[int], wanted: Iterable[int]) -> None:
-        self._edges: NumberedEdges | None = edges
-        self._roots = roots
-        self._wanted = frozenset(wanted)
-        self._counts: dict[int, int] = {}
+        self._edges, self._roots, self._wanted = edges, roots, frozenset(wanted)
 
     def of(self, number: int) -> int:
         """Return the exact number of paths from the roots to a leaf."""
-        if self._edges is not None:
-            self._counts = self._count(self._edges.rows())
-            self._edges = None
         return self._counts[number]
 
-    def _count(self, rows: list[list[int]]) -> dict[int, int]:
-        wanted = self._wanted
+    @cached_property
+    def _counts(self) -> dict[int, int]:
+        rows, wanted = self._edges.rows(), self._wanted
         ways: dict[int, int] = dict.fromkeys(self._roots, 1)
         found: dict[int, int] = {}
         for number in _from_the_roots(rows, self._roots):
@@ -397,7 +370,7 @@ def node_name(node: Node) -> str:
 
 
 def opaque_reason(node: Node) -> str:
-    """Return a text that says what a node hides from a walk; empty for a node that hides nothing."""
+    """Return the part of the graph that a node hides from a walk, as text; empty for a node that hides nothing."""
     name = node_name(node)
     reason = next((words for start, words in _OPAQUE.items() if name.startswith(start)), "")
     if not reason and "DifferentiableGraph" in name:
@@ -413,11 +386,7 @@ _OPAQUE = {
 
 
 def as_sequence(root: Any) -> list[Any]:
-    """Return the roots as a list, from one root or a list, tuple or set of roots.
-
-    Raises:
-        NoGraphError: the sequence is empty.
-    """
+    """Return the roots as a list, from one root or a list, tuple or set of roots, which must not be empty."""
     if type(root) not in (list, tuple, set, frozenset):
         return [root]
     if not root:

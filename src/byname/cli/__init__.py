@@ -12,14 +12,46 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from byname.cli.ask import StatusCommand
-from byname.cli.command import Command, CommandError, say
+from byname.cli.command import Command, CommandError, cause, say
 from byname.cli.run import CensusCommand, RunCommand
-from byname.cli.show import ReportCommand, ShowCommand
+from byname.cli.show import DiffCommand, FinishCommand, ReportCommand, ShowCommand
 from byname.errors import BynameError
 from byname.extras import needs
 from byname.text import printable_lines
 
 SHELLS = ("bash", "zsh")
+
+
+class ExplainCommand:
+    """Explain a cause of findings, or list all causes.
+
+    It prints the section of docs/failures.md about the cause: what has happened, a program, and what helps. In a
+    terminal it is formatted, in a pipe it is plain markdown.
+
+    examples:
+      byname explain
+      byname explain double-softmax
+    """
+
+    name = "explain"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the cause."""
+        parser.add_argument("cause", nargs="?", metavar="CAUSE", type=cause, help="the word that a finding begins with")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Print the section, or the causes."""
+        from byname.diagnose.handbook import sections
+
+        words = "\n".join(sections()) if options.cause is None else sections()[options.cause].rstrip()
+        if options.cause is None or not sys.stdout.isatty():
+            print(words)
+            return 0
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(words))
+        return 0
 
 
 class CompletionCommand:
@@ -51,7 +83,6 @@ class CompletionCommand:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the options and arguments of a parser and of its commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
@@ -63,12 +94,13 @@ COMMANDS: tuple[Command, ...] = (
     RunCommand(),
     CensusCommand(),
     StatusCommand(),
+    ExplainCommand(),
     ShowCommand(),
+    DiffCommand(),
+    FinishCommand(),
     ReportCommand(),
     CompletionCommand(),
 )
-FORMER_NAMES = {"explain": "status"}
-"""Names that commands had before: they work, and no help shows them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,25 +111,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     2
     """
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    words[:1] = [FORMER_NAMES.get(word, word) for word in words[:1]]
+    if words[:1] == ["explain"] and any(word.startswith("--pid") for word in words):
+        words[:1] = ["status"]  # which had this name before
     options, unknown = parser().parse_known_args(words)
     if unknown:
         options.parser.refuse(unknown)
     command: Command = options.command
     try:
         return command.run(options)
-    except BrokenPipeError:
-        return _nobody_reads()
+    except BrokenPipeError:  # the reader of the standard output has closed it, as ``| head`` does
+        with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return 1
     except (CommandError, BynameError, OSError) as error:
         say(str(error))
         return error.exit_code if isinstance(error, CommandError) else 1
-
-
-def _nobody_reads() -> int:
-    """Redirect the standard output to nowhere after its reader has closed it, as ``| head`` does."""
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return 1
 
 
 class _Parser(argparse.ArgumentParser):

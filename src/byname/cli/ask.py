@@ -62,14 +62,10 @@ def add_pid(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
 def print_answer(options: argparse.Namespace, about: str, top: int, *, in_json: bool) -> int:
     """Ask the process that the command line names, print its answer, and return the exit code.
 
-    Args:
-        options: the process, and how long to wait for it.
-        about: ``census`` or ``status``.
-        top: the number of rows of a census in words.
-        in_json: whether the answer is printed as JSON.
+    A process that cannot be asked, or gives no answer in time, raises a `CommandError` that says why, and what to do.
 
-    Raises:
-        CommandError: the process cannot be asked, or gives no answer in time; the text says why, and what to do.
+    Args:
+        about: ``census``, with `top` rows in words, or ``status``.
     """
     if getattr(options, "program", None) is not None:
         raise CommandError("--pid asks a process that runs already, and no program goes with it", exit_code=2)
@@ -176,14 +172,12 @@ MOST = 256 * 2**20
 
 
 class Request(NamedTuple):
-    """A question of another process.
+    """A question of another process, about its ``census`` or its ``status``.
 
     Attributes:
-        about: ``census`` or ``status``.
-        top: the number of rows.
         answer: the name of the file for the answer.
         facts: whether the answer is also wanted as values that JSON has.
-        width: of a table, in characters.
+        top, width: the number of rows of a table, and its width in characters.
     """
 
     about: str

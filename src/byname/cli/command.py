@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Protocol
 
+from byname.errors import BadArgumentError
 from byname.text import fitted, printable_lines, width_of
 
 
@@ -53,3 +54,13 @@ def positive(word: str) -> int:
     if not word.isdecimal() or not int(word):
         raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
     return int(word)
+
+
+def cause(word: str) -> str:
+    """Return the cause of findings that the text of an option is."""
+    from byname.diagnose.handbook import known_causes
+
+    try:
+        return next(iter(known_causes(word)))
+    except BadArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

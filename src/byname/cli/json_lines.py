@@ -49,11 +49,7 @@ def site_facts(site: Site) -> dict[str, Any]:
 class JsonLines(Watcher):
     """A file of lines of JSON, the last for the end of the program; a fork of the process writes none.
 
-    Args:
-        to: the file; what it held before is gone.
-
-    Raises:
-        CommandError: the file cannot be written; the program has not been started then.
+    What the file held before is gone. A file that cannot be written raises a `CommandError` before the program starts.
     """
 
     def __init__(self, to: str) -> None:

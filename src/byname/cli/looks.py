@@ -25,12 +25,9 @@ from byname.undo import Undo
 
 
 class CensusShown(Watcher):
-    """A census when the program ends, and after every Nth of its optimizer steps.
+    """A census when the program ends, and after every Nth of its optimizer steps, with its `top` rows.
 
-    Args:
-        every: N; None for a look at the end only.
-        top: how many rows are shown.
-        lines: a file in which every census has a line with all rows.
+    All rows go to a file of lines of JSON, if there is one.
     """
 
     def __init__(self, every: int | None, top: int, lines: JsonLines | None) -> None:
@@ -56,12 +53,8 @@ class GrowthShown(Watcher):
     """Growth from the first look after an optimizer step to the last one, reported when the program ends.
 
     A program without steps, such as one that serves a model, is looked at when it calls an outermost module. Compiled
-    functions run eagerly until the first step, so that the calls are seen.
-
-    Args:
-        every: the number of steps from look to look; None for looks after 1, 2, 4, 8 ... steps, or at call 8, 16 ...
-        top: how many rows are shown.
-        lines: a file in which a line has all rows.
+    functions run eagerly until the first step, so that the calls are seen. Without a number of steps from look to look,
+    looks come after 1, 2, 4, 8 ... steps, or at call 8, 16 ...
     """
 
     def __init__(self, every: int | None, top: int, lines: JsonLines | None) -> None:
@@ -144,5 +137,4 @@ class _Steps:
         self._hooks.register(register_optimizer_step_post_hook, stepped)
 
     def end(self) -> None:
-        """Count no more steps."""
         self._hooks()

@@ -64,15 +64,11 @@ def answer_remotely() -> None:
     """Answer the question of another process whose file Python runs in this one."""
     request = waiting_for(os.getpid())
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_remote(frame):
+    remote = "<string>", f"/tmp/byname-{os.getuid()}"
+    while frame is not None and frame.f_code.co_filename.startswith(remote):
         frame = frame.f_back
     if request is not None:
         answer_request(request, frame)
-
-
-def _is_remote(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file == "<string>" or file.startswith(f"/tmp/byname-{os.getuid()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +103,6 @@ class ThreadNow:
 
 
 def _threads(frame: FrameType | None) -> Iterator[ThreadNow]:
-    """Yield the threads, first the one that asks."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
     frames = {**sys._current_frames(), **({} if frame is None else {here: frame})}
@@ -139,11 +134,7 @@ def _module(frames: Sequence[FrameType]) -> str:
 
 
 def answer_signals(top: int = 20) -> None:
-    """Answer SIGUSR1 until Python ends, unless the program takes another handler. Processes it forks answer, too.
-
-    Raises:
-        CommandError: there is no such signal, or it cannot be answered.
-    """
+    """Answer SIGUSR1 until Python ends, unless the program takes another handler. Processes it forks answer, too."""
     if not hasattr(signal, "SIGUSR1"):
         raise CommandError(
             "this platform has no SIGUSR1 to answer; `byname census --every N` looks after optimizer steps"

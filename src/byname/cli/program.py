@@ -12,14 +12,14 @@ import os
 import pkgutil
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from byname.cli.command import CommandError
@@ -28,19 +28,21 @@ from byname.source.tracebacks import clean
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A script, folder, zip file or module, which ``python`` could run.
+    """A script, folder, zip file or module, which ``python`` could run, and its `sys.argv`.
 
     Attributes:
-        argv: `sys.argv`.
-        folder: where its modules are searched first.
+        folder: where its modules are searched first; also under ``python -P`` if the program `is_folder`.
         run: runs it as ``__main__``, in which nothing has run yet; what it raises comes out.
-        is_folder: whether it is the folder, or zip file, in which its modules are searched also under ``python -P``.
+        code: returns the code of its script or main module; None where that is not known before it runs.
+        changes: what its script's code goes through before it runs.
     """
 
     argv: list[str]
     folder: str
     run: Callable[[], object]
     is_folder: bool = False
+    code: Callable[[], CodeType | None] = lambda: None
+    changes: list[Callable[[CodeType], CodeType]] = field(default_factory=list)
 
     def take_place(self) -> None:
         """Make `sys.argv`, `sys.path` and ``__main__`` those of the program."""
@@ -63,25 +65,62 @@ def script(path: str, arguments: Sequence[str]) -> Program:
     argv = [path, *arguments]
     file = str(Path.cwd()) if path == "." else os.path.join(Path.cwd(), path)  # noqa: PTH118 - "./" stays
     if pkgutil.get_importer(file) is not None:
-        return Program(argv, file, partial(_run_as_main, "__main__", False), is_folder=True)
+        code = partial(_code_of, "__main__", file)
+        return Program(argv, file, partial(_run_as_main, "__main__", False), True, code)
     with io.open_code(file) as stream:
         source = stream.read()
     if source.startswith(MAGIC_NUMBER):
         raise CommandError(f"{path} is compiled, and byname runs source; python {path} runs it", exit_code=2)
     folder = os.path.dirname(os.path.realpath(file))  # noqa: PTH120 - as text, like the others
-    return Program(argv, folder, partial(_run_source, source, file))
+    changes: list[Callable[[CodeType], CodeType]] = []
+    code = partial(_compiled, source, file)
+    return Program(argv, folder, partial(_run_source, source, file, changes), False, code, changes)
 
 
 def module(name: str, arguments: Sequence[str]) -> Program:
     """Return the program of ``python -m module``."""
     argv = ["-m", *arguments]  # the first becomes the module's file when that is found
-    return Program(argv, str(Path.cwd()), partial(_run_as_main, name, True))
+    folder = str(Path.cwd())
+    return Program(argv, folder, partial(_run_as_main, name, True), False, partial(_code_of, name, folder))
 
 
-def _run_source(source: bytes, file: str) -> None:
+def _compiled(source: bytes, file: str) -> CodeType | None:
+    try:
+        return compile(source, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):  # which are seen when it runs
+        return None
+
+
+def _code_of(name: str, folder: str) -> CodeType | None:
+    """Return the code of a main module, or of the ``__main__`` of a package."""
+    found = dict(codes_of([*name.split("."), "__main__"], [folder, *sys.path]))
+    return found.get(f"{name}.__main__", found.get(name))
+
+
+def codes_of(parts: Sequence[str], folders: Sequence[str]) -> Iterator[tuple[str, CodeType]]:
+    """Yield the names and the code of the modules that the parts of a name lead through; nothing is imported for it."""
+    path: Sequence[str] | None = folders
+    for number, part in enumerate(parts, 1):
+        spec = None if path is None else PathFinder.find_spec(part, path)
+        if spec is None:
+            return
+        if isinstance(spec.loader, SourceFileLoader):  # a folder without `__init__.py` has another, or none
+            try:
+                code = spec.loader.get_code(part)
+            except (SyntaxError, OSError):  # which are seen when it is imported
+                return
+            assert code is not None, "it has source"
+            yield ".".join(parts[:number]), code
+        path = spec.submodule_search_locations
+
+
+def _run_source(source: bytes, file: str, changes: Sequence[Callable[[CodeType], CodeType]]) -> None:
     variables = vars(sys.modules["__main__"])
     variables.update(__loader__=SourceFileLoader("__main__", file), __file__=file, __cached__=None)
-    exec(compile(source, file, "exec", dont_inherit=True), variables)
+    code = compile(source, file, "exec", dont_inherit=True)
+    for change in changes:
+        code = change(code)
+    exec(code, variables)
 
 
 _run_as_main: Any = runpy._run_module_as_main  # type: ignore[attr-defined]

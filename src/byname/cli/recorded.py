@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from byname.cli.command import CommandError, say
+from byname.cli.program import Program, codes_of
 from byname.cli.watcher import Calls, Watcher, failure, unnoticed, where
 from byname.errors import BynameError
+from byname.model.methods import Namespace
+from byname.model.scopes import definition_of
 from byname.model.where import unwrapped
-from byname.place import parse
+from byname.place import NameSegment, Place, parse
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
+from byname.recording.program_functions import ProgramFunctions
 from byname.recording.record import record
-from byname.recording.stores.target import needs_h5py
+from byname.recording.target import needs_h5py
+from byname.source.code import stands_for
 from byname.table import counted
 from byname.text import printable
+from byname.undo import Patch
 
 if TYPE_CHECKING:
     from byname.recording.recorder import Recorder
@@ -30,16 +39,15 @@ if TYPE_CHECKING:
 class Recorded(Watcher):
     """Recording of a program from the first call of its model; errors are reported, and the program goes on.
 
+    What cannot be recorded raises a `CommandError` before the program has been started.
+
     Args:
         words: paths of one model, each perhaps after the name of its class: ``"GPT:blocks.*.attn.forward.scores"``.
-        to: the file, as the user calls it.
-        options: more keyword arguments of `record`.
-
-    Raises:
-        CommandError: they mean nothing, or the file cannot be written; the program has not been started then.
+        to, options: the file, as the user calls it, and more keyword arguments of `record`.
+        program: it has not begun; paths that name variables of its functions are these, and no places of a model.
     """
 
-    def __init__(self, words: Sequence[str], to: str | None, options: dict[str, Any]) -> None:
+    def __init__(self, words: Sequence[str], to: str | None, options: dict[str, Any], program: Program) -> None:
         if not to:
             raise CommandError("--record needs a file: --to run.h5", exit_code=2)
         found = [_CLASS.match(word) for word in words]
@@ -49,18 +57,24 @@ class Recorded(Watcher):
         self._kind = next(iter(kinds), "")  # of the model or of a class that it derives from
         self._paths = [word[one.end() :] if one else word for word, one in zip(words, found, strict=True)]
         try:
-            for path in self._paths:
-                parse(path)
+            places = [parse(path) for path in self._paths]
         except BynameError as error:
             raise CommandError(f"--record: {error}", exit_code=2) from None
         _check_file(Path(to), overwrite=bool(options.get("overwrite")))
-        super().__init__(Calls(self._look))
+        self._near: list[str] = []
+        self._born = None if self._kind else self._among_functions(program, places)
+        super().__init__(Calls(self._look) if self._born is None else self._born)
         self.file = Path(to).absolute()  # wherever the program goes
         self._to, self._options = to, options
         self._recorder: Recorder | None = None
         self._refused: dict[int, weakref.ref[nn.Module]] = {}
         self._called: dict[str, None] = {}
         self._said: dict[str, None] = {}
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if (born := self._born) is not None:
+            unnoticed(lambda: self._begin(born.root, None), say)
 
     def _look(self, module: nn.Module, outermost: bool) -> bool:
         """Return whether a module is the model; then it is recorded from now on."""
@@ -86,14 +100,15 @@ class Recorded(Watcher):
         # A loss, an augmentation or a metric that is called first has none, and is no model.
         return outermost and any(attributes_of(one).get("_parameters") for one in modules_in(model))
 
-    def _begin(self, module: nn.Module, model: nn.Module) -> None:
+    def _begin(self, module: nn.Module, model: nn.Module | None) -> None:
         try:
             recorder = record(module, self._paths, to=self.file, **self._options)
         except BynameError as error:
             return self._tell(f"not recorded: {error}")
         recorder.tell(lambda error: self._tell(f"{'' if isinstance(error, Warning) else 'not recorded: '}{error}"))
         self._recorder = recorder
-        return self._tell(f"records {type(model).__name__}{where(sys._getframe())} to {self._to}")
+        what = "variables of functions" if model is None else f"{type(model).__name__}{where(sys._getframe())}"
+        return self._tell(f"records {what} to {self._to}")
 
     def _tell(self, words: str) -> None:
         if words not in self._said:
@@ -103,7 +118,7 @@ class Recorded(Watcher):
     def at_end(self, error: BaseException | None) -> None:
         """Close the recording, and say how much is in it."""
         if self._recorder is None:
-            return self._tell(f"nothing was recorded: {self._why()}")
+            return self._tell("; ".join([f"nothing was recorded: {self._why_no_model()}", *self._near]))
         failed = failure(error)
         try:
             self._recorder.__exit__(None if failed is None else type(failed), failed, None)
@@ -114,13 +129,27 @@ class Recorded(Watcher):
         places = counted(len(found), "place")
         return self._tell(f"recorded {counted(records, 'record')} of {places}: byname show {self._to}")
 
-    def _why(self) -> str:
+    def _why_no_model(self) -> str:
         called = [*self._called]
         if not called:
             return "the program called no module in this process; those that it starts anew are plain Python"
         seen = f"called were {', '.join(called[:8])}{', ...' if len(called) > 8 else ''}"
         kind = f"no {self._kind} was called that the" if self._kind else "no module with parameters was called that all"
         return f"{kind} paths fit; {seen}"
+
+    def _among_functions(self, program: Program, places: Sequence[Place]) -> BornReporting | None:
+        """Return what has the functions of a program report variables; None if no path names one."""
+        born = BornReporting(program, places)
+        lacking = {str(place): why for place in places if (why := born.lacks(place))}
+        self._near = [why.partition(". ")[0] for why in lacking.values() if "close to it" in why]
+        others = [*lacking]
+        if not 0 < len(others) < len(places):
+            return None if others else born
+        raise CommandError(
+            f"--record: {', '.join(others)} is no variable of a function, and the other paths are: a file has "
+            "variables of functions or places of a model",
+            exit_code=2,
+        )
 
 
 _CLASS = re.compile(r"([^\W\d]\w*):")
@@ -135,3 +164,85 @@ def _check_file(file: Path, *, overwrite: bool) -> None:
         raise CommandError(f"--to {file}: this is a directory", exit_code=2)
     if file.exists() and not overwrite:
         raise CommandError(f"--to {file}: the file exists; --overwrite replaces it", exit_code=2)
+
+
+_LOADER: Any = next(one for one in SourceFileLoader.__mro__ if "get_code" in vars(one))
+
+
+class BornReporting:
+    """The functions that a program will define, read from the code of its script and of the modules that paths name.
+
+    Each has a template, a function with its code that never runs. What observes the template changes its code, and from
+    `begin` on that is the code that the program's own function is made with. The templates are in `root`, which
+    `record` takes in the place of a model.
+    """
+
+    def __init__(self, program: Program, places: Iterable[Place]) -> None:
+        self.root = Namespace()
+        self._templates: dict[tuple[str, str, int], FunctionType] = {}
+        self._program = program
+        self._patch = Patch(_LOADER, "get_code", self._loading)
+        main = program.code()
+        if main is not None:
+            self._fill(self.root, main)
+        for names in [[one.plain for one in place.segments if isinstance(one, NameSegment)] for place in places]:
+            if main is not None and names and names[0] in ("__main__", Path(main.co_filename).stem):
+                self._fill(self.root.child(names[0]), main)
+                continue
+            for name, code in codes_of(names, [program.folder, *sys.path]):
+                if name in sys.modules:  # its functions are made
+                    break
+                self._fill(self.root.child(*name.split(".")), code)
+
+    def lacks(self, place: Place) -> str:
+        """Return why a path names no variable of these functions, with the closest that do; "" if it names some."""
+        try:
+            ProgramFunctions(self.root).find(place)
+        except BynameError as error:
+            return str(error)
+        return ""
+
+    def begin(self) -> None:
+        """Have functions made with the code of their templates."""
+        self._patch.install()
+        self._program.changes.append(self._changed)
+
+    def end(self) -> None:
+        """Change no more code."""
+        self._patch.remove()
+        self._program.changes.clear()
+
+    def _loading(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def get_code(loader: Any, name: str) -> Any:
+            code = before(loader, name)
+            return self._changed(code) if isinstance(code, CodeType) else code
+
+        return get_code
+
+    def _changed(self, code: CodeType) -> CodeType:
+        """Return the code of a module or a class with that of the templates in it."""
+        template = self._templates.get(_key(code))
+        if template is not None:
+            return template.__code__
+        consts = tuple(self._changed(one) if isinstance(one, CodeType) else one for one in code.co_consts)
+        if all(one is other for one, other in zip(consts, code.co_consts, strict=True)):
+            return code
+        made = code.replace(co_consts=consts)
+        stands_for[made] = code
+        return made
+
+    def _fill(self, node: Namespace, code: CodeType) -> None:
+        """Put the functions and classes that the code of a module or class defines there."""
+        for one in code.co_consts:
+            if not isinstance(one, CodeType) or one.co_name.startswith("<"):
+                continue
+            if not one.co_flags & inspect.CO_OPTIMIZED:
+                self._fill(node.child(one.co_name), one)
+            elif definition_of(one) is not None:
+                cells = tuple(CellType() for _ in one.co_freevars)
+                template = FunctionType(one, {}, one.co_name, None, cells)
+                node.functions[one.co_name] = self._templates.setdefault(_key(one), template)
+
+
+def _key(code: CodeType) -> tuple[str, str, int]:
+    return code.co_filename, code.co_qualname, code.co_firstlineno

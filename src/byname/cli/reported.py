@@ -16,7 +16,7 @@ from byname.diagnose.finding import Finding, explained
 from byname.errors import BynameError
 from byname.recording.distributed.ranks import rank, rank_files
 from byname.recording.facts import version
-from byname.reporting.outcomes import Outcome
+from byname.reporting.finding_sections import Outcome
 from byname.reporting.page import ready_to_write, report
 from byname.text import printable
 
@@ -24,12 +24,7 @@ from byname.text import printable
 class Reported(Watcher):
     """Page about a run, written when the program ends: how it ended, the findings, and the recording.
 
-    Args:
-        to: the page.
-        recorded: the recording that is written meanwhile, if any.
-
-    Raises:
-        CommandError: the page cannot be written; the program has not been started then.
+    A page that cannot be written raises a `CommandError` before the program has been started.
     """
 
     def __init__(self, to: str, recorded: Path | None) -> None:

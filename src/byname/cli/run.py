@@ -9,13 +9,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from byname.cli.ask import add_pid, print_answer
-from byname.cli.command import CommandError, positive, say
+from byname.cli.command import CommandError, cause, positive
 from byname.cli.program import Program, ended_with, module, report, script
 
 if TYPE_CHECKING:
     from byname.cli.json_lines import FindingsFile
     from byname.cli.recorded import Recorded
     from byname.cli.reported import Reported
+    from byname.cli.watcher import ToldFindings
     from byname.diagnose.finding import Finding
 
 
@@ -29,13 +30,16 @@ class RunCommand:
     With --record the values of these places go to an HDF5 file, from the first call of the model to the end of the
     program. The model is the first outermost module called that has parameters and that all paths fit; the name of a
     class before the path takes the first module called of that class: GPT:blocks.*.attn.forward.scores
+    A path may also name a variable of a plain function: train_step.loss of the script, losses.ppo.ratio of a module.
 
     examples:
       byname run train.py --epochs 3
       byname run --check --non-finite train.py
+      byname run --check --ignore double-softmax train.py
       byname run --census-on-signal train.py      and from elsewhere: kill -USR1 PID
       byname run --record 'blocks.*.attn.forward.scores' --to run.h5 train.py
       byname run --record head.weight.grad --record forward.x --every 10 --to run.h5 --overwrite train.py
+      byname run --record train_step.loss --record ppo.update.ratio --to run.h5 train.py
       byname run --check --record 'blocks.*.attn' --to run.h5 --report run.html train.py
       byname run -m package.train --epochs 3
     """
@@ -45,6 +49,14 @@ class RunCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the kinds of problems to look for, the places to record, and the program."""
         parser.add_argument("--check", action="store_true", help="look at each loss before its line's first backward")
+        parser.add_argument(
+            "--ignore",
+            action="append",
+            metavar="CAUSE",
+            type=cause,
+            default=[],
+            help="report nothing of it; may be given again",
+        )
         parser.add_argument("--non-finite", action="store_true", help="tell where gradients become infinite or NaN")
         parser.add_argument("--track", action="store_true", help="remember the lines that allocate, for censuses")
         parser.add_argument("--record", action="append", metavar="PATH", help="record a place; may be given again")
@@ -62,10 +74,14 @@ class RunCommand:
 
 
 def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
+    from byname.cli.watcher import ToldFindings
     from byname.diagnose.explaining import Explaining
+    from byname.diagnose.handbook import heeded
 
+    if options.ignore and not (options.check or options.non_finite):
+        raise CommandError("--ignore belongs to --check and --non-finite, which find something", exit_code=2)
     recorded = _recorded(options)
-    files: list[FindingsFile | Reported] = []
+    files: list[FindingsFile | Reported | ToldFindings] = []
     if options.json is not None:
         from byname.cli.json_lines import FindingsFile
 
@@ -75,10 +91,12 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
 
         files.append(Reported(options.report, None if recorded is None else recorded.file))
 
+    files.append(ToldFindings())
+
     def tell(finding: Finding) -> None:
-        say(finding)
-        for file in files:
-            file.found(finding)
+        for kept in heeded(finding, options.ignore):
+            for file in files:
+                file.found(kept)
 
     watchers: list[AbstractContextManager[object]] = [*files[::-1]]
     if options.track:
@@ -94,8 +112,9 @@ def _recorded(options: argparse.Namespace) -> Recorded | None:
     if options.record:
         from byname.cli.recorded import Recorded
 
+        # where nothing is given, `record` has its own defaults
         given = {name: value for name in ("every", "mode", "overwrite") if (value := getattr(options, name))}
-        return Recorded(options.record, options.to, given)  # where nothing is given, `record` has its own defaults
+        return Recorded(options.record, options.to, given, options.loaded)
     for option in ("to", "every", "mode", "overwrite"):
         if getattr(options, option):
             raise CommandError(f"--{option} belongs to --record, which names the places", exit_code=2)
@@ -171,7 +190,7 @@ def run_program(
 
     The contexts, the outermost first, import what they need before the program runs, since that may change `sys.path`.
     """
-    program = _program(options)
+    program = options.loaded = _program(options)
     watchers = watchers_of(options)
     if options.census_on_signal:
         from byname.cli.moment import answer_signals

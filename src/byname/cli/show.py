@@ -1,4 +1,4 @@
-"""Show and report commands: the contents of a recording, printed or as one HTML page."""
+"""Show, diff and report commands: recordings, printed or as one HTML page."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from byname.cli.command import CommandError, positive, say, show
+from byname.errors import BynameError
 from byname.text import fitted, printable, table_width, width_of
 
 if TYPE_CHECKING:
+    from byname.comparing.diff import Diff
     from byname.recording.recording import Recording
     from byname.recording.series import Series
 
@@ -39,7 +41,7 @@ class ShowCommand:
         what.add_argument("--place", metavar="PATH", help="show the records of one place, or of those that fit")
         what.add_argument("--tail", action="store_true", help="tell what comes, until the recording is closed")
         parser.add_argument(
-            "--repair", action="store_true", help="first put what a crash has left into the file, for other readers"
+            "--repair", action="store_true", help="first make a file of what a crash has left, for other readers"
         )
         parser.add_argument(
             "--json", action="store_true", help="print JSON, with all rows; with --tail a line of it for each change"
@@ -56,7 +58,10 @@ class ShowCommand:
         from byname.recording.recording import open as opened
 
         if options.repair:
-            _repair(options.file)
+            from byname.recording.finish import repair
+
+            file = printable(options.file)
+            say(f"{file} is repaired" if repair(options.file) else f"{file}: there was nothing to repair")
         if options.tail:
             return tail(options.file, in_json=options.json)
         with opened(options.file) as recording:
@@ -75,10 +80,29 @@ SMALL = 64 << 20
 """Bytes of values that are read for their ranges without being asked for: that takes no second."""
 
 
-def _repair(file: str) -> None:
-    from byname.recording.stores.repair import repair
+class FinishCommand:
+    """Make the HDF5 file of a recording that is still a log, and print its path.
 
-    say(f"{printable(file)} is repaired" if repair(file) else f"{printable(file)}: there was nothing to put back")
+    A recording is a log (run.h5.log) while it runs, after a crash, and where record(..., finish=False) was asked for.
+    byname show reads it as it is; h5py, xarray and others read the file. Logs of several processes (run.rank0.h5.log,
+    ...) are finished together: byname finish run.h5
+
+    examples:
+      byname finish run.h5.log
+    """
+
+    name = "finish"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the log."""
+        parser.add_argument("file", metavar="FILE", help="the log, or the file that it becomes")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Make the file, and print its path."""
+        from byname.recording.finish import finish
+
+        print(printable(str(finish(options.file))), flush=True)
+        return 0
 
 
 def _print_places(recording: Recording, options: argparse.Namespace) -> None:
@@ -97,7 +121,7 @@ def _header(recording: Recording, name: str) -> Iterator[tuple[str, str]]:
     """Yield labels and facts of the run, those that the file has."""
     run = recording.run
     state = "complete" if recording.complete else "not complete"
-    yield "", f"{name}: a recording of {run.get('model', 'an unknown model')}, {state}"
+    yield "", f"{name}: a recording of {run.get('model', 'functions of a program')}, {state}"
     arguments = run.get("arguments")
     if isinstance(arguments, list) and arguments:
         yield "program:   ", " ".join(map(str, arguments))
@@ -195,3 +219,72 @@ def _follow(file: str, to: str) -> int:
     except KeyboardInterrupt:
         print(flush=True)
     return 0
+
+
+class DiffCommand:
+    """Say where two recordings differ first: the iteration, the place, how much, and what was equal just before.
+
+    Exits with 0 if they are equal, with 1 if they differ, with 2 if a file cannot be read. Files are read piece by
+    piece, also while they are being written. By default every difference counts, NaN being equal to NaN.
+
+    examples:
+      byname diff monday.h5 tuesday.h5
+      byname diff --tolerance 1e-5 monday.h5 tuesday.h5
+      byname diff --tolerance dtype --report diff.html monday.h5 tuesday.h5
+      byname diff --json monday.h5 tuesday.h5
+    """
+
+    name = "diff"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the recordings, and what counts as a difference."""
+        parser.add_argument(
+            "--tolerance",
+            type=_tolerance,
+            metavar="ERROR",
+            help="the largest absolute error that is no difference; or dtype: the tolerances of assert_close",
+        )
+        parser.add_argument("--top", type=positive, metavar="K", default=60, help="show at most K rows (60)")
+        parser.add_argument("--json", action="store_true", help="print JSON, with all places")
+        parser.add_argument("--report", metavar="HTML", help="write a page, too; replaced")
+        parser.add_argument("a", metavar="FILE", help="a file that byname.record has written")
+        parser.add_argument("b", metavar="FILE", help="another one")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Print the difference."""
+        from byname.comparing.diff import diff
+
+        try:
+            found = diff(options.a, options.b, tolerance=options.tolerance)
+            if options.json:
+                print(json.dumps(_diff_facts(found)))
+            else:
+                show(found.head(options.top, width=table_width(sys.stdout)))
+            if options.report:
+                from byname.reporting.page import report
+
+                report(found, to=options.report)
+        except KeyboardInterrupt:
+            say("interrupted")
+            return 130
+        except (BynameError, OSError) as error:
+            raise CommandError(str(error), exit_code=2) from None
+        sys.stdout.flush()
+        return int(not found.equal)
+
+
+def _diff_facts(found: Diff) -> dict[str, Any]:
+    """Return a difference as values that JSON has; docs/json.md has its schema."""
+    firsts = {"first": found.first, "first_value": found.first_value}
+    facts: dict[str, Any] = {"equal": found.equal, "names": found.names}
+    facts |= {name: one and one.row() for name, one in firsts.items()}
+    return facts | {"before": found.before, "only": found.only, "notes": found.notes, "places": found.rows()}
+
+
+def _tolerance(word: str) -> float | dict[object, object]:
+    if word == "dtype":
+        return {}
+    try:
+        return float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is no number, and not dtype") from None

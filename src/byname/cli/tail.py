@@ -19,6 +19,7 @@ from byname.cli.command import say, show
 from byname.errors import BynameError
 from byname.recording.recording import Recording
 from byname.recording.recording import open as opened
+from byname.recording.recording_file import file_of
 from byname.table import Row, counted
 from byname.text import printable, table_width
 
@@ -31,9 +32,7 @@ PATIENCE = 5.0
 def tail(name: str, *, in_json: bool = False) -> int:
     """Print a line for each change, until the recording is closed or the user presses Ctrl-C.
 
-    Args:
-        name: the file, which need not be there yet.
-        in_json: whether each line is a JSON object; else it is in words, and a terminal also shows sparklines.
+    The file need not be there yet. A line is a JSON object, or in words; then a terminal also shows sparklines.
     """
     before: dict[str, int] = {}
     course = Sparklines() if sys.stdout.isatty() and not in_json else None
@@ -85,10 +84,10 @@ def states(name: str) -> Iterator[Recording]:
 
 
 def _written(name: str) -> list[tuple[str, int, int]]:
-    """Return when and how far the files of a recording were written: those of all ranks, and the journals."""
-    path, found = Path(name), []
+    """Return when and how far the files of a recording were written: those of all ranks, and the logs."""
+    path, found = file_of(Path(name)), []
     for one in sorted(path.parent.glob(f"{glob.escape(path.stem)}.*")):
-        with suppress(FileNotFoundError):  # a journal that has just gone
+        with suppress(FileNotFoundError):  # a log that has just gone
             facts = one.stat()
             found.append((one.name, facts.st_size, facts.st_mtime_ns))
     return found
@@ -168,7 +167,6 @@ _NUMBER = 17
 
 
 def _number(value: Any) -> list[float]:
-    """Return the number that stands for a value; none for text and the like."""
     if isinstance(value, Tensor):
         return [float(value.double().mean())] if value.numel() and not value.is_complex() else []
     if not isinstance(value, bool | int | float):

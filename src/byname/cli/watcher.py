@@ -1,4 +1,4 @@
-"""Watcher: byname's code inside a program that a command runs: at its module calls, and at its end.
+"""Watcher: byname's code inside a program that a command runs: at its module calls, its findings, and its end.
 
 An error of this code is reported, and does not reach the program.
 """
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, Protocol
@@ -20,26 +20,24 @@ import torch.fx  # keeps for its traces the call of a module as it is now, so th
 from torch import nn
 
 from byname.cli.command import say
+from byname.diagnose.finding import Finding
 from byname.memory.census import Census, census
+from byname.naming.name import quote_all
 from byname.reading.frames import frame_of_the_program
 from byname.reading.quiet import dynamo_skip
 from byname.source.tracebacks import frames
-from byname.table import text
+from byname.table import counted, text
 from byname.text import printable, table_width
 from byname.tracing.eager import EAGERLY
-from byname.tracing.muted import asleep
+from byname.tracing.muted import is_muted
 from byname.undo import Patch, Undo
 
 
 def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:
-    """Call a function that looks at the program; an error of it is reported, and goes no further.
+    """Call a function that looks at the program; a sentence about an error of it is told, and it goes no further.
 
-    What another signal handler of the program raises meanwhile belongs to the program, and so does Ctrl-C.
-
-    Args:
-        look: the function.
-        tell: called with the sentence about an error.
-        also: a class of errors to report besides `Exception`.
+    What another signal handler of the program raises meanwhile belongs to the program, and so does Ctrl-C, unless
+    `also` says that it is reported, too.
     """
     try:
         look()
@@ -63,10 +61,7 @@ class Watcher:
     """A block in which a program runs, with something to do when the program ends: `at_end`.
 
     An error of `at_end` is reported, and the program ends as without it. A fork of the process is another program: if
-    it ends inside the block, nothing is done.
-
-    Args:
-        hooks: what calls back inside the block.
+    it ends inside the block, nothing is done. Inside the block the hooks call back.
     """
 
     def __init__(self, *hooks: Hooked) -> None:
@@ -75,11 +70,7 @@ class Watcher:
         self._process = os.getpid()
 
     def at_end(self, error: BaseException | None) -> None:
-        """Act on the end of the program.
-
-        Args:
-            error: what ended the program, `SystemExit` included; None if its last line did.
-        """
+        """Act on the end of the program, by an error, `SystemExit` included, or None if its last line ended it."""
         raise NotImplementedError
 
     def in_its_process(self) -> bool:
@@ -99,13 +90,47 @@ class Watcher:
             unnoticed(lambda: self.at_end(error), say, also=KeyboardInterrupt)
 
 
+class ToldFindings(Watcher):
+    """Findings that are told. Of those with one cause, in the same words, the first is told when it comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more: dict[tuple[str, ...], list[Finding]] = {}
+
+    def found(self, finding: Finding) -> None:
+        """Tell of a finding at once, or at the end where it was if one of its kind was told before."""
+        more = self._more.get(finding.kind)
+        if more is None or not self.in_its_process():  # no fork comes to its end here
+            self._more[finding.kind] = []
+            say(finding)
+        else:
+            more.append(finding)
+
+    def at_end(self, error: BaseException | None) -> None:
+        """Tell of the places of all others."""
+        for (cause, *_), more in self._more.items():
+            if more:
+                say(f"{cause}: and {counted(len(more), 'more place')}: {'; '.join(_places(more))}")
+
+
+_MOST = 8
+
+
+def _places(found: Sequence[Finding]) -> list[str]:
+    """Return the names and the lines of findings, each of which has some."""
+    places = []
+    for one in found[:_MOST]:
+        lines = " and ".join(dict.fromkeys(map(str, one.sites)))
+        places.append(" at ".join(filter(None, [quote_all(one.culprits, most=3), lines])))
+    return [*places, *(["..."] if len(found) > _MOST else [])]
+
+
 def failure(error: BaseException | None) -> BaseException | None:
     """Return the error that a program failed with; None for `SystemExit`, and if there was no error."""
     return None if isinstance(error, SystemExit) else error
 
 
 def _from_a_handler(error: BaseException) -> bool:
-    """Return whether a signal handler of the program raised an error."""
     handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = [one.__code__ for one in handlers if type(one) in (FunctionType, MethodType)]
     return any(one.code is code for one in frames(error)[1:] for code in codes)
@@ -138,12 +163,10 @@ class _CallDepth(threading.local):
 class Calls:
     """Replacement of ``nn.Module.__call__`` that shows each call to a function, until that has found its module.
 
-    The tracer of `torch.fx` replaces it, too. A global hook would come too late: hooks made inside of it are not run
-    for that call, and `torch.compile` warns of global hooks. Until the module is found
-    compiled functions run eagerly, for nothing could be seen in them.
-
-    Args:
-        look: called with a module and whether no other module calls it; returns True where that is the one.
+    The function gets a module and whether no other module calls it, and returns True where that is the one. The tracer
+    of `torch.fx` replaces the call, too. A global hook would come too late: hooks made inside of it are not run for
+    that call, and `torch.compile` warns of global hooks. Until the module is found compiled functions run eagerly, for
+    nothing could be seen in them.
     """
 
     def __init__(self, look: Callable[[nn.Module, bool], bool]) -> None:
@@ -194,7 +217,7 @@ class Calls:
 
     def _sees(self) -> bool:
         """Return whether a call that begins now is the program's, and not a tracer's or that of a forked process."""
-        if self._found or asleep() or os.getpid() != self._process or torch._C._get_tracing_state() is not None:
+        if self._found or is_muted() or os.getpid() != self._process or torch._C._get_tracing_state() is not None:
             return False
         # In `torch.export` tensors have no values.
         return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None

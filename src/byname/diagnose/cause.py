@@ -67,7 +67,8 @@ class Cause(Generic[C]):
         """Return the finding that tells some facts; ``details`` among them are further lines of it."""
         said, remedy = tell(self.says, **facts), tell(self.remedy, **facts)
         sites = said.sites if facts["noticed"] is None else (*said.sites, facts["noticed"])
-        return Finding(self.id, str(said), said.names, sites, str(remedy), facts.get("details", ()))
+        told = {**said.facts, **remedy.facts}
+        return Finding(self.id, str(said), said.names, sites, str(remedy), facts.get("details", ()), told)
 
 
 def always(case: object) -> bool:
@@ -85,6 +86,7 @@ class Sentence(str):
 
     names: tuple[Name, ...]
     sites: tuple[Site, ...]
+    facts: Facts
 
     @classmethod
     def joined(cls, separator: str, parts: Iterable[Sentence]) -> Sentence:
@@ -94,6 +96,11 @@ class Sentence(str):
         whole.names = tuple([name for part in every for name in part.names])
         whole.sites = tuple([site for part in every for site in part.sites])
         return whole
+
+
+def variable(path: str | None) -> Name:
+    """Return the name of a variable that the source mentions."""
+    return Name(path or "", "local", exact=False)
 
 
 class Subject(NamedTuple):
@@ -112,7 +119,7 @@ def tell(words: str, /, **facts: Any) -> Sentence:
     """
     teller = _Teller()
     sentence = Sentence(teller.vformat(words, (), facts))
-    sentence.names, sentence.sites = tuple(teller.names), tuple(teller.sites)
+    sentence.names, sentence.sites, sentence.facts = tuple(teller.names), tuple(teller.sites), teller.facts
     return sentence
 
 
@@ -122,11 +129,13 @@ class _Teller(string.Formatter):
     def __init__(self) -> None:
         self.names: list[Name] = []
         self.sites: list[Site] = []
+        self.facts: Facts = {}
         self._met = {"noticed"}
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         """Return a fact, with its name."""
         value, _ = super().get_field(field_name, args, kwargs)
+        self.facts[field_name] = _plain(value)
         return (field_name, value), field_name
 
     def format_field(self, fact: tuple[str, Any], spec: str) -> str:
@@ -151,6 +160,13 @@ class _Teller(string.Formatter):
         elif isinstance(value, list | tuple):
             for one in value:
                 self._remember(one, every)
+
+
+def _plain(value: Any) -> Any:
+    """Return a fact as a value that JSON has."""
+    if isinstance(value, list | tuple) and not isinstance(value, Subject):
+        return [_plain(one) for one in value]
+    return value if value is None or type(value) in (int, float, bool, str) else _text(value, "")
 
 
 def _text(value: Any, spec: str) -> str:

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from byname.autograd.describe import Describer
 from byname.autograd.order import engine_order, needed_for
 from byname.autograd.walk import Node, Walk, by_kind, has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.engine import engine_call
-from byname.naming.describe import Describer
+from byname.naming.history import name_around
 from byname.naming.name import Name
-from byname.naming.names import Findings, find
+from byname.naming.names import NameIndex, find
 from byname.naming.search import Targets
-from byname.reading.frames import called_from, locals_of, passed_by, variables_of
-from byname.reading.objects import attributes_of, living
+from byname.reading.frames import Line, called_from, locals_of, passed_by, variables_of
+from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import source_of
@@ -188,29 +189,15 @@ class FailureContext:
         """The positions of the engine's frames among the passed ones."""
         return [at for at, one in enumerate(self.passed) if engine_call(one.frame) is not None]
 
-    @cached_property
-    def _failed_in_python(self) -> bool:
-        """Whether the error came from the backward of a custom function, inside the engine."""
-        return any(not _is_torch(one.file) for one in self.passed[: self._engine[0] if self._engine else 0])
-
     def can_fail_at(self, number: int) -> bool:
         """Return whether a node whose saved tensors are gone, or were changed, can be the node that failed.
 
         A custom function fails only if it asks for its saved tensors. So one is blamed only for an error that came out
-        of a custom function, and PyTorch's own nodes are blamed for all other errors.
+        of the backward of one, inside the engine, and PyTorch's own nodes are blamed for all other errors.
         """
         is_custom = issubclass(type(self.walk.nodes[number]), torch._C._FunctionBase)
-        return is_custom == self._failed_in_python
-
-    @cached_property
-    def all_optimizers(self) -> list[Any]:
-        """The optimizers that were given, or else every living one."""
-        return list(self.optimizers) or living(torch.optim.Optimizer)
-
-    @cached_property
-    def findings(self) -> Findings:
-        """The tensors that the program's variables lead to, with their names."""
-        return self._find(())
+        inside = self.passed[: self._engine[0] if self._engine else 0]
+        return is_custom == any(not _is_torch(one.file) for one in inside)
 
     def name(self, tensor: torch.Tensor) -> Name:
         """Return the best name of a tensor."""
@@ -219,11 +206,12 @@ class FailureContext:
     def names(self, tensors: Sequence[torch.Tensor]) -> list[Name]:
         """Return the best name of each of some tensors, found in one search."""
         with DisableTorchFunction():
-            findings = self._find(tensors)
+            findings = self.find(tensors)
             lookup = self.lookup if self.has_graph else None
             return [base_name(findings.names(tensor, lookup)[0]) for tensor in tensors]
 
-    def _find(self, tensors: Iterable[torch.Tensor]) -> Findings:
+    def find(self, tensors: Iterable[torch.Tensor] = ()) -> NameIndex:
+        """Search for tensors from the program's variables: for these, or for all."""
         return find(Targets(tensors), given=[*self.models, *self.optimizers], deep=False)
 
     @property
@@ -234,24 +222,19 @@ class FailureContext:
     @cached_property
     def lookup(self) -> Any:
         """The lookup of the lines of the source that made the nodes."""
-        return self.walk.lookup()
+        return self.walk.lookup
 
     @cached_property
     def describer(self) -> Describer:
         """The names of the results of the nodes."""
-        return Describer(self.walk, self.findings)
+        return Describer(self.walk, self.find())
 
     def site(self, number: int) -> Site | None:
         """Return the line of the call that made a node, or None."""
         return self.describer.site(number)
 
     def variable(self, number: int, among: Collection[int] = ()) -> Name:
-        """Return the program's name for the result of a node: its own, or that of a value it is part of.
-
-        Args:
-            number: the node.
-            among: the nodes whose names may be used if the node's own result has none.
-        """
+        """Return the name of a node's result, of what it is part of, or else of one of the nodes in `among`."""
         return self.describer.variable(number, among)
 
 
@@ -261,21 +244,15 @@ def made_at(tensor: torch.Tensor) -> Site | None:
     If a library's line did, as where a trainer divides the loss, this is the line that made what the library was given.
     """
     made = site_of_tensor(tensor)
-    if fact(tensor, "grad_fn") is None or not (made is None or is_library(made.file)):
+    node = fact(tensor, "grad_fn")
+    if node is None or not (made is None or is_library(made.file)):
         return made
     context = FailureContext([tensor])
-    sites = [made or context.site(1)]
-    for number in _only_inputs(context.walk):
-        sites.append(context.site(number))
+    sites, numbers = [made or context.site(1)], context.walk.numbers
+    while len(below := [one for one, _ in node.next_functions if one is not None]) == 1 and below[0] in numbers:
+        node = below[0]  # as long as each is computed from a single one
+        sites.append(context.site(numbers[node]))
     return next((site for site in sites if site is not None and not is_library(site.file)), sites[0])
-
-
-def _only_inputs(walk: Walk) -> Iterator[int]:
-    """Yield the nodes below the root, as long as each is computed from a single one."""
-    node = walk.nodes[1]
-    while len(below := [one for one, _ in node.next_functions if one is not None]) == 1 and below[0] in walk.numbers:
-        node = below[0]
-        yield walk.numbers[node]
 
 
 def base_name(name: Name) -> Name:
@@ -351,6 +328,12 @@ class FailingExpression(NamedTuple):
     def value(self, node: ast.AST) -> Any:
         """Return the value of one of its parts; None if it is unknown."""
         return value_of(node, self.variables)
+
+
+def assigned_on(line: Line) -> Name | None:
+    """Return the variable that the statement on a line assigns, as the name of what is computed there."""
+    spot, code = line.spot, line.code
+    return None if spot is None or code is None else name_around(spot, code)
 
 
 def parsed(statement: str) -> ast.stmt | None:

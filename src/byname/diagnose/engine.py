@@ -30,25 +30,15 @@ from byname.undo import Patch, Shared
 
 
 class BackwardCall(NamedTuple):
-    """One backward call of the engine, as plain facts: it holds no tensor and no node.
+    """One backward call of the engine, as plain facts: it holds no tensor and no node."""
 
-    Attributes:
-        number: the number of earlier recorded runs in the process.
-        line: the user's line that started it.
-        sequence: autograd's sequence number of the thread at its start.
-        thread: the thread's identifier.
-        frees: whether it frees the saved tensors of the graph (no ``retain_graph=True``).
-        partial: whether it computes the gradients of some inputs only.
-        creates: whether it makes a graph of the gradients (``create_graph=True``).
-    """
-
-    number: int
-    line: Line
-    sequence: int
-    thread: int
-    frees: bool
-    partial: bool
-    creates: bool = False
+    number: int  # of earlier recorded runs in the process
+    line: Line  # the user's line that started it
+    sequence: int  # autograd's sequence number of the thread at its start
+    thread: int  # the thread's identifier
+    frees: bool  # it frees the saved tensors of the graph: no ``retain_graph=True``
+    partial: bool  # it computes the gradients of some inputs only
+    creates: bool = False  # it makes a graph of the gradients: ``create_graph=True``
 
 
 Ended: TypeAlias = Callable[[BaseException | None], None]
@@ -162,16 +152,13 @@ def stamp(run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any], failed
 
     A failed run freed the nodes that are now freed, unless they were freed earlier. Only nodes made under a tracker
     are marked then, since an earlier run that freed them would be on record.
-
-    Args:
-        run: the run that has ended.
-        roots, inputs: the tensors or edges that it was called with.
-        failed: whether it stopped at an error.
     """
     with DisableTorchFunction(), collection_paused():
         behind = [root for root in roots if has_graph(root)]
-        if behind and run.creates:
-            stamp_gradients(run, leaf_tensors(nodes_behind(behind)))
+        gradients = [fact(one, "grad") for one in leaf_tensors(nodes_behind(behind))] if behind and run.creates else []
+        for node in [fact(one, "grad_fn") for one in gradients if one is not None]:
+            if node is not None:  # the gradient of a leaf has a graph of its own
+                node.metadata.setdefault(_CREATED, run)
         key, leaf = _FREED if run.frees or failed else _FIRST, accumulate_type()
         for node in _ran(behind, inputs, failed) if behind else ():
             # The node of a leaf lives as long as the leaf and has nothing to free.
@@ -188,15 +175,6 @@ def _ran(roots: Sequence[Any], inputs: Sequence[Any], failed: bool) -> Iterable[
         return nodes
     lookup = SiteLookup([root for root in roots if is_tensor(root)], set(nodes).__contains__)
     return [node for node in nodes if has_freed_slot(node) and lookup.call(node) is not None] if lookup else []
-
-
-def stamp_gradients(run: BackwardCall, leaves: Iterable[torch.Tensor]) -> None:
-    """Mark the gradients of leaves that have a graph of their own with the run that made it."""
-    for leaf in leaves:
-        gradient = fact(leaf, "grad")
-        node = None if gradient is None else fact(gradient, "grad_fn")
-        if node is not None:
-            node.metadata.setdefault(_CREATED, run)
 
 
 def creating_run(gradient: torch.Tensor) -> BackwardCall | None:

@@ -8,13 +8,13 @@ from dataclasses import fields
 from typing import Any
 
 from byname.diagnose.cause import Cause
-from byname.diagnose.causes.checkpoint import CHECKPOINT_MISMATCH
-from byname.diagnose.causes.in_place import LEAF_IN_PLACE, MODIFIED
+from byname.diagnose.causes.checkpoint import CHECKPOINTS
+from byname.diagnose.causes.in_place import MODIFIED, REFUSED_IN_PLACE
 from byname.diagnose.causes.iterations import BACKWARD_TWICE
-from byname.diagnose.causes.not_reached import NO_GRAD_PATH
+from byname.diagnose.causes.not_reached import DDP_UNUSED, NO_GRAD_PATH
 from byname.diagnose.causes.raised import RAISED
 from byname.diagnose.context import FailureContext, context_of
-from byname.diagnose.finding import Explanation, Finding, explained
+from byname.diagnose.finding import Explanation, explained
 from byname.diagnose.nonfinite.backward import ANOMALY
 from byname.errors import BadArgumentError, NotAnErrorError
 from byname.reading.frames import revisiting
@@ -62,7 +62,8 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
         return known
     with revisiting(asked), DisableTorchFunction(), collection_paused():
         context = context_of(asked, models, optimizers)
-        finding = _understood(context)
+        causes = ERRORS if context.passed and not _is_raised_by_the_user(context) else ()
+        finding = next((finding for cause in causes for finding in cause.findings(context)), None)
     if finding is None:
         sites = () if context.noticed is None else (context.noticed,)
         return Explanation("unknown", f"byname has no explanation for this {type(asked).__name__}", (), sites)
@@ -76,13 +77,6 @@ def _in_flight() -> BaseException:
     return error
 
 
-def _understood(context: FailureContext) -> Finding | None:
-    """Return the first finding whose pattern is in the error's message and whose evidence is found."""
-    if not context.passed or _is_raised_by_the_user(context):
-        return None
-    return next((finding for cause in ERRORS for finding in cause.findings(context)), None)
-
-
 def _is_raised_by_the_user(context: FailureContext) -> bool:
     """Return whether a ``raise`` of the program itself raised the error, whatever its message says."""
     raising = context.passed[0]
@@ -94,10 +88,11 @@ def _is_raised_by_the_user(context: FailureContext) -> bool:
 ERRORS: tuple[Cause[FailureContext], ...] = (
     *BACKWARD_TWICE,
     *MODIFIED,
-    LEAF_IN_PLACE,
+    *REFUSED_IN_PLACE,
     *NO_GRAD_PATH,
+    DDP_UNUSED,
     *RAISED,
     ANOMALY,
-    CHECKPOINT_MISMATCH,
+    *CHECKPOINTS,
 )
 """The causes of errors, in the order in which they are looked for."""

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 from byname.diagnose.engine import ENGINE, BackwardCall, Ended, safely, stamp
 from byname.diagnose.explain import explain
-from byname.diagnose.finding import Explanation, Finding, Note, can_take_a_note, explained
+from byname.diagnose.finding import Explanation, Finding, Note, explained
 from byname.diagnose.nonfinite.watch import FiniteWatch
 from byname.diagnose.unattended import RunningCheck
 from byname.errors import BadArgumentError
 from byname.memory.oom import RESERVE
 from byname.reading.modules import models_of, optimizers_of
+from byname.reading.objects import attributes_of
 from byname.source.tracebacks import clean, related
 from byname.tracking.patches import NEW_THREADS
 from byname.tracking.tracker import track
@@ -79,7 +80,7 @@ class Explaining:
         self._check = None if checked is None else RunningCheck(checked, self._models, self._optimizers)
         self._finite = None if non_finite is None else FiniteWatch(non_finite)
         self._tracker = track()
-        self._tracker.listener = None if self._check is None else self._check.listener
+        self._tracker.listener = self._check
         self._foretold: list[tuple[Finding, Explanation]] = []
         self._blocks = Blocks()
 
@@ -175,7 +176,9 @@ class Explaining:
 
     def _note(self, error: BaseException) -> None:
         """Add the explanation to an error that has none yet."""
-        if not issubclass(type(error), Exception) or explained(error) is not None or not can_take_a_note(error):
+        if not issubclass(type(error), Exception) or explained(error) is not None:
+            return
+        if type(attributes_of(error).get("__notes__", [])) is not list:  # the program has put something else there
             return
         try:
             why = explain(error, model=self._models, optimizer=self._optimizers)
@@ -191,10 +194,8 @@ class Explaining:
         Raises:
             BadArgumentError: the function is an async generator.
         """
-        return _decorated(self._again, function)
-
-    def _again(self) -> Explaining:
-        return Explaining(self._models, self._optimizers, checked=self._checked, non_finite=self._non_finite)
+        options = {"checked": self._checked, "non_finite": self._non_finite}
+        return _decorated(functools.partial(Explaining, self._models, self._optimizers, **options), function)
 
 
 def _resumed_in(context: Explaining, running: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

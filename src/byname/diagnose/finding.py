@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from byname.naming.name import Name
@@ -26,6 +26,7 @@ class Finding:
             was noticed.
         remedy: the code to write instead.
         details: further lines, such as a list of what fills the memory.
+        facts: the facts that the message and the remedy mention, as plain values: names and lines as text.
 
     >>> print(Finding("free-leaf", "Nobody reads the gradient of `delta`.", remedy="delta.detach()"))
     free-leaf: Nobody reads the gradient of `delta`.
@@ -38,6 +39,17 @@ class Finding:
     sites: tuple[Site, ...] = ()
     remedy: str = ""
     details: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is a fact that something is wrong; otherwise the message begins with ``suspicious:``."""
+        return not self.message.startswith("suspicious:")
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """The cause, and the facts that are mentioned: the findings of a kind differ in names, lines and numbers."""
+        return (self.cause, *sorted(self.facts))
 
     def __post_init__(self) -> None:
         """Escape control characters, which the names of modules, classes and files may hold."""
@@ -49,11 +61,13 @@ class Finding:
         """Return the finding as plain values."""
         return {
             "cause": self.cause,
+            "certain": self.certain,
             "message": self.message,
             "culprits": [str(name) for name in self.culprits],
             "sites": [str(site) for site in self.sites],
             "remedy": self.remedy,
             "details": list(self.details),
+            "facts": dict(self.facts),
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -103,11 +117,6 @@ def explained(error: BaseException) -> Explanation | None:
     return found[0].explanation if found else None
 
 
-def can_take_a_note(error: BaseException) -> bool:
-    """Return whether ``add_note`` will work: a program may have replaced the list of notes by something else."""
-    return type(attributes_of(error).get("__notes__", [])) is list
-
-
 def culprits_of(*names: Name) -> tuple[Name, ...]:
     """Return the variables to blame, each once, without those that have no name."""
     return tuple(dict.fromkeys([name for name in names if name.path]))
@@ -118,13 +127,9 @@ def _shown(sites: Iterable[Site]) -> list[str]:
     each = list({(site.file, site.line, site.statement): site for site in sites}.values())
     places = [_place(site, each) for site in each]
     width = max(map(len, places), default=0)
-    lines = zip(places, each, strict=True)
-    return [f"    {place:<{width}}  {site.statement or f'in {site.function}'}{_called(site)}" for place, site in lines]
-
-
-def _called(site: Site) -> str:
-    """Return a phrase for the caller of a helper, to follow the statement."""
-    return "" if site.caller is None else f"  (in {site.helper}, called at {site.caller})"
+    called = {id(site): f"  (in {site.helper}, called at {site.caller})" for site in each if site.caller is not None}
+    statements = [f"{site.statement or f'in {site.function}'}{called.get(id(site), '')}" for site in each]
+    return [f"    {place:<{width}}  {statement}" for place, statement in zip(places, statements, strict=True)]
 
 
 def _place(site: Site, others: Iterable[Site]) -> str:

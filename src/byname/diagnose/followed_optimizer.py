@@ -6,7 +6,6 @@ import math
 import re
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +13,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from byname.diagnose.causes.not_reached import Use
+from byname.diagnose.causes.not_reached import Use, last_use
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.naming.name import Name, at
+from byname.reading.frames import NO_LINE, Line, caller, line_of, programs_frame
 from byname.reading.modules import own_parameters, parameters_of
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact
@@ -27,59 +27,50 @@ from byname.tracking.log import logs
 
 ENOUGH = 4
 """Steps of an optimizer, or backward calls, of which something is said."""
+CARRIED = 3
+"""Steps in a row that used gradients of the step before, until that is told."""
+MOST_NAMED = 200
+"""Parameters that are named at a time, at most."""
 MOVED, PUT_BACK = "moved", "put back"
 """What became of the values of a parameter: a step changed them; and they were the old ones before the next step."""
+_WATCHED, _SMALL = 3, 4096
+"""Parameters of an optimizer whose values are compared, and the numbers of each, at most."""
 
 
 class Flat(NamedTuple):
-    """An operation whose derivative is 0 everywhere, such as ``round``.
-
-    Attributes:
-        operation: its name.
-        site: the line that calls it.
-        of_one: whether it is a softmax along a dimension with one element, the result of which is always the same.
-    """
+    """An operation whose derivative is 0 everywhere, such as ``round``, and the line that calls it."""
 
     operation: str
     site: Site | None
-    of_one: bool = False
+    of_one: bool = False  # a softmax along a dimension with one element, the result of which is always the same
 
 
-@dataclass
 class FollowedOptimizer:
     """An optimizer that is followed. It and its parameters are held weakly.
 
     Attributes:
         optimizer: the optimizer.
         kind: the name of its class.
-        site: the line of its first step.
+        line: the line of its first step.
         steps: its steps so far.
+        keys: the ``id`` of each of its parameters that require grad.
         without: the parameters without a gradient in every step so far, by ``id``.
         zero: the parameters with gradients, but only zeros whenever their values were read, by ``id``.
-        values: for some small parameters what their values were at the first step, by ``id``, if they still are.
-        names: the names of these parameters, as they were at an early step.
-        keys: the ``id`` of each of its parameters that require grad.
+        names: the names of some parameters, as they were at an early step, by ``id``.
         idle: the last steps in a row in which the learning rate of every group was 0.
         frozen: whether none of its parameters required grad at any step so far.
-        backward: the line of the last backward call that reached one of its parameters.
+        reaching: the line of the last backward call that reached one of its parameters.
         backwards: those calls, of the ones that were looked at.
-        reached: whether there was such a call since the last step.
-        cleared: whether gradients were cleared before one of these calls.
         fed: steps with a backward call before them, of those that were looked at, that had reached parameters.
         lost: steps among these at which no parameter had a gradient.
         carried: steps in a row that used the gradients of the step before.
-        left: the sums of the gradients that its last step used, if they may be carried on, by ``id``.
-        last: the place of the last backward call that reached it, how many steps there were, and a parameter's version.
         wasted: backward calls since the last step whose gradients were cleared before the next call at the same place.
         wasteful: steps in a row with as many of these.
-        groups: the ``id`` of its list of groups, which its ``load_state_dict()`` replaces.
-        restored: steps before which that list was replaced.
-        fates: what steps made of `values`: MOVED, PUT_BACK, or their dtype if nothing and it is small, by ``id``.
-        modules: the modules of its first forward that have its parameters, or that had to be in training mode.
-        modal: the classes of the latter, in words.
+        modal: the classes of the modules that had to be in training mode in its first forward, in words.
         evaluating: the last steps in a row in which all of these were in evaluation mode.
         use: where some of the parameters without a gradient were used.
         flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
+        waiting: findings about parameters that a loss does not reach, told if they have no gradient at its next step.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
         explained: the parameters without a gradient of which such a finding was told, by ``id``.
         outside: the names of parameters that losses reach and that no optimizer has.
@@ -89,43 +80,44 @@ class FollowedOptimizer:
         fresh: whether a backward call reached its parameters since its last step, as far as calls were looked at.
     """
 
-    optimizer: weakref.ref[Any]
-    kind: str
-    site: Site | None = None
-    steps: int = 0
-    without: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
-    zero: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
-    values: dict[int, bytes] = field(default_factory=dict)
-    names: dict[int, Name] = field(default_factory=dict)
-    keys: frozenset[int] = frozenset()
-    idle: int = 0
-    frozen: bool = True
-    backward: Site | None = None
-    backwards: int = 0
-    reached: bool = False
-    cleared: bool = False
-    fed: int = 0
-    lost: int = 0
-    carried: int = 0
-    left: dict[int, float] = field(default_factory=dict)
-    last: tuple[Any, ...] = ()
-    wasted: int = 0
-    wasteful: int = 0
-    groups: int = 0
-    restored: int = 0
-    fates: dict[int, str] = field(default_factory=dict)
-    modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
-    modal: str = ""
-    evaluating: int = 0
     use: Use | None = None
     flat: Flat | None = None
-    cuts: list[tuple[Finding, frozenset[int]]] = field(default_factory=list)
-    explained: set[int] = field(default_factory=set)
     outside: tuple[Name, ...] = ()
-    anew: int = 0
-    over: bool = False
-    heard: bool = False
-    fresh: bool = False
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer: weakref.ref[Any] = weakref.ref(optimizer)
+        self.kind = type(optimizer).__name__
+        self.line = self.reaching = NO_LINE
+        self.without = {id(one): weakref.ref(one) for one in self.parameters()}
+        self.keys = frozenset(self.without)
+        self.steps = self.backwards = self.idle = self.fed = self.lost = self.carried = self.anew = 0
+        self.wasted = self.wasteful = self.evaluating = 0
+        self.over = self.heard = self.fresh = False
+        self.frozen, self.modal = True, ""
+        self.zero: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.names: dict[int, Name] = {}
+        self.waiting: list[tuple[Finding, list[weakref.ref[torch.Tensor]]]] = []
+        self.cuts: list[tuple[Finding, frozenset[int]]] = []
+        self.explained: set[int] = set()
+        self._reached = self._cleared = False  # since the last step
+        self._left: dict[int, float] = {}  # the sums of the gradients that the last step used, if they may be used on
+        self._last: tuple[
+            Any, ...
+        ] = ()  # the place of the last backward call, the steps and a parameter's version then
+        self._values: dict[int, bytes] = {}  # what some small parameters were at the first step, if they still are
+        self._fates: dict[int, str] = {}  # MOVED, PUT_BACK, or the dtype of those that a step does not change
+        self._groups = self._restored = 0  # the list of groups, and steps before which load_state_dict() replaced it
+        self._modules: list[weakref.ref[nn.Module]] = []
+
+    @property
+    def site(self) -> Site | None:
+        """The location of its first step."""
+        return self.line.site
+
+    @property
+    def backward(self) -> Site | None:
+        """The location of the last backward call that reached it."""
+        return self.reaching.site
 
     @property
     def known(self) -> dict[str, Any]:
@@ -163,19 +155,26 @@ class FollowedOptimizer:
         return self.lost == self.fed >= 1
 
     @property
+    def is_looked_at(self) -> bool:
+        """Whether values are read at this step: at steps 1, 2, 4, 8 and so on."""
+        return self.steps & (self.steps - 1) == 0
+
+    @property
     def zero_gradient(self) -> tuple[Name, ...]:
         """The names of the parameters whose gradient was 0 whenever it was read.
 
         They are told if all parameters have such gradients, or weights have, not biases alone: a bias that all outputs
-        share has no gradient where a loss compares outputs, as that of a critic does.
+        share has no gradient where a loss compares outputs, as that of a critic does. Nor is anything said of recurrent
+        weights alone: in the first step they multiply 0, and the last output has one step of the reverse direction.
         """
-        matrices = any(one.dim() > 1 for one in alive(self.zero.values()))
-        return self.names_of(self.zero) if matrices or self.zero.keys() == self.keys else ()
+        matrices = [key for key, reference in self.zero.items() if (one := reference()) is not None and one.dim() > 1]
+        recurrent = all(".weight_hh" in f".{name.path}" for name in self.names_of(matrices))
+        return self.names_of(self.zero) if not recurrent or self.zero.keys() == self.keys else ()
 
     def same_values(self) -> dict[str, tuple[Name, ...]]:
         """Return the names of the parameters that had the same values whenever they were read, by their fate."""
-        is_meant = self.restored == self.steps  # the optimizer is put back as well
-        kept = {} if is_meant else {key: fate for key, fate in self.fates.items() if key in self.values}
+        is_meant = self._restored == self.steps  # the optimizer is put back as well
+        kept = {} if is_meant else {key: fate for key, fate in self._fates.items() if key in self._values}
         same = {self.names[key]: fate for key, fate in kept.items() if key in self.names}
         return {fate: tuple([name for name, its in same.items() if its == fate]) for fate in same.values()}
 
@@ -207,37 +206,109 @@ class FollowedOptimizer:
         found = re.match(r"([\w.\[\]]+)\.step\(", "" if self.site is None else self.site.statement)
         return Name(found[1] if found else f"another {self.kind}", "local", exact=False)
 
-    def _note_modules(self) -> None:
-        """Note the modules that ran before its first step, if one of them was in training mode and has another mode."""
-        ran = [one for log in logs() if log.of_this_thread() for one in log.modules_since_step()]
-        owners = [one for one in ran if not self.keys.isdisjoint(map(id, own_parameters(one)))]
-        modal = [one for one in ran if is_training(one) and has_modes(one)]
-        if modal and any(map(is_training, owners)):
-            self.modules = [weakref.ref(one) for one in [*modal, *owners]]
-            self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
+    def note_backward(self, line: Line, mine: list[torch.Tensor], made: int) -> None:
+        """Note a backward call that reaches some of its parameters, and whether their gradients were cleared before."""
+        graded = [one for one in mine if fact(one, "grad") is not None]
+        cleared = not graded or has_zero_gradient(min(graded, key=torch.numel))  # then the next one adds to nothing
+        now = (*line.place, made, fact(mine[0], "_version"))
+        inside = torch._C._current_graph_task_id() != -1  # that of a reentrant checkpoint
+        self.wasted += cleared and self._reached and self._last == now and not inside
+        kept = [one for one in mine if id(one) in self._left] if not self._reached else []
+        changed = any(sum_of(fact(one, "grad")) != self._left[id(one)] for one in kept)
+        self._cleared = self._cleared or cleared or changed
+        self.reaching, self._reached, self._last, self.fresh = line, True, now, True
+        self.backwards += 1
+        if not self.steps and self.backwards == ENOUGH:
+            self.name(mine)
 
-    def note_mode(self) -> None:
-        """Note whether all of these modules are in evaluation mode in this step."""
+    def note_step(self, groups: list[dict[str, Any]]) -> None:
+        """Note what its next step is about to use. Callers hold `DisableTorchFunction`."""
+        if self._fates and self.is_looked_at:
+            self._note_put_back()
+        self.steps += 1
         if self.steps == 1:
-            self._note_modules()
-        over = not self.modules or any((one := known()) is None or is_training(one) for known in self.modules)
+            self.line = line_of(programs_frame(caller()))
+        self.fed += self._reached
+        self.frozen = self.frozen and not self.parameters()
+        self.idle = self.idle + 1 if all(map(rate_is_zero, groups)) else 0
+        self._restored, self._groups = self._restored + (self._groups != id(groups)), id(groups)
+        if self.without:
+            self._note_gradients()
+        if self.is_looked_at:
+            zeros = {id(one) for one in alive(self.zero.values()) if has_zero_gradient(one)}
+            self.zero = {key: reference for key, reference in self.zero.items() if key in zeros}
+            self._values = self._unchanged()
+        again = self.steps > 1 and self._reached and not self._cleared
+        self.carried = self.carried + 1 if again else 0
+        carrying = self.parameters() if again and self.carried < CARRIED else []
+        self._left = {id(one): sum_of(grad) for one in carrying if (grad := fact(one, "grad")) is not None}
+        self.wasteful = self.wasteful + 1 if self.wasted else 0
+        self._reached = self._cleared = False
+        self._note_mode()
+        if self.steps == ENOUGH:
+            self.name(alive([*self.without.values(), *self.zero.values()]))
+            self.use = last_use(list(alive(self.without.values())))
+            self.name(one for one in self.parameters() if id(one) in self._values)
+
+    def _note_gradients(self) -> None:
+        """Note which parameters have a gradient now that had none in any step before."""
+        still = {id(one) for one in self.parameters() if fact(one, "grad") is None}
+        graded = [key for key in self.without if key not in still]
+        for key in graded:
+            self.zero[key] = self.without.pop(key)
+        self.lost += not graded and not self.zero and self._reached
+
+    def _note_mode(self) -> None:
+        """Note whether all modules that ran before its first step are in evaluation mode in this step."""
+        if self.steps == 1:
+            ran = [one for log in logs() if log.of_this_thread() for one in log.modules_since_step()]
+            owners = [one for one in ran if not self.keys.isdisjoint(map(id, own_parameters(one)))]
+            modal = [one for one in ran if is_training(one) and has_modes(one)]
+            if modal and any(map(is_training, owners)):
+                self._modules = [weakref.ref(one) for one in [*modal, *owners]]
+                self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
+        over = not self._modules or any((one := known()) is None or is_training(one) for known in self._modules)
         self.evaluating = 0 if over else self.evaluating + 1
+
+    def note_changes(self) -> None:
+        """Note which of the parameters whose values are compared the step that has ended changed."""
+        optimizer = self.optimizer() if self._values and self.is_looked_at else None
+        for group in () if optimizer is None else optimizer.param_groups:
+            for one in group["params"]:
+                key, now = id(one), bytes_of(one) if id(one) in self._values else b""
+                if now and now != self._values[key] and self._fates.get(key) != PUT_BACK:
+                    self._fates[key] = MOVED
+                elif now and not rate_is_zero(group) and one.dtype.itemsize < 4:  # a bias before a norm has but noise
+                    self._fates.setdefault(key, str(fact(one, "dtype")))
+
+    def _note_put_back(self) -> None:
+        """Note which parameters that the last step changed have the old values again, just before the next step."""
+        for one in self.parameters():
+            if self._fates.get(id(one)) == MOVED and bytes_of(one) == self._values.get(id(one)):
+                self._fates[id(one)] = PUT_BACK
+
+    def _unchanged(self) -> dict[int, bytes]:
+        """Return the values of some small parameters that have gradients, without those whose values have changed."""
+        small = [one for one in self.parameters() if fact(one, "grad") is not None and one.numel() <= _SMALL]
+        small = [one for one in small if self.steps == 1 or id(one) in self._values]
+        some = [one for one in sorted(small, key=torch.numel)[:_WATCHED] if not has_zero_gradient(one)]
+        now = {id(one): bytes_of(one) for one in some}
+        return {key: value for key, value in now.items() if value and value == self._values.get(key, value)}
 
 
 def has_modes(module: nn.Module) -> bool:
-    """Return whether a module computes otherwise in evaluation: a dropout, or a norm with statistics of its own."""
+    """Return whether a module computes otherwise in evaluation: it has a dropout, or is a norm with statistics."""
+    own = attributes_of(module)
     if issubclass(type(module), _BatchNorm):
-        return attributes_of(module)["_buffers"].get("running_mean") is not None
-    return issubclass(type(module), _DropoutNd) and bool(attributes_of(module)["p"])
+        return own["_buffers"].get("running_mean") is not None
+    between = issubclass(type(module), nn.RNNBase) and own["num_layers"] > 1
+    drops = between or issubclass(type(module), nn.MultiheadAttention)
+    return bool(own.get("p" if issubclass(type(module), _DropoutNd) else "dropout" if drops else "", 0))
 
 
 def is_training(module: nn.Module) -> bool:
     """Return whether a module is in training mode."""
     return bool(attributes_of(module).get("training"))
-
-
-MOST_NAMED = 200
-"""Parameters that are named at a time, at most."""
 
 
 def alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Tensor]:
@@ -251,45 +322,10 @@ def has_zero_gradient(parameter: torch.Tensor) -> bool:
     return gradient is not None and is_zero(gradient)
 
 
-_WATCHED = 3
-"""Parameters of an optimizer whose values are compared."""
-_SMALL = 4096
-"""Numbers of a parameter that is compared, at most."""
-
-
-def note_changes(followed: FollowedOptimizer) -> None:
-    """Note which of the parameters whose values are compared the step that has ended changed."""
-    optimizer = followed.optimizer()
-    for group in () if optimizer is None else optimizer.param_groups:
-        for one in group["params"]:
-            key, now = id(one), bytes_of(one) if id(one) in followed.values else b""
-            if now and now != followed.values[key] and followed.fates.get(key) != PUT_BACK:
-                followed.fates[key] = MOVED
-            elif now and not rate_is_zero(group) and one.dtype.itemsize < 4:  # a bias before a norm has but noise
-                followed.fates.setdefault(key, str(fact(one, "dtype")))
-
-
-def note_put_back(followed: FollowedOptimizer) -> None:
-    """Note which of the parameters that the last step changed have the old values again, just before the next step."""
-    for one in followed.parameters():
-        if followed.fates.get(id(one)) == MOVED and bytes_of(one) == followed.values.get(id(one)):
-            followed.fates[id(one)] = PUT_BACK
-
-
 def rate_is_zero(group: dict[str, Any]) -> bool:
     """Return whether the learning rate of a group of parameters is 0."""
     rate = group.get("lr")
     return type(rate) in (int, float) and rate == 0
-
-
-def unchanged(followed: FollowedOptimizer) -> dict[int, bytes]:
-    """Return the values of some small parameters that have gradients, without those whose values have changed."""
-    small = [one for one in followed.parameters() if fact(one, "grad") is not None and one.numel() <= _SMALL]
-    if followed.steps > 1:
-        small = [one for one in small if id(one) in followed.values]
-    some = [one for one in sorted(small, key=torch.numel)[:_WATCHED] if not has_zero_gradient(one)]
-    now = {id(one): bytes_of(one) for one in some}
-    return {key: value for key, value in now.items() if value and value == followed.values.get(key, value)}
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:

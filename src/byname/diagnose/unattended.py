@@ -1,62 +1,179 @@
-"""Unattended: `check` for each new loss of a running program, which avoids false alarms."""
+"""Unattended: the watch of a running program, which checks each new loss, and tells what learns nothing and why."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.nn.functional import dropout
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.autograd.walk import has_graph
+from byname.diagnose.cause import C, Cause
 from byname.diagnose.causes.iterations import GRAPH_GROWS, GRAPH_IN_GRAD
-from byname.diagnose.causes.not_reached import MAY_BE, Unreached, cut_off
+from byname.diagnose.causes.loss import Loss, is_first
+from byname.diagnose.causes.losses import LOSSES, flat_in
+from byname.diagnose.causes.not_reached import MAY_BE, cut_off
+from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING, Rebinding, rebinding_in
 from byname.diagnose.check import problems
 from byname.diagnose.context import FailureContext
-from byname.diagnose.engine import BackwardCall
+from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
-from byname.diagnose.learning import LearningWatch
-from byname.diagnose.silent.topics import Topics
+from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, sum_of
+from byname.diagnose.silent.loading import Loading
+from byname.diagnose.silent.ranks_apart import Ranks
+from byname.diagnose.silent.samples import Batches
+from byname.diagnose.silent.sequences import Sequences
+from byname.diagnose.silent.steps import Clipping, Schedules
+from byname.diagnose.silent.topic import LOSS_FUNCTIONS, HeardCall, Topic, patch
+from byname.diagnose.silent.validation import EvaluationMode
+from byname.diagnose.silent.weights import Weights
+from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
-from byname.reading.modules import parameters_of
+from byname.reading.modules import parameters_in, parameters_of
 from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact
 from byname.source.code import ThisCode
 from byname.source.location import is_library
+from byname.table import counted
 from byname.undo import Undo
+
+_CALLS, _GROWN_BY = 8, 4
+"""Calls of each line that calls backward whose graph is looked at; the one that is checked for a graph that has grown,
+three iterations after the first."""
+_CALLS_OF_WASTE = 64
+"""Calls of each line whose graph is looked at where gradients are cleared between backward calls."""
+_LOOKED_INTO, _FIRST, _HEARD_IN = 2, 16, 64
+"""Steps in which modules inside of others are looked at; outermost modules, and the steps themselves; losses, and
+modules that were not called before."""
+_TELL_AT = (64, 1024)
+"""Steps at which what was found is told; otherwise it is told when the program ends."""
+_FORETELLING = ("backward-twice", "modified-in-place", "no-grad-path", "optimizer-step-between")
+"""Causes of errors that backward raises, and gives a note about the same."""
+_MOST_HELD = 50
+
+
+@dataclass
+class _Backwards:
+    """The backward calls of one line: how many, the optimizers that the first ones reached, and a step by hand.
+
+    Of a statement that was meant to make a step by hand it has the parameters, with the sums of their numbers before.
+    """
+
+    calls: int = 0
+    reached: dict[int, FollowedOptimizer] = field(default_factory=dict)
+    rebinding: Rebinding | None = None
+    before: list[tuple[weakref.ref[torch.Tensor], float]] = field(default_factory=list)
 
 
 class RunningCheck:
-    """Check of the first backward call on each new loss, that is, of each line of the program that calls backward.
+    """Check of the first backward calls of each line, and of all steps of optimizers until the program ends.
 
     Nobody has said which model should learn from which loss. So it asks only about the optimizers that have a parameter
     of the graph. Of their parameters that the loss does not reach, it reports only those that a recorded call cut off,
-    and that have no gradient from any other loss when the optimizer makes its step.
+    and that have no gradient from any other loss when the optimizer makes its step. It looks whether gradients are
+    there, at each step, as long as some are missing, and reads values at a few steps only. What it finds is told after
+    many steps, or when the program ends, if it was so in every step until then.
+
+    Attributes:
+        made: the steps of all optimizers so far.
     """
 
     def __init__(
         self, report: Callable[[Finding], None], models: Sequence[nn.Module], optimizers: Sequence[Any]
     ) -> None:
-        self._report = report
-        self._models, self._optimizers = models, optimizers
-        self._runs: dict[tuple[ThisCode, int], int] = {}
-        self._told: set[tuple[str, tuple[str, ...]]] = set()
-        self._waiting: list[_Waiting] = []
-        self._learning = LearningWatch(self.tell)
-
-    @property
-    def listener(self) -> Topics:
-        """Who listens to the calls that the tracker hears."""
-        return self._learning.topics
+        self._report, self._models, self._optimizers = report, models, optimizers
+        self.made = 0
+        self._lines: dict[tuple[ThisCode, int], _Backwards] = {}
+        self._told: set[Any] = set()
+        self._made: deque[weakref.ref[Any]] = deque(maxlen=1024)
+        self._followed: dict[int, FollowedOptimizer] = {}
+        self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._outside_names: tuple[Name, ...] = ()
+        self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]]]] = {}
+        self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
+        self._ungraded: dict[tuple[ThisCode, int], int] = {}
+        self._leaf_losses = self._heard = self._over = False
+        self._schedules, self._weights = Schedules(self), Weights(self)
+        kinds = (Loading, Clipping, EvaluationMode, Batches, Sequences, Ranks)
+        self._topics: list[Topic] = [self._schedules, self._weights, *(kind(self) for kind in kinds)]
+        self._hearing = [one.heard for one in self._topics if type(one).heard is not Topic.heard]
+        self._running = [one.ran for one in self._topics if type(one).ran is not Topic.ran]
+        self._evaluating = [one.evaluated for one in self._topics if type(one).evaluated is not Topic.evaluated]
 
     def begin(self, block: Undo) -> None:
-        """Watch the steps of optimizers until the block is left."""
+        """Watch until the block is left; then tell what was found."""
+        block.add(safely, self._end)
+        patch(block, torch.optim.Optimizer, "__init__", lambda call, _: self._made.append(weakref.ref(call.args[0])))
         block.register(register_optimizer_step_pre_hook, self._before_step)
-        self._learning.begin(block)
+        block.register(register_optimizer_step_post_hook, self._after_step)
+        for topic in self._topics:
+            topic.begin(block)
+
+    def optimizers(self) -> list[FollowedOptimizer]:
+        """Return the optimizers that are followed."""
+        return list(self._followed.values())
+
+    def tell(self, finding: Finding) -> None:
+        """Report a finding, unless it was reported before."""
+        key = (finding.cause, tuple(list(map(str, finding.culprits or finding.sites))))
+        if key not in self._told:
+            self._told.add(key)
+            self._report(finding)
+
+    def _tell_all(self, causes: Iterable[Cause[C]], case: C) -> list[Finding]:
+        """Tell what is found by some causes, and return it."""
+        found = [finding for cause in causes for finding in cause.findings(case)]
+        for finding in found:
+            self.tell(finding)
+        return found
+
+    def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
+        """Note a call of a loss, or of a dropout without gradients, in the first steps."""
+        drops = function is dropout and not torch.is_grad_enabled()
+        if self.made <= _HEARD_IN and (drops or function in LOSS_FUNCTIONS):
+            call = HeardCall(function, args, kwargs, frame)
+            for note in self._hearing:
+                safely(note, call)
+
+    def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
+        """Note that a module is called: in the first steps, and an outermost one without gradients later, too."""
+        is_graded = torch.is_grad_enabled()
+        if not is_graded:
+            is_enough = depth > 0 or self._is_enough(module, frame)
+        else:
+            is_enough = self.made > (_LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _HEARD_IN)
+        if not is_enough and (depth or self._has_parameters(module)):
+            call = HeardCall(module, args, kwargs, frame, depth)
+            for note in self._running if is_graded else self._evaluating:
+                safely(note, call)
+
+    def _is_enough(self, module: nn.Module, frame: FrameType) -> bool:
+        """Return whether calls of an outermost module without gradients were looked at on a line: of many, each 2^k-th.
+
+        Before the first step only the first call of each module counts.
+        """
+        if not self.made:
+            return id(module) in self._modules and self._modules[id(module)][0]() is module
+        caller = frame.f_back or frame
+        place = ThisCode(caller.f_code), caller.f_lasti
+        number = self._ungraded[place] = self._ungraded.get(place, 0) + 1
+        return number > _HEARD_IN and number & (number - 1) != 0
+
+    def _has_parameters(self, module: nn.Module) -> bool:
+        """Return whether a module has parameters, unlike a loss."""
+        known = self._modules.get(id(module))
+        if known is None or known[0]() is not module:
+            known = self._modules[id(module)] = weakref.ref(module), bool(parameters_in(module))
+        return known[1]
 
     def before(self, run: BackwardCall, roots: Sequence[Any]) -> list[Finding]:
         """Check the roots of a backward call that is about to run; return the findings that foretell an error of it.
@@ -64,23 +181,39 @@ class RunningCheck:
         Each line's first call is checked fully, and a later one for a graph that has grown. What foretells an error is
         not reported yet: the note on the error says it, too.
         """
-        place = run.line.place
-        number = self._runs[place] = self._runs.get(place, 0) + 1
+        line = self._lines.setdefault(run.line.place, _Backwards())
+        line.calls += 1
         if run.partial:
             return []
-        with DisableTorchFunction(), collection_paused():
-            return self._look(run, roots, number)
-
-    def _look(self, run: BackwardCall, roots: Sequence[Any], number: int) -> list[Finding]:
-        around = living(torch.optim.Optimizer, nn.Module) if number == 1 else []
-        graph = FailureContext([one for one in roots if has_graph(one)])
-        self._learning.before(run, graph, number, around)
-        if number == _GROWN_BY:
-            self._tell_of_growth(roots)
-        if number != 1:
+        self._heard = True
+        if self._weights.dead:
+            self._weights.note_losses(roots)
+        for followed in line.reached.values() if line.calls > _CALLS else ():
+            followed.fresh = True
+        wastes = line.calls <= _CALLS_OF_WASTE and any(one.wasted or one.wasteful for one in self._followed.values())
+        if line.calls > _CALLS and not wastes:
             return []
-        every = [one for one in around if issubclass(type(one), torch.optim.Optimizer)]
-        optimizers = self._optimizers or _concerned(graph, every)
+        with DisableTorchFunction(), collection_paused():
+            return self._look(run, roots, line)
+
+    def _look(self, run: BackwardCall, roots: Sequence[Any], line: _Backwards) -> list[Finding]:
+        graph = FailureContext([one for one in roots if has_graph(one)])
+        every = self._optimizers_around(graph) if line.calls == 1 else []
+        for optimizer in every:
+            self._of(optimizer)
+        outermost = [one for reference, _ in self._modules.values() if (one := reference()) is not None]
+        loss = Loss(graph, line.calls, run.line, outermost)
+        found = self._tell_all(LOSSES, loss)
+        self._leaf_losses = self._leaf_losses or any(one.cause == "leaf-loss" for one in found)  # all else follows
+        for topic in self._topics:
+            safely(topic.backward, loss)
+        self._note_leaves(loss, line)
+        if line.calls == _GROWN_BY:
+            self._tell_of_growth(roots)
+        if line.calls != 1:
+            return []
+        reached = set(map(id, graph.leaves))
+        optimizers = self._optimizers or [one for one in every if not reached.isdisjoint(map(id, parameters_of(one)))]
         whole = graph if len(graph.roots) == len(roots) else FailureContext(roots)
         found = problems(whole.about(self._models, optimizers))
         for finding in found:
@@ -90,24 +223,77 @@ class RunningCheck:
             self._note_cuts(graph, optimizers, every)
         return [one for one in found if one.cause in _FORETELLING]
 
+    def _optimizers_around(self, graph: FailureContext) -> list[Any]:
+        """Return the living optimizers: those whose making was seen, if they have every leaf, else all of the heap."""
+        made = [one for reference in self._made if (one := reference()) is not None]
+        owned = {id(parameter) for one in made for parameter in parameters_of(one)}
+        return made if owned.issuperset(map(id, graph.leaves)) else living(torch.optim.Optimizer)
+
+    def _of(self, optimizer: Any) -> FollowedOptimizer:
+        known = self._followed.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer:
+            known = self._followed[id(optimizer)] = FollowedOptimizer(optimizer)
+        return known
+
+    def _note_leaves(self, loss: Loss, line: _Backwards) -> None:
+        """Note which optimizers' parameters a loss reaches, and which that no optimizer has."""
+        leaves = {id(one): one for one in loss.context.leaves}
+        flat, owned = flat_in(loss) if is_first(loss) else None, set[int]()
+        for followed in self.optimizers():
+            mine = [one for one in followed.parameters() if id(one) in leaves]
+            owned.update(map(id, mine))
+            if mine:
+                line.reached[id(followed)] = followed
+                followed.note_backward(loss.line, mine, self.made)
+                followed.flat = followed.flat or flat
+        free = [one for key, one in leaves.items() if key not in owned and issubclass(type(one), nn.Parameter)]
+        known: list[torch.Tensor] = []
+        for leaf in free:
+            reference, count = self._outside.get(id(leaf), (weakref.ref(leaf), 0))
+            if reference() is not leaf:
+                reference, count = weakref.ref(leaf), 0
+            self._outside[id(leaf)] = reference, count + 1
+            if count + 1 == ENOUGH:
+                known.append(leaf)
+        if known:
+            self._outside_names += tuple(FailureContext().names(known[:MOST_NAMED]))
+        self._look_for_rebinding(loss, free, line)
+
+    def _look_for_rebinding(self, loss: Loss, free: Sequence[torch.Tensor], line: _Backwards) -> None:
+        """Tell of parameters that no optimizer has, and that a step by hand leaves as they are."""
+        if line.calls == 1 and free and (rebinding := rebinding_in(loss.line.code)) is not None:
+            line.rebinding, line.before = rebinding, [(weakref.ref(one), sum_of(one)) for one in free]
+        elif line.calls == ENOUGH and line.rebinding is not None:
+            known = [(reference(), total) for reference, total in line.before]
+            same = [one for one, total in known if one is not None and sum_of(one) == total]
+            if len(same) == len(known):
+                names, calls = tuple(FailureContext().names(same[:MOST_NAMED])), counted(ENOUGH - 1, "backward call")
+                facts = {"names": names, "calls": calls, "backward": loss.line.site, "noticed": line.rebinding.site}
+                self.tell(BY_HAND.finding({"rebinding": line.rebinding, **facts}))
+
     def _note_cuts(self, graph: FailureContext, optimizers: Sequence[Any], every: Sequence[Any]) -> None:
         """Note the findings about optimizers' parameters that recorded calls cut off from a loss.
 
         Those of an optimizer that has other parameters of the graph are told at its next step. The others, and those
         whose cut is in doubt, are told if the parameters never get a gradient.
         """
-        concerned = set(map(id, optimizers))
-        for optimizer in {id(one): one for one in [*optimizers, *every]}.values():
-            for group, finding in _cut_off_from(graph, optimizer):
+        concerned, reached = set(map(id, optimizers)), set(map(id, graph.leaves))
+        for optimizer in {id(one): one for one in [*optimizers, *every]}.values() if graph.roots else ():
+            followed, context = self._of(optimizer), graph.about(optimizers=[optimizer])
+            missing = [one for one in followed.parameters() if id(one) not in reached]
+            for group in [one for one in cut_off(context, missing) if one.cuts]:
+                finding = group.finding(context)
                 if id(optimizer) in concerned and group.sure is not MAY_BE:
-                    parameters = [weakref.ref(one) for one in group.parameters]
-                    self._waiting.append(_Waiting(finding, weakref.ref(optimizer), parameters))
-                if group.sure is not MAY_BE or not any(is_library(site.file) for site in finding.sites):
-                    self._learning.note_cut(optimizer, finding, group.parameters)
+                    followed.waiting.append((finding, [weakref.ref(one) for one in group.parameters]))
+                in_library = any(is_library(site.file) for site in finding.sites)
+                if (group.sure is not MAY_BE or not in_library) and len(followed.cuts) < MOST_NAMED:
+                    followed.cuts.append((finding, frozenset(map(id, group.parameters))))
 
     def _tell_of_growth(self, roots: Sequence[Any]) -> None:
         """Report problems that only show after some iterations, of these losses and of results that variables hold."""
-        for one in filter(has_graph, [*roots, *_held_results()]):
+        held = [one for one in find(Targets([]), deep=False).tensors() if fact(one, "grad_fn") is not None]
+        results = list({id(one): one for one in held}.values())[:_MOST_HELD]
+        for one in filter(has_graph, [*roots, *results]):
             context = FailureContext([one])
             for finding in [*GRAPH_GROWS.findings(context), *GRAPH_IN_GRAD.findings(context)]:
                 if finding.culprits or any(one is root for root in roots):
@@ -115,63 +301,86 @@ class RunningCheck:
 
     @dynamo_skip
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Report the waiting findings about an optimizer's parameters that have no gradient when it makes its step."""
-        mine = [one for one in self._waiting if one.optimizer() is optimizer]
-        self._waiting = [one for one in self._waiting if one.optimizer() not in (optimizer, None)]
+        safely(self._step, optimizer)
+
+    def _step(self, optimizer: Any) -> None:
+        """Note what an optimizer is about to use, and report what waited for its step."""
+        followed = self._of(optimizer)
         with DisableTorchFunction():
-            still = [one for one in mine if one.have_no_gradient()]
-        for one in still:
-            self.tell(one.finding)
+            waiting = [(one, [fact(held, "grad") for held in alive(those)]) for one, those in followed.waiting]
+            followed.waiting = []
+            followed.note_step(optimizer.param_groups)
+        for finding, gradients in waiting:
+            if gradients and all(one is None for one in gradients):
+                self.tell(finding)
+        self.made += 1
+        self._note_single(followed, optimizer)
+        self._tell_all(STEPPING, followed)
+        number = followed.steps
+        near = followed.is_looked_at or (number - 1) & (number - 2) == 0
+        if number <= _FIRST or near or id(followed) in self._weights.dead:
+            for topic in self._topics:
+                safely(topic.before_step, followed)
+        followed.wasted, followed.fresh = 0, False
+        if number in _TELL_AT:
+            self._tell_of(followed)
 
-    def tell(self, finding: Finding) -> None:
-        """Report a finding, unless it was reported before."""
-        key = (finding.cause, tuple(list(map(str, finding.culprits))))
-        if key not in self._told:
-            self._told.add(key)
-            self._report(finding)
+    @dynamo_skip
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        followed = self._followed.get(id(optimizer))
+        if followed is not None:
+            with DisableTorchFunction():
+                safely(followed.note_changes)
+            if self._schedules.before:
+                safely(self._schedules.after_step, followed)
+
+    def _note_single(self, followed: FollowedOptimizer, optimizer: Any) -> None:
+        """Note how many optimizers in a row make one step each for the same parameters, and need a state."""
+        followed.anew = 0
+        if followed.steps > 1:
+            self._single.pop(followed.keys, None)
+        elif followed.keys and _keeps_state(optimizer):
+            known = {keys: one for keys, one in self._single.items() if len([*alive(one[1])]) == len(one[1])}
+            followed.anew = known.get(followed.keys, (0, ()))[0] + 1
+            self._single = {
+                **known,
+                followed.keys: (followed.anew, [weakref.ref(one) for one in followed.parameters()]),
+            }
+
+    def _end(self) -> None:
+        """Tell what was found of a program that ends."""
+        self._over, every = True, self.optimizers()
+        for topic in self._topics:
+            safely(topic.end, every)
+        stepped = {key for followed in every if followed.steps for key in followed.keys}
+        for followed in every:
+            if followed.steps:
+                self._tell_of(followed)
+            elif followed.backwards >= ENOUGH and not followed.keys & stepped:  # an optimizer around another
+                self._tell_all([NEVER_STEPPED], followed)
+
+    def _tell_of(self, followed: FollowedOptimizer) -> None:
+        """Tell what was so in all steps of an optimizer."""
+        if followed.steps < ENOUGH or id(followed) in self._told or self._leaf_losses:
+            return
+        followed.over, followed.heard, followed.outside = self._over, self._heard, self._outside_names
+        followed.explained = set()
+        for finding, keys in followed.cuts:
+            if keys <= followed.without.keys() and not keys & followed.explained:
+                followed.explained |= keys
+                self.tell(finding)
+        if self._tell_all(OVER_STEPS, followed) or followed.explained:
+            self._told.add(id(followed))
 
 
-_FORETELLING = ("backward-twice", "modified-in-place", "no-grad-path", "optimizer-step-between")
-"""Causes of errors that backward raises, and gives a note about the same."""
-_GROWN_BY = 4
-"""The number of the backward call of a line that is checked for a grown graph, three iterations after the first."""
+def _keeps_state(optimizer: Any) -> bool:
+    """Return whether the steps of an optimizer are known to depend on earlier gradients."""
+    if issubclass(type(optimizer), torch.optim.SGD):
+        return any(group.get("momentum") for group in optimizer.param_groups)
+    return issubclass(type(optimizer), _WITH_STATE)
 
 
-class _Waiting(NamedTuple):
-    """A finding about parameters of an optimizer, which another loss may still disprove."""
-
-    finding: Finding
-    optimizer: weakref.ref[Any]
-    parameters: list[weakref.ref[torch.Tensor]]
-
-    def have_no_gradient(self) -> bool:
-        """Return whether none of the living parameters has a gradient; False if no parameter is alive."""
-        alive = [tensor for reference in self.parameters if (tensor := reference()) is not None]
-        return bool(alive) and all(fact(tensor, "grad") is None for tensor in alive)
-
-
-def _cut_off_from(graph: FailureContext, optimizer: Any) -> Iterator[tuple[Unreached, Finding]]:
-    """Yield each group of an optimizer's parameters that recorded calls cut off from a loss, with the finding."""
-    if not graph.roots:
-        return
-    context, reached = graph.about(optimizers=[optimizer]), set(map(id, graph.leaves))
-    missing = [one for one in parameters_of(optimizer) if fact(one, "requires_grad") and id(one) not in reached]
-    for group in cut_off(context, missing):
-        if group.cuts:
-            yield group, group.finding(context)
-
-
-def _held_results() -> list[torch.Tensor]:
-    """Return results of operations that the program's variables hold, such as a running total, up to `_MOST_HELD`."""
-    held = find(Targets([]), deep=False).tensors()
-    results = [tensor for tensor in held if fact(tensor, "grad_fn") is not None]
-    return list({id(tensor): tensor for tensor in results}.values())[:_MOST_HELD]
-
-
-_MOST_HELD = 50
-
-
-def _concerned(graph: FailureContext, optimizers: Iterable[Any]) -> list[Any]:
-    """Return those of the optimizers that have a leaf of this graph."""
-    reached = set(map(id, graph.leaves))
-    return [one for one in optimizers if any(id(parameter) in reached for parameter in parameters_of(one))]
+_WITH_STATE = (
+    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adagrad),
+)

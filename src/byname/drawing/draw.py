@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,18 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from byname.drawing.nested_boxes import MARGIN, Nest, nest, outline
+from byname.drawing.nested_boxes import MARGIN, nest, outline
 from byname.drawing.plan import Shape, fold, mark, marks_of, read_flow, read_tree, shape_of
 from byname.drawing.render import Box, DrawnLine, Scene, to_dot, to_mermaid, to_svg
-from byname.drawing.repeats import collapse
-from byname.drawing.view import View, view
+from byname.drawing.view import View, collapse, view
 from byname.drawing.words import repeated, tooltip
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Flow
 from byname.model.module_tree import inside_of, modules_by_path
+from byname.model.where import modules_of
 from byname.table import counted
 from byname.text import printable
 from byname.tracing.tracer import trace
-from byname.watch.replace import modules_meant
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -126,19 +124,15 @@ def draw(
     model, _ = inside_of(model)
     flow = None if example is None else trace(model, example)
     opened, shut = _paths(model, open), _paths(model, closed)
-    return Drawing(scene_of(model, flow, _sizes(example), marks_of(model), depth, detail, opened, shut))
+    shapes = {id(leaf): shape_of(leaf) for leaf in tree_leaves(example)}  # each tensor once
+    sizes = [shape for shape in shapes.values() if shape is not None]
+    return Drawing(scene_of(model, flow, sizes, marks_of(model), depth, detail, opened, shut))
 
 
 def _paths(model: nn.Module, where: Any) -> set[str]:
     """Return all paths of the modules that a ``where`` matches; none for None."""
-    meant = {id(module) for module in modules_meant(model, where)} if where is not None else set()
+    meant = {id(module) for module in modules_of(model, where).values()} if where is not None else set()
     return {path for path, module in modules_by_path(model).items() if id(module) in meant}
-
-
-def _sizes(example: Any) -> list[Shape]:
-    """Return the shapes of the tensors in an example, in order, each tensor once."""
-    tensors = {id(leaf): shape_of(leaf) for leaf in tree_leaves(example)}
-    return [shape for shape in tensors.values() if shape is not None]
 
 
 def scene_of(
@@ -158,55 +152,46 @@ def scene_of(
         flow: the run, or None.
         sizes: the shapes of the inputs, in order, if they are known.
         marks: the names of the attached callbacks, by the path of the place.
-        opened, closed: paths of modules, as for `view`.
+        opened, closed: the paths of modules that are open at any depth, and of those that are one box.
     """
     plan = read_tree(model) if flow is None else read_flow(flow, sizes)
     mark(plan, marks or {})
     if not detail:
         fold(plan)
     collapse(plan)
-    return compose(view(plan, depth, opened=opened, closed=closed), type(model).__name__)
-
-
-def compose(view: View, title: str) -> Scene:
-    """Return the boxes and lines of a view, with their positions."""
-    nested = nest(view) if view.plan.flowing else outline(view)
-    shown = [number for number in view.shown if number]
+    part = view(plan, depth, opened=opened, closed=closed)
+    routes = nest(part) if plan.flowing else outline(part)
+    shown = [number for number in part.shown if number]
     numbers = {number: place for place, number in enumerate(shown)}
-    boxes = tuple(_box(view, nested, number, numbers) for number in shown)
+    boxes = tuple(_box(part, number, numbers) for number in shown)
     lines = tuple(
         DrawnLine(
             source=numbers[link.source],
             target=numbers[link.target],
-            shapes=link.shapes,
-            via=tuple(dict.fromkeys(chain.from_iterable(wire.via for wire in link.wires))),
-            repeated=", ".join(repeated(view.plan, link)),
+            shapes=tuple(link.shapes),
+            via=tuple(link.via),
+            repeated=", ".join(repeated(plan, link)),
             points=tuple(points),
         )
-        for link, points in zip(view.links, nested.routes, strict=False)
+        for link, points in zip(part.links, routes, strict=False)
     )
-    page = nested.places[0]
-    return Scene(title, boxes, lines, tuple(view.plan.notes), round(page.width + MARGIN / 2, 1), round(page.height, 1))
+    page, title = plan.items[0], type(model).__name__
+    return Scene(title, boxes, lines, tuple(plan.notes), round(page.width + MARGIN / 2, 1), round(page.height, 1))
 
 
-def _box(view: View, nested: Nest, number: int, numbers: dict[int, int]) -> Box:
-    item, place, texts = view.plan.items[number], nested.places[number], nested.measures[number]
+def _box(view: View, number: int, numbers: dict[int, int]) -> Box:
+    item = view.plan.items[number]
+    facts: dict[str, Any] = {name: getattr(item, name) for name in ("kind", "path", "operation", "shapes")}
+    facts |= {name: round(getattr(item, name), 1) for name in ("x", "y", "width", "height")}
     return Box(
         number=numbers[number],
         parent=numbers.get(item.parent),
-        kind=item.kind,
-        path=item.path,
-        operation=item.operation,
-        title=texts.title,
-        subtitle=texts.subtitle,
+        title=item.title,
+        subtitle=item.subtitle,
         tooltip=tooltip(view.plan, item),
-        shapes=item.shapes,
         calls=tuple(sorted(view.stands_for[number])),
         repeats=len(item.run.groups) if item.run else 1,
         marks=tuple(item.marks),
         open=number in view.open,
-        x=round(place.x, 1),
-        y=round(place.y, 1),
-        width=round(place.width, 1),
-        height=round(place.height, 1),
+        **facts,
     )

@@ -7,11 +7,11 @@ line that passes through rows gets a position in each of them, so that no line c
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right, insort
-from collections.abc import Sequence
+from bisect import bisect, bisect_right, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-from byname.drawing.straight import Pull, columns, straighten
+from graphlib import CycleError, TopologicalSorter
+from math import inf
 
 Point = tuple[float, float]
 
@@ -25,13 +25,9 @@ MOST_SLOPE = 36.0
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A box, or a point without size at which lines enter or leave the level.
+    """A box, or a `pin`: a point at which lines enter the level at its "top", or leave it at its "bottom".
 
-    Attributes:
-        width, height: the size of the box.
-        shade: the size of its shadow to the right and downwards.
-        label: the width of the text under it, right of its axis; left of it if a line leaves to the right.
-        pin: "top" for a point at which lines enter, "bottom" for one at which they leave; "" for a box.
+    Its shadow goes to the right and downwards; its label under it goes to the right, or left if a line leaves there.
     """
 
     width: float
@@ -43,13 +39,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class LayerEdge:
-    """A line between nodes.
-
-    Attributes:
-        source, target: the numbers of the nodes.
-        start, end: the distances from their axes at which the line begins and ends.
-        weak: whether it pulls its ends less than other lines do.
-    """
+    """A line between nodes, from and to distances from their axes; a weak one pulls its ends less than others."""
 
     source: int
     target: int
@@ -68,44 +58,68 @@ class Level:
     routes: list[list[Point]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """The wish of a node for the position of `node` plus `shift`, with the strength `weight`."""
+
+    node: int
+    shift: float
+    weight: float
+
+
 class _Draft:
-    """The nodes of a level, and the positions of long edges in the rows that they pass.
+    """The nodes of a level, and further positions: those of long lines in the rows that they pass.
 
     Attributes:
         row: the row of each node and position.
         extents: the distances from its axis to its left and right end.
-        gaps: the gap that it needs on both sides.
         up, down: the pulls of its neighbours above and below.
-        passes: the numbers of the positions, by source, start and row.
-        connected: the pairs that pull each other already.
+        ways: for each line the positions that it passes.
     """
 
-    row: list[int]
-    extents: list[tuple[float, float]]
-    gaps: list[float]
-    up: list[list[Pull]] = field(default_factory=list)
-    down: list[list[Pull]] = field(default_factory=list)
-    passes: dict[tuple[int, float, int], int] = field(default_factory=dict)
-    connected: set[tuple[int, float, int, float]] = field(default_factory=set)
+    def __init__(self, nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> None:
+        self.nodes = nodes
+        tops, bottoms = ({at for at, node in enumerate(nodes) if node.pin == pin} for pin in ("top", "bottom"))
+        self.row = ranks(len(nodes), [*{(edge.source, edge.target): None for edge in edges}], tops, bottoms)
+        self.extents = [
+            (max(node.width / 2, node.label), max(node.width / 2 + node.shade, node.label)) for node in nodes
+        ]
+        self.up: list[list[_Pull]] = [[] for _ in nodes]
+        self.down: list[list[_Pull]] = [[] for _ in nodes]
+        self._gaps = [LINE_GAP if node.pin else BOX_GAP for node in nodes]
+        self._passes: dict[tuple[int, float, int], int] = {}
+        self._connected: set[tuple[tuple[int, float], tuple[int, float]]] = set()
+        self.ways = [self._way(edge) for edge in edges]
 
-    def connect(self, upper: int, start: float, lower: int, end: float, weight: float) -> None:
-        if (upper, start, lower, end) not in self.connected:
-            self.connected.add((upper, start, lower, end))
-            self.up[lower].append(Pull(upper, start - end, weight))
-            self.down[upper].append(Pull(lower, end - start, weight))
+    def _way(self, edge: LayerEdge) -> list[int]:
+        """Return the positions that a line passes. They and its ends pull each other; long lines pull strongly."""
+        first, last = self.row[edge.source], self.row[edge.target]
+        way = [self._place_in(row, edge.source, edge.start) for row in range(first + 1, last)]
+        stops = [(edge.source, edge.start), *((place, 0.0) for place in way), (edge.target, edge.end)]
+        for at, (upper, lower) in enumerate(itertools.pairwise(stops) if first < last else ()):
+            of_end = 0.15 if way else 0.1 if edge.weak else 1.0
+            weight = of_end if at in (0, len(way)) else 6.0
+            if (upper, lower) not in self._connected:
+                self._connected.add((upper, lower))
+                self.up[lower[0]].append(_Pull(upper[0], upper[1] - lower[1], weight))
+                self.down[upper[0]].append(_Pull(lower[0], lower[1] - upper[1], weight))
+        return way
 
-    def place_in(self, row: int, source: int, start: float) -> int:
+    def _place_in(self, row: int, source: int, start: float) -> int:
         """Return the position at which the lines of one source pass a row; add it if it is new."""
         key = (source, start, row)
-        if key not in self.passes:
-            self.passes[key] = len(self.row)
+        if key not in self._passes:
+            self._passes[key] = len(self.row)
             self.row.append(row)
             self.extents.append((0.0, 0.0))
-            self.gaps.append(LINE_GAP)
+            self._gaps.append(LINE_GAP)
             self.up.append([])
             self.down.append([])
-        return self.passes[key]
+        return self._passes[key]
+
+    def distance(self, left: int, right: int) -> float:
+        """Return the distance that neighbours in a row keep."""
+        return self.extents[left][1] + self.extents[right][0] + min(self._gaps[left], self._gaps[right])
 
 
 def arrange(nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> Level:
@@ -115,60 +129,28 @@ def arrange(nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> Level:
     >>> level.corners[0][1] < level.corners[1][1]
     True
     """
-    draft, ways = _draft(nodes, edges)
+    draft = _Draft(nodes, edges)
     rows: list[list[int]] = [[] for _ in range(max(draft.row, default=0) + 1)]
     for node, row in enumerate(draft.row):
         rows[row].append(node)
-    above = [[pull.node for pull in pulls] for pulls in draft.up]
-    below = [[pull.node for pull in pulls] for pulls in draft.down]
+    above, below = ([[pull.node for pull in pulls] for pulls in some] for some in (draft.up, draft.down))
     rows = order_rows(rows, above, below)
-    xs = columns(rows, draft.extents, draft.gaps)
-    straighten(rows, draft.extents, draft.up, draft.down, draft.gaps, xs)
+    xs = _straight(draft, rows)
     left = min((x - extent[0] for x, extent in zip(xs, draft.extents, strict=True)), default=0.0)
     right = max((x + extent[1] for x, extent in zip(xs, draft.extents, strict=True)), default=0.0)
     xs = [x - left for x in xs]
-    bands = _bands(nodes, draft, rows, xs)
+    bands = _bands(draft, rows, xs)
     corners = [(x - node.width / 2, _top(node, bands[row])) for node, x, row in zip(nodes, xs, draft.row, strict=False)]
-    routes = [_route(nodes, edge, way, xs, bands, draft.row, corners) for edge, way in zip(edges, ways, strict=True)]
+    routes = [_route(draft, edge, way, xs, bands, corners) for edge, way in zip(edges, draft.ways, strict=True)]
     return Level(corners, right - left, bands[-1][1] if bands else 0.0, routes)
 
 
-def _draft(nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> tuple[_Draft, list[list[int]]]:
-    """Return the draft with rows and neighbours, and for each edge the positions that it passes."""
-    tops = {number for number, node in enumerate(nodes) if node.pin == "top"}
-    bottoms = {number for number, node in enumerate(nodes) if node.pin == "bottom"}
-    pairs = list(dict.fromkeys((edge.source, edge.target) for edge in edges))
-    extents = [(max(node.width / 2, node.label), max(node.width / 2 + node.shade, node.label)) for node in nodes]
-    gaps = [LINE_GAP if node.pin else BOX_GAP for node in nodes]
-    draft = _Draft(ranks(len(nodes), pairs, tops, bottoms), extents, gaps, [[] for _ in nodes], [[] for _ in nodes])
-    ways = []
-    for edge in edges:
-        inner = range(draft.row[edge.source] + 1, draft.row[edge.target])
-        way = [draft.place_in(row, edge.source, edge.start) for row in inner]
-        ways.append(way)
-        _connect(draft, edge, way)
-    return draft, ways
-
-
-def _connect(draft: _Draft, edge: LayerEdge, way: list[int]) -> None:
-    """Make the ends of an edge and the positions that it passes pull each other; long lines pull strongly."""
-    if draft.row[edge.target] <= draft.row[edge.source]:
-        return
-    if not way:
-        draft.connect(edge.source, edge.start, edge.target, edge.end, 0.1 if edge.weak else 1.0)
-        return
-    draft.connect(edge.source, edge.start, way[0], 0.0, 0.15)
-    draft.connect(way[-1], 0.0, edge.target, edge.end, 0.15)
-    for upper, lower in itertools.pairwise(way):
-        draft.connect(upper, 0.0, lower, 0.0, 6.0)
-
-
-def _bands(nodes: Sequence[Node], draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[Point]:
+def _bands(draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[Point]:
     """Return the upper and the lower end of each row."""
     bands: list[Point] = []
     y = 0.0
     for row in rows:
-        own = [nodes[node] for node in row if node < len(nodes)]
+        own = [draft.nodes[node] for node in row if node < len(draft.nodes)]
         height = max((node.height + node.shade for node in own), default=0.0)
         bands.append((y, y + height))
         gap = ROW_GAP if own and not all(node.pin for node in own) else RIM_GAP
@@ -186,17 +168,11 @@ def _top(node: Node, band: Point) -> float:
 
 
 def _route(
-    nodes: Sequence[Node],
-    edge: LayerEdge,
-    way: list[int],
-    xs: list[float],
-    bands: list[Point],
-    row: list[int],
-    corners: list[Point],
+    draft: _Draft, edge: LayerEdge, way: list[int], xs: list[float], bands: list[Point], corners: list[Point]
 ) -> list[Point]:
     """Return the points of a line: it goes straight down through each row, and sideways between rows."""
-    start, end = xs[edge.source] + edge.start, xs[edge.target] + edge.end
-    points = [(start, corners[edge.source][1] + nodes[edge.source].height)]
+    row, start, end = draft.row, xs[edge.source] + edge.start, xs[edge.target] + edge.end
+    points = [(start, corners[edge.source][1] + draft.nodes[edge.source].height)]
     if row[edge.target] > row[edge.source]:
         points.append((start, bands[row[edge.source]][1]))
         for place in way:
@@ -207,22 +183,17 @@ def _route(
 
 
 def ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int], bottom: set[int]) -> list[int]:
-    """Return the row of each node, from 0.
+    """Return the row of each node, from 0; those at the top or bottom are above or below all others.
 
-    The row is the length of the longest path from above. Then nodes with fewer neighbours above than below, or with
-    none above, move down towards those below.
-
-    Args:
-        count: the number of nodes.
-        edges: pairs (from, to); a cycle is cut at its node with the lowest number.
-        top, bottom: the nodes that are above or below all others.
+    The row is the length of the longest path from above; a cycle is cut at its node with the lowest number. Then nodes
+    with fewer neighbours above than below, or with none above, move down towards those below.
     """
     above: list[list[int]] = [[] for _ in range(count)]
     below: list[list[int]] = [[] for _ in range(count)]
     for source, target in edges:
         above[target].append(source)
         below[source].append(target)
-    order = _sorted(count, above, below)
+    order = _sorted(above)
     place = {node: position for position, node in enumerate(order)}
     row = [0] * count
     for node in order:
@@ -239,28 +210,15 @@ def ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int], bottom: s
     return row
 
 
-def _sorted(count: int, above: list[list[int]], below: list[list[int]]) -> list[int]:
+def _sorted(above: list[list[int]]) -> list[int]:
     """Return the nodes in an order in which edges go forward, except in cycles."""
-    missing = [len(sources) for sources in above]
-    ready = [node for node in range(count) if not missing[node]]
-    order: list[int] = []
-    done = [False] * count
-    stuck = 0
-    while len(order) < count:
-        while ready:
-            node = ready.pop(0)
-            if not done[node]:
-                done[node] = True
-                order.append(node)
-                for one in below[node]:
-                    missing[one] -= 1
-                    if missing[one] == 0:
-                        ready.append(one)
-        while stuck < count and done[stuck]:
-            stuck += 1
-        if stuck < count:
-            ready.append(stuck)
-    return order
+    sources = dict(enumerate(map(set, above)))
+    while True:
+        try:
+            return [*TopologicalSorter(sources).static_order()]
+        except CycleError as error:
+            first = min(error.args[1])
+            sources[first] -= {*error.args[1]}
 
 
 SWEEPS = 10
@@ -274,10 +232,6 @@ def order_rows(rows: list[list[int]], above: Neighbours, below: Neighbours) -> l
     """Return the rows with their nodes in an order with fewer crossings.
 
     Sweeps downwards and upwards sort each row by barycentres; the best result of all sweeps is returned.
-
-    Args:
-        rows: the nodes of each row.
-        above, below: for each node, its neighbours above and below.
     """
     best, fewest = [list(row) for row in rows], crossings(rows, below)
     many = sum(map(len, below)) > LARGE
@@ -319,3 +273,113 @@ def crossings(rows: Sequence[Sequence[int]], below: Neighbours) -> int:
             for target in targets:
                 insort(passed, target)
     return total
+
+
+PASSES = 10
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Nodes that move together.
+
+    Attributes:
+        members: each node, with its position relative to the first one.
+        x: the position of the first node.
+        before, after: the chains to the left and to the right, with the distance that they must keep.
+        pulls: the other chains that pull, each with the wished distance from its x and the strength.
+    """
+
+    members: list[tuple[int, float]]
+    x: float = 0.0
+    before: dict[int, float] = field(default_factory=dict)
+    after: dict[int, float] = field(default_factory=dict)
+    pulls: list[tuple[int, float, float]] = field(default_factory=list)
+
+
+def _straight(draft: _Draft, rows: list[list[int]]) -> list[float]:
+    """Return the x of the axis of each node, so that chains of nodes are straight and stand where others pull them.
+
+    A chain goes from a node to its only neighbour below, or to the middle one of an odd number. The neighbour must have
+    the node as its middle one above. Chains do not cross, so they have an order from left to right.
+    """
+    xs = _side_by_side(draft, rows)
+    chains = _chains(draft, rows, xs)
+    place = {node: (number, aside) for number, chain in enumerate(chains) for node, aside in chain.members}
+    for left, right in (pair for row in rows for pair in itertools.pairwise(row)):
+        (one, aside), (other, other_aside) = place[left], place[right]
+        need = draft.distance(left, right) + aside - other_aside
+        chains[one].after[other] = chains[other].before[one] = max(need, chains[other].before.get(one, -inf))
+    order = [*TopologicalSorter({number: chain.before for number, chain in enumerate(chains)}).static_order()]
+    for number in order:
+        chain = chains[number]
+        chain.x = sum(xs[node] - aside for node, aside in chain.members) / len(chain.members)
+        chain.x = max([chain.x, *(chains[one].x + need for one, need in chain.before.items())])
+        for node, aside in chain.members:
+            outer = ((*place[pull.node], pull) for pull in (*draft.up[node], *draft.down[node]))
+            chain.pulls += [(at, x + pull.shift - aside, pull.weight) for at, x, pull in outer if at != number]
+    for number in range(PASSES):
+        for one in reversed(order) if number % 2 == 0 else order:
+            _move(chains, chains[one])
+    for chain in chains:
+        for node, aside in chain.members:
+            xs[node] = chain.x + aside
+    return xs
+
+
+def _side_by_side(draft: _Draft, rows: list[list[int]]) -> list[float]:
+    """Return the x of each node with the nodes of a row side by side, centred at 0."""
+    xs = [0.0] * len(draft.row)
+    for row in rows:
+        offsets = [0.0, *itertools.accumulate(draft.distance(*pair) for pair in itertools.pairwise(row))]
+        middle = sum(offsets) / len(offsets)
+        for node, offset in zip(row, offsets, strict=False):
+            xs[node] = offset - middle
+    return xs
+
+
+def _move(chains: list[_Chain], chain: _Chain) -> None:
+    """Move a chain to the weighted mean of its pulls, as far as its neighbours leave room."""
+    weight = sum(pull[2] for pull in chain.pulls)
+    if weight:
+        wish = sum(strength * (chains[one].x + shift) for one, shift, strength in chain.pulls) / weight
+        low = max((chains[one].x + need for one, need in chain.before.items()), default=-inf)
+        high = min((chains[one].x - need for one, need in chain.after.items()), default=inf)
+        chain.x = min(max(wish, low), max(low, high))
+
+
+def _chains(draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[_Chain]:
+    """Return all nodes in chains."""
+    chain_of: dict[int, _Chain] = {}
+    above: list[int] = []
+    for row in rows:
+        going_on = dict(_going_on(draft, above, row, xs))
+        for node in row:
+            if (pull := going_on.get(node)) is None:
+                chain_of[node] = _Chain([(node, 0.0)])
+            else:
+                chain_of[node] = chain = chain_of[pull.node]
+                chain.members.append((node, chain.members[-1][1] + pull.shift))
+        above = row
+    return list({id(chain): chain for chain in chain_of.values()}.values())
+
+
+def _going_on(draft: _Draft, above: list[int], row: list[int], xs: list[float]) -> Iterator[tuple[int, _Pull]]:
+    """Yield the nodes that go on a chain of the row above; of two that would cross, the stronger or left one."""
+    place_above, place = {node: at for at, node in enumerate(above)}, {node: at for at, node in enumerate(row)}
+    wishes = [(node, pull) for node in row if (pull := _middle(draft.up[node], xs)) and pull.node in place_above]
+    back = {pull.node: _middle(draft.down[pull.node], xs) for _, pull in wishes}
+    mutual = [(node, pull) for node, pull in wishes if (other := back[pull.node]) and other.node == node]
+    taken: list[tuple[int, int]] = []
+    for node, pull in sorted(mutual, key=lambda one: -one[1].weight):
+        pair = place[node], place_above[pull.node]
+        at = bisect(taken, pair)
+        if (at == 0 or taken[at - 1][1] < pair[1]) and (at == len(taken) or pair[1] < taken[at][1]):
+            taken.insert(at, pair)
+            yield node, pull
+
+
+def _middle(pulls: list[_Pull], xs: list[float]) -> _Pull | None:
+    """Return the middle one of the strongest pulls; None if their number is even."""
+    strongest = max((pull.weight for pull in pulls), default=0.0)
+    among = sorted((pull for pull in pulls if pull.weight == strongest), key=lambda pull: xs[pull.node] + pull.shift)
+    return among[len(among) // 2] if len(among) % 2 else None

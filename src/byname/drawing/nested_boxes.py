@@ -23,27 +23,8 @@ Segment = tuple[int, End, End, int]
 """A piece of a line: the box in which it lies, its two ends, and the item at which the whole line begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The upper left corner and the size of the box of an item."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-@dataclass(slots=True)
-class Nest:
-    """A layout: the positions of all boxes by item, the points of all links, and the texts of the boxes by item."""
-
-    places: dict[int, Placed]
-    routes: list[list[Point]]
-    measures: dict[int, Measure]
-
-
-def nest(view: View) -> Nest:
-    """Return the layout of a view."""
+def nest(view: View) -> list[list[Point]]:
+    """Lay out a view: place its items, and return the points of its links."""
     return _Nester(view).nest()
 
 
@@ -59,20 +40,14 @@ class _Level:
 class _Nester:
     def __init__(self, view: View) -> None:
         self.view = view
-        self.plan = view.plan
+        self.plan, self.items = view.plan, view.plan.items
         sources = {link.source for link in view.links}
-        self.measures = {
-            number: measure(self.plan, self.plan.items[number], number in sources and self.labelled(number))
-            for number in view.shown
-        }
+        for number in view.shown:
+            measure(self.plan, self.items[number], labelled=number in sources)
         self.levels: defaultdict[int, _Level] = defaultdict(_Level)
-        self.sizes: dict[int, Point] = {}
         self.shift: dict[int, Point] = {}
 
-    def labelled(self, number: int) -> bool:
-        return self.plan.items[number].kind not in ("input", "parameter", "constant", "output")
-
-    def nest(self) -> Nest:
+    def nest(self) -> list[list[Point]]:
         for number in self.view.shown:
             level = self.levels[number]
             for child in self.view.children(number):
@@ -80,8 +55,8 @@ class _Nester:
         ways = [self.way(link) for link in self.view.links]
         for number in reversed(self.view.shown):
             self.lay_out(number)
-        places = self.places()
-        return Nest(places, [self.route(way, places) for way in ways], self.measures)
+        self.place()
+        return [self.route(way) for way in ways]
 
     def way(self, link: Wires) -> list[Segment]:
         """Return the pieces of a link: out of the boxes around its source, across, and into those around its target."""
@@ -91,16 +66,11 @@ class _Nester:
         rim = self.plan.items[up[-1]].parent
         pieces = []
         for inner, outer in itertools.pairwise(up):
-            start: End = ("out", link.source) if inner != link.source else ("box", inner)
-            pieces.append(self.piece(outer, self.outward(inner, start), ("out", link.source), link.source))
+            pieces.append(self.piece(outer, ("box", inner), ("out", link.source), link.source))
         pieces.append(self.piece(rim, ("box", up[-1]), ("box", down[-1]), link.source))
         for outer, inner in zip(down[::-1], down[-2::-1], strict=False):
             pieces.append(self.piece(outer, ("in", link.source), ("box", inner), link.source))
         return pieces
-
-    def outward(self, inner: int, start: End) -> End:
-        """Return the end at which a line begins in the box around: for a line that has left a box, that box."""
-        return ("box", inner) if start[0] == "out" else start
 
     def piece(self, box: int, start: End, end: End, source: int) -> Segment:
         level = self.levels[box]
@@ -110,47 +80,41 @@ class _Nester:
         return box, start, end, source
 
     def lay_out(self, number: int) -> None:
-        """Set the size of a box, and for an open box the layout of its contents."""
-        measured = self.measures[number]
+        """Set the layout of the contents of an open box, and its size."""
         if number not in self.view.open:
-            self.sizes[number] = measured.width, measured.height
             return
-        level = self.levels[number]
+        item, level = self.items[number], self.levels[number]
         edges = [
             LayerEdge(
                 source=level.ends[start],
                 target=level.ends[end],
                 start=self.aside(start, "out", source),
                 end=self.aside(end, "in", source),
-                weak=self.plan.items[source].kind in ("parameter", "constant"),
+                weak=self.items[source].kind in ("parameter", "constant"),
             )
             for start, end, source in level.edges
         ]
         drawn = level.drawn = arrange([self.node(end) for end in level.ends], edges)
         page = number == 0
-        width = max(drawn.width + 2 * PADDING, 0.0 if page else measured.header)
-        above, below = (MARGIN, MARGIN) if page else (HEADER + PADDING / 2, self.lower(level))
-        self.shift[number] = (width - drawn.width) / 2, above
-        self.sizes[number] = width, drawn.height + above + below
-
-    def lower(self, level: _Level) -> float:
-        """Return the room below the contents of a box; less if lines leave it."""
-        return 2.0 if any(kind == "out" for kind, _ in level.ends) else PADDING
+        item.width = max(drawn.width + 2 * PADDING, 0.0 if page else item.header)
+        left = any(kind == "out" for kind, _ in level.ends)  # by a line, which needs no room before the rim
+        above, below = (MARGIN, MARGIN) if page else (HEADER + PADDING / 2, 2.0 if left else PADDING)
+        self.shift[number] = (item.width - drawn.width) / 2, above
+        item.height = drawn.height + above + below
 
     def node(self, end: End) -> Node:
         kind, number = end
         if kind != "box":
             return Node(0.0, 0.0, pin="top" if kind == "in" else "bottom")
-        measured = self.measures[number]
-        is_open = number in self.view.open
-        return Node(*self.sizes[number], shade=measured.shade, label=0.0 if is_open else measured.label)
+        item, is_open = self.items[number], number in self.view.open
+        return Node(item.width, item.height, shade=item.shade, label=0.0 if is_open else item.label)
 
     def aside(self, end: End, side: str, source: int) -> float:
         """Return the distance from the axis of a box at which a line of this source crosses its rim."""
         kind, number = end
         if kind != "box" or number not in self.view.open or (side, source) not in self.levels[number].ends:
             return 0.0
-        return self.port(number, (side, source)) - self.sizes[number][0] / 2
+        return self.port(number, (side, source)) - self.items[number].width / 2
 
     def port(self, number: int, end: End) -> float:
         """Return the x, within a box, at which a line crosses its rim."""
@@ -158,30 +122,29 @@ class _Nester:
         assert level.drawn is not None
         return self.shift[number][0] + level.drawn.corners[level.ends[end]][0]
 
-    def places(self) -> dict[int, Placed]:
-        """Return the position of each box in the picture."""
-        places = {0: Placed(0.0, 0.0, *self.sizes[0])}
+    def place(self) -> None:
+        """Set the position of each box in the picture."""
         for number in self.view.shown:
             level = self.levels[number]
             if level.drawn is None:
                 continue
-            x, y = self.inside(places[number], number)
+            x, y = self.inside(number)
             for (kind, child), node in level.ends.items():
                 if kind == "box":
                     corner = level.drawn.corners[node]
-                    places[child] = Placed(x + corner[0], y + corner[1], *self.sizes[child])
-        return places
+                    self.items[child].x, self.items[child].y = x + corner[0], y + corner[1]
 
-    def inside(self, place: Placed, number: int) -> Point:
-        return place.x + self.shift[number][0], place.y + self.shift[number][1]
+    def inside(self, number: int) -> Point:
+        item, (across, down) = self.items[number], self.shift[number]
+        return item.x + across, item.y + down
 
-    def route(self, way: list[Segment], places: dict[int, Placed]) -> list[Point]:
+    def route(self, way: list[Segment]) -> list[Point]:
         """Return the points of a whole line: those of its pieces, one after the other."""
         points: list[Point] = []
         for box, start, end, source in way:
             level = self.levels[box]
             assert level.drawn is not None
-            x, y = self.inside(places[box], box)
+            x, y = self.inside(box)
             route = level.drawn.routes[level.edges[start, end, source]]
             points += [(x + across, y + down) for across, down in route]
         return _corners([(round(across, 1), round(down, 1)) for across, down in points])
@@ -208,68 +171,40 @@ PILL, CARD = 22.0, 36.0
 """The heights of a closed box with one line of text and with two."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """The texts of a box and their sizes.
-
-    Attributes:
-        title, subtitle: the first and the second line.
-        width, height: the size of the box if it is closed.
-        header: the width of its title if it is open.
-        label: the width of the text under it.
-        shade: the size of its shadow.
-    """
-
-    title: str
-    subtitle: str
-    width: float
-    height: float
-    header: float
-    label: float
-    shade: float
-
-
-def measure(plan: Plan, item: DrawnItem, labelled: bool) -> Measure:
-    """Return the texts and sizes of an item; if `labelled`, the shape of its output is written under it."""
-    first, second = title(plan, item), subtitle(plan, item)
-    wide = text_width(first, TITLE, bold=True), text_width(second, SUBTITLE)
+def measure(plan: Plan, item: DrawnItem, labelled: bool) -> None:
+    """Set the texts and sizes of an item; if `labelled`, the shape of a call's output is written under it."""
+    item.title, item.subtitle = title(plan, item), subtitle(plan, item)
+    wide = text_width(item.title, TITLE, bold=True), text_width(item.subtitle, SUBTITLE)
     marks = sum(text_width(mark, LABEL) + 22 for mark in item.marks)
-    label = (
-        max((text_width(shape_text(shape), LABEL) for shape in item.shapes[:1]), default=0.0) + 8 if labelled else 0.0
-    )
-    return Measure(
-        title=first,
-        subtitle=second,
-        width=round(max(*wide, marks) + 20, 1),
-        height=(CARD if second else PILL) + (16 if item.marks else 0),
-        header=round(sum(wide) + marks + 32, 1),
-        label=label,
-        shade=SHADE if item.run is not None else 0.0,
-    )
+    item.width = round(max(*wide, marks) + 20, 1)
+    item.height = (CARD if item.subtitle else PILL) + (16 if item.marks else 0)
+    item.header = round(sum(wide) + marks + 32, 1)
+    item.shade = SHADE if item.run is not None else 0.0
+    if labelled and item.kind not in ("input", "parameter", "constant", "output"):
+        item.label = max((text_width(shape_text(shape), LABEL) for shape in item.shapes[:1]), default=0.0) + 8
 
 
 GAP = 8.0
 
 
-def outline(view: View) -> Nest:
-    """Return the layout of a view without links: each box contains a column of boxes of the same width."""
-    measures = {number: measure(view.plan, view.plan.items[number], labelled=False) for number in view.shown}
-    sizes: dict[int, tuple[float, float]] = {}
+def outline(view: View) -> list[list[Point]]:
+    """Lay out a view without links: each box contains a column of boxes of the same width."""
+    items = view.plan.items
     for number in reversed(view.shown):
-        one = measures[number]
-        inside = [(sizes[child], measures[child].shade) for child in view.children(number)]
+        item = items[number]
+        measure(view.plan, item, labelled=False)
+        inside = [items[child] for child in view.children(number)]
         if inside:
-            width = max(*(size[0] + shade for size, shade in inside), one.header - 2 * PADDING)
-            height = sum(size[1] + shade for size, shade in inside) + GAP * (len(inside) - 1)
-            sizes[number] = width + 2 * PADDING, height + HEADER + PADDING * 1.5
-        else:
-            sizes[number] = one.width, one.height
-    places = {0: Placed(0.0, 0.0, sizes[0][0] + 2 * (MARGIN - PADDING), sizes[0][1])}
+            width = max(*(one.width + one.shade for one in inside), item.header - 2 * PADDING)
+            item.width = width + 2 * PADDING
+            height = sum(one.height + one.shade for one in inside) + GAP * (len(inside) - 1)
+            item.height = height + HEADER + PADDING * 1.5
+    items[0].width += 2 * (MARGIN - PADDING)
     for number in view.shown:
-        around = places[number]
+        around = items[number]
         y = around.y + (MARGIN if number == 0 else HEADER + PADDING / 2)
-        for child in view.children(number):
-            shade = measures[child].shade
-            places[child] = Placed(around.x + PADDING, y, around.width - 2 * PADDING - shade, sizes[child][1])
-            y += sizes[child][1] + shade + GAP
-    return Nest(places, [], measures)
+        for child in (items[one] for one in view.children(number)):
+            child.x, child.y = around.x + PADDING, y
+            child.width = around.width - 2 * PADDING - child.shade
+            y += child.height + child.shade + GAP
+    return []

@@ -10,7 +10,7 @@ from math import prod
 from torch import nn
 
 from byname.model.call_graph import Flow, ModelCall
-from byname.model.module_tree import inside_of
+from byname.model.module_tree import children_of, inside_of, under
 from byname.model.operations import MOVES
 from byname.reading.modules import parameters_in, registered, state_of
 from byname.reading.quiet import DisableTorchFunction
@@ -26,12 +26,7 @@ CALLED = ("module", "operation")
 
 @dataclass(slots=True)
 class EqualItems:
-    """Equal neighbours; only the first is drawn.
-
-    Attributes:
-        groups: the items of each repetition, in order; the first repetition is drawn.
-        wires: the wires from each repetition to the next, as pairs of items (from, to) of the first repetition.
-    """
+    """Equal neighbours, of which the first is drawn; wires to the next are pairs (from, to) of items of the first."""
 
     groups: list[list[int]]
     wires: set[tuple[int, int]] = field(default_factory=set)
@@ -39,23 +34,21 @@ class EqualItems:
 
 @dataclass(slots=True)
 class DrawnItem:
-    """One thing to draw.
+    """One thing to draw. Path, operation, shapes, marks, texts and size are those of the box that is drawn for it.
 
     Attributes:
         number: its index in `Plan.items`.
         kind: "page" (contains everything), "module", "operation", "input", "output", "parameter", "constant", "unseen"
             (a tensor that no observed call made) or "repeat" (a sequence of items that repeats).
-        path: the place in the model; for an input its name.
-        operation: the class of the module, or the name of the function.
         parent: the number of the item around it, -1 for the page.
         module: the module called, or the one that ran the operation.
         call: the number of earlier calls of the same path.
         number_of_call: its index in the flow; None if the item is no call.
-        shapes: the shapes of its outputs.
-        children: the numbers of the items in it, in order.
-        marks: the names of the callbacks attached to it.
         same: the first path of the module, if the item is a further place of it.
         run: the repetitions, if the item is the first of several.
+        header: the width of its title if the box is open.
+        label: the width of the text under the box.
+        shade: the size of its shadow.
     """
 
     number: int
@@ -71,17 +64,20 @@ class DrawnItem:
     marks: list[str] = field(default_factory=list)
     same: str | None = None
     run: EqualItems | None = None
+    title: str = ""
+    subtitle: str = ""
+    x: float = 0.0
+    y: float = 0.0
+    width: float = 0.0
+    height: float = 0.0
+    header: float = 0.0
+    label: float = 0.0
+    shade: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A tensor that goes from one item to another.
-
-    Attributes:
-        source, target: the numbers of the items.
-        shape: the shape of the tensor as it arrives; None if it is unknown.
-        via: the names of operations on the way that are not drawn.
-    """
+    """A tensor that goes from one item to another, `via` operations that are not drawn, with its shape on arrival."""
 
     source: int
     target: int
@@ -91,14 +87,13 @@ class Wire:
 
 @dataclass(slots=True)
 class Plan:
-    """The items and wires of a picture.
+    """The items and wires of a picture, drawn or not.
 
     Attributes:
-        items, wires: all of them, drawn or not.
         flowing: whether the wires are known; without an example they are not.
         notes: sentences about things that the picture does not show.
-        calls: the number of calls of each place.
         twins: for each item of a later repetition, the item of the first one that is drawn instead.
+        calls: the number of calls of each place.
     """
 
     items: list[DrawnItem]
@@ -115,6 +110,13 @@ class Plan:
         if parent >= 0:
             self.items[parent].children.append(item.number)
         return item
+
+    def local(self, item: DrawnItem) -> str:
+        """Return the path of an item within the module around it."""
+        around = self.items[item.parent]
+        while around.kind == "repeat":
+            around = self.items[around.parent]
+        return item.path.removeprefix(f"{around.path}." if around.path else "")
 
     def inside(self, number: int) -> Iterator[int]:
         """Yield an item and all items inside it, each before its children."""
@@ -178,7 +180,8 @@ class _Reader:
         self.plan.calls[call.path] += 1
         inside = () if call.elementary else self.children[number]
         if not inside:
-            self.wires(call, item)
+            for taken in dict.fromkeys(call.inputs):
+                self.wire(taken, item)
             for made, shape in zip(call.outputs, call.shapes, strict=True):
                 self.maker[made] = item, shape
             return
@@ -186,21 +189,16 @@ class _Reader:
             self.visit(child, item)
         self.unseen(call, item)
 
-    def wires(self, call: ModelCall, item: DrawnItem) -> None:
-        for taken in dict.fromkeys(call.inputs):
-            found = self.found(taken, item.parent)
-            if found is None:
-                self.strangers.add(taken)
-            else:
-                self.plan.wires.append(Wire(found[0].number, item.number, found[1]))
+    def wire(self, taken: int, user: DrawnItem) -> None:
+        """Add the wire on which a tensor comes to an item, if it is known from where."""
+        found = self.found(taken, user.parent)
+        if found is None:
+            self.strangers.add(taken)
+        else:
+            self.plan.wires.append(Wire(found[0].number, user.number, found[1]))
 
     def found(self, taken: int, parent: int) -> tuple[DrawnItem, Shape | None] | None:
-        """Return the item that a tensor comes from, and its shape; None if that is unknown.
-
-        Args:
-            taken: the id of the tensor.
-            parent: the number of the item around the user of the tensor.
-        """
+        """Return the item that a tensor comes from, and its shape, for a user in `parent`; None if that is unknown."""
         return self.maker.get(taken) or self.source(taken, parent) or self.hidden(taken, parent)
 
     def hidden(self, taken: int, parent: int) -> tuple[DrawnItem, Shape | None] | None:
@@ -211,11 +209,7 @@ class _Reader:
         maker = self.plan.add("unseen", "a tensor", "not seen", parent)
         self.maker[taken] = maker, None
         for origin in origins:
-            found = self.found(origin, parent)
-            if found is None:
-                self.strangers.add(origin)
-            else:
-                self.plan.wires.append(Wire(found[0].number, maker.number, found[1]))
+            self.wire(origin, maker)
         return self.maker[taken]
 
     def source(self, taken: int, parent: int) -> tuple[DrawnItem, Shape | None] | None:
@@ -242,15 +236,11 @@ class _Reader:
 
     def results(self, roots: list[int]) -> None:
         """Add one item for all tensors that the model returns."""
-        made = [
-            pair
-            for root in roots
-            for pair in zip(self.flow.calls[root].outputs, self.flow.calls[root].shapes, strict=True)
-        ]
-        if made:
+        calls = [self.flow.calls[root] for root in roots]
+        if made := {number: shape for call in calls for number, shape in zip(call.outputs, call.shapes, strict=True)}:
             output = self.plan.add("output", "output", "output", 0)
-            output.shapes = tuple(shape for _, shape in dict(made).items())
-            for number, shape in dict(made).items():
+            output.shapes = tuple(made.values())
+            for number, shape in made.items():
                 found = self.found(number, 0)
                 if found is not None:
                     self.plan.wires.append(Wire(found[0].number, output.number, shape))
@@ -269,17 +259,11 @@ def read_tree(model: nn.Module) -> Plan:
             item.same = seen[id(module)]
             continue
         seen[id(module)] = path
-        waiting += [(child, name, item.number) for name, child in reversed(_children(module, path))]
+        children = [(under(path, name), one) for name, one in children_of(module).items() if one is not None]
+        waiting += [(inside_of(child)[0], name, item.number) for name, child in reversed(children)]
     for item in plan.items:
         item.children.sort()
     return plan
-
-
-def _children(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
-    registry = object.__getattribute__(module, "__dict__").get("_modules") or {}
-    prefix = f"{path}." if path else ""
-    children = [(name, child) for name, child in list(registry.items()) if issubclass(type(child), nn.Module)]
-    return [(f"{prefix}{name}", inside_of(child)[0]) for name, child in children]
 
 
 def fold(plan: Plan) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from byname.drawing.nested_boxes import HEADER, LABEL, SUBTITLE, TITLE
 from byname.drawing.words import shape_text, shortened, text_width
+from byname.text import quoted_for_dot
 
 NOTE_HEIGHT = 16.0
 _HALO = ' stroke="#ffffff" stroke-width="2.5" paint-order="stroke"'
@@ -29,7 +31,8 @@ def to_svg(scene: Scene) -> str:
     notes = list(_wrapped(scene.notes, scene.width))
     height = scene.height + NOTE_HEIGHT * len(notes) + (8 if notes else 0)
     size = f"{_number(scene.width)} {_number(height)}"
-    about = " ".join(f"{escaped(text)}." for text in (_summary(scene), *scene.notes))
+    summary = f"{len(scene.boxes)} boxes and {len(scene.lines)} lines between them"
+    about = " ".join(f"{escaped(text)}." for text in (summary, *scene.notes))
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{_number(scene.width)}"'
@@ -47,10 +50,6 @@ def to_svg(scene: Scene) -> str:
     )
 
 
-def _summary(scene: Scene) -> str:
-    return f"{len(scene.boxes)} boxes and {len(scene.lines)} lines between them"
-
-
 def _frame(scene: Scene, box: Box) -> Iterator[str]:
     """Yield the rim of an open box; one that repeats has a shadow like a stack."""
     level = 0
@@ -63,10 +62,7 @@ def _frame(scene: Scene, box: Box) -> Iterator[str]:
 
 def _shadows(box: Box, radius: float) -> Iterator[str]:
     for reach in (8, 4) if box.repeats > 1 else ():
-        yield (
-            f'<rect x="{_number(box.x + reach)}" y="{_number(box.y + reach)}" width="{_number(box.width)}"'
-            f' height="{_number(box.height)}" rx="{radius}" fill="#ffffff" stroke="#9aa5b1"/>'
-        )
+        yield _rect(replace(box, x=box.x + reach, y=box.y + reach), "#ffffff", "#9aa5b1", radius)
 
 
 def _rect(box: Box, fill: str, rim: str, radius: float, more: str = "") -> str:
@@ -284,8 +280,7 @@ FONT = "'Helvetica Neue', Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sa
 INK, QUIET, LINE, MARK = "#1f2933", "#52606d", "#7b8794", "#c2185b"
 
 
-@dataclass(frozen=True, slots=True)
-class Paint:
+class Paint(NamedTuple):
     """The colours of a box, inside and rim."""
 
     fill: str
@@ -327,79 +322,52 @@ def paint(kind: str, operation: str) -> Paint:
     return _OPERATION if kind == "operation" else _PLAIN
 
 
+class _Syntax(NamedTuple):
+    """How a graph is written in a language: templates for its parts, and a function that quotes a text."""
+
+    begin: str
+    end: str
+    quoted: Callable[[str], str]
+    node: str
+    opened: str
+    closed: str
+    line: tuple[str, str]
+
+
 def to_dot(scene: Scene) -> str:
     """Return the picture as DOT: boxes as nodes, open boxes as clusters, lines as edges with their shapes."""
-    lines = ["digraph byname {", '  node [shape=box, style="rounded,filled", fontname="sans-serif"];']
-    lines += ['  edge [fontname="sans-serif", fontsize=10];', *_boxes(_by_parent(scene), None, "  ")]
-    lines += [f"  {_edge(line)}" for line in scene.lines]
-    return "\n".join([*lines, "}", ""])
-
-
-def _by_parent(scene: Scene) -> dict[int | None, list[Box]]:
-    inside: defaultdict[int | None, list[Box]] = defaultdict(list)
-    for box in scene.boxes:
-        inside[box.parent].append(box)
-    return inside
-
-
-def _words(box: Box) -> str:
-    return "\n".join(part for part in (box.title, box.subtitle, *(f"* {mark}" for mark in box.marks)) if part)
-
-
-def _shapes(line: DrawnLine) -> str:
-    return ", ".join(shape_text(shape) for shape in line.shapes if shape is not None)
-
-
-def _boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str) -> Iterator[str]:
-    for box in inside.get(parent, ()):
-        words = quoted(_words(box))
-        if not box.open:
-            fill = "#e4e7eb" if box.kind in ("input", "output") else paint(box.kind, box.operation).fill
-            yield f"{indent}n{box.number} [label={words}, fillcolor={quoted(fill)}];"
-            continue
-        yield f"{indent}subgraph cluster_{box.number} {{"
-        yield f"{indent}  label={words};"
-        yield from _boxes(inside, box.number, f"{indent}  ")
-        yield f"{indent}}}"
-
-
-def _edge(line: DrawnLine) -> str:
-    shapes = _shapes(line)
-    label = f" [label={quoted(shapes)}]" if shapes else ""
-    return f"n{line.source} -> n{line.target}{label};"
-
-
-def quoted(words: str) -> str:
-    """Return text for DOT, escaped and in double quotes."""
-    escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\0", "")
-    return f'"{escaped}"'
+    return _written(scene, _DOT)
 
 
 def to_mermaid(scene: Scene) -> str:
     """Return the picture as a flowchart: boxes as nodes, open boxes as subgraphs, lines as edges with their shapes."""
-    lines = [
-        "flowchart TD",
-        *_mermaid_boxes(_by_parent(scene), None, "  "),
-        *(f"  {_mermaid_edge(line)}" for line in scene.lines),
-    ]
-    return "\n".join([*lines, ""])
+    return _written(scene, _MERMAID)
 
 
-def _mermaid_boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str) -> Iterator[str]:
+def _written(scene: Scene, syntax: _Syntax) -> str:
+    inside: defaultdict[int | None, list[Box]] = defaultdict(list)
+    for box in scene.boxes:
+        inside[box.parent].append(box)
+    parts = [syntax.begin, *_boxes(inside, None, "  ", syntax)]
+    for line in scene.lines:
+        shapes = ", ".join(shape_text(shape) for shape in line.shapes if shape is not None)
+        template = syntax.line[bool(shapes)]
+        parts.append("  " + template.format(source=line.source, target=line.target, words=syntax.quoted(shapes)))
+    return "\n".join([*parts, syntax.end])
+
+
+def _boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str, syntax: _Syntax) -> Iterator[str]:
     for box in inside.get(parent, ()):
-        words = _mermaid_text(_words(box))
-        if not box.open:
+        lines = (box.title, box.subtitle, *(f"* {mark}" for mark in box.marks))
+        words = syntax.quoted("\n".join(one for one in lines if one))
+        if box.open:
+            yield syntax.opened.format(indent=indent, number=box.number, words=words)
+            yield from _boxes(inside, box.number, f"{indent}  ", syntax)
+            yield f"{indent}{syntax.closed}"
+        else:
+            fill = "#e4e7eb" if box.kind in ("input", "output") else paint(box.kind, box.operation).fill
             left, right = ("[", "]") if box.kind == "module" else ("(", ")")
-            yield f"{indent}n{box.number}{left}{words}{right}"
-            continue
-        yield f"{indent}subgraph n{box.number}[{words}]"
-        yield from _mermaid_boxes(inside, box.number, f"{indent}  ")
-        yield f"{indent}end"
-
-
-def _mermaid_edge(line: DrawnLine) -> str:
-    shapes = _shapes(line)
-    return f"n{line.source} -->{f'|{_mermaid_text(shapes)}|' if shapes else ''} n{line.target}"
+            yield indent + syntax.node.format(number=box.number, words=words, fill=fill, left=left, right=right)
 
 
 def _mermaid_text(words: str) -> str:
@@ -412,3 +380,23 @@ def _mermaid_text(words: str) -> str:
 
 
 _CODES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "\n": "<br>", "`": "#96;"})
+
+_DOT = _Syntax(
+    begin='digraph byname {\n  node [shape=box, style="rounded,filled", fontname="sans-serif"];\n'
+    '  edge [fontname="sans-serif", fontsize=10];',
+    end="}\n",
+    quoted=quoted_for_dot,
+    node='n{number} [label={words}, fillcolor="{fill}"];',
+    opened="{indent}subgraph cluster_{number} {{\n{indent}  label={words};",
+    closed="}",
+    line=("n{source} -> n{target};", "n{source} -> n{target} [label={words}];"),
+)
+_MERMAID = _Syntax(
+    begin="flowchart TD",
+    end="",
+    quoted=_mermaid_text,
+    node="n{number}{left}{words}{right}",
+    opened="{indent}subgraph n{number}[{words}]",
+    closed="end",
+    line=("n{source} --> n{target}", "n{source} -->|{words}| n{target}"),
+)

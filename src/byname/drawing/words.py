@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
@@ -41,13 +41,13 @@ def title(plan: Plan, item: DrawnItem) -> str:
     if item.kind == "input":
         return shortened(item.path.removeprefix("input "))
     if item.run is None:
-        return shortened(_local(plan, item))
+        return shortened(plan.local(item))
     last = [plan.items[number] for number in item.run.groups[-1]]
     first = [plan.items[number] for number in item.run.groups[0]]
-    ends = _local(plan, first[0]), _local(plan, last[-1])
+    ends = plan.local(first[0]), plan.local(last[-1])
     times = len(item.run.groups)
     if item.kind == "repeat":
-        return f"{times} × {shortened(f'{ends[0]} … {_local(plan, first[-1])}')}"
+        return f"{times} × {shortened(f'{ends[0]} … {plan.local(first[-1])}')}"
     return shortened(f"{ends[0]} … {_rest(*ends)}" if ends[0] != ends[1] else ends[0])
 
 
@@ -83,12 +83,9 @@ def _repeats(plan: Plan, item: DrawnItem) -> str:
 
 def _rest(first: str, last: str) -> str:
     """Return the last path without the leading names that it shares with the first."""
-    shared = 0
-    for one, other in zip(first.split("."), last.split("."), strict=False):
-        if one != other:
-            break
-        shared += len(one) + 1
-    return last[shared:] or last
+    names = [*itertools.zip_longest(first.split("."), last.split("."))]
+    rest = [other for _, other in itertools.dropwhile(lambda pair: pair[0] == pair[1], names) if other]
+    return ".".join(rest) or last
 
 
 def tooltip(plan: Plan, item: DrawnItem) -> str:
@@ -121,14 +118,6 @@ def repeated(plan: Plan, link: Wires) -> Iterator[str]:
             yield f"{word} {'each' if len(times) == total else which} of {total}"
 
 
-def _local(plan: Plan, item: DrawnItem) -> str:
-    around = plan.items[item.parent]
-    while around.kind == "repeat":
-        around = plan.items[around.parent]
-    prefix = f"{around.path}." if around.path else ""
-    return item.path.removeprefix(prefix)
-
-
 def _sizes(module: nn.Module | None) -> str:
     """Return the sizes of a layer of ``torch.nn``, such as ``64 → 256`` of an ``nn.Linear``; empty for others."""
     if module is None or not type(module).__module__.startswith("torch.nn."):
@@ -141,12 +130,8 @@ def _sizes(module: nn.Module | None) -> str:
     ):
         if before in known and after in known:
             return f"{known[before]} → {known[after]}"
-    if "in_channels" in known:
-        return _convolution(known)
-    return ""
-
-
-def _convolution(known: dict[str, Any]) -> str:
+    if "in_channels" not in known:
+        return ""
     words = [f"{known['in_channels']} → {known['out_channels']}", "×".join(map(str, known["kernel_size"]))]
     strides = set(known["stride"])
     if strides != {1}:

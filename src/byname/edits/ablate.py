@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ from byname.model.module_tree import modules_by_path
 from byname.model.where import unwrapped
 from byname.reading.tensor import is_tensor
 from byname.table import closest
-from byname.tracing.preserve import arguments_of, copied
-from byname.tracing.rehearsal import rehearsal
+from byname.tracing.preserve import arguments_of, copied, rehearsal
 from byname.watch.attachment import Event
 from byname.watch.handle import Handle
 
@@ -33,9 +32,11 @@ def ablate(
     heads: Any = None,
     positions: Any = None,
     features: Any = None,
+    channels: Any = None,
     reference: Any = None,
     seed: int = 0,
     call: int | None = None,
+    steps: Any = None,
     example: Any = None,
     attention: str | None = None,
 ) -> Handle:
@@ -60,10 +61,12 @@ def ablate(
         heads: as in `byname.patch`.
         positions: as in `byname.patch`.
         features: as in `byname.patch`.
+        channels: as in `byname.patch`; a mean is then over all dimensions but that of the channels.
         reference: a `Capture`, or an iterable of batches, each given as ``example=`` is: the model runs on each once,
             without gradients, in the mode that it is in, and is afterwards as before.
         seed: says which samples are taken; the forwards that follow take others.
         call: as in `byname.patch`.
+        steps: as in `byname.patch`.
         example: as in `byname.patch`.
         attention: as in `byname.patch`.
 
@@ -77,25 +80,22 @@ def ablate(
     if (reference is None) != (how == "zero"):
         lacks = "needs reference=, a Capture or batches" if reference is None else "takes no reference="
         raise BadArgumentError(f"how={how!r} {lacks}")
-    selection = Selection(heads, positions, features)
+    selection = Selection(heads, positions, features, channels)
     made: Made = _zero
     if how != "zero":
-        gathered: _Gathered = _Means(model, selection.dim) if how == "mean" else _Samples(model, seed)
+        gathered: _Means | _Samples = _Means(model, selection) if how == "mean" else _Samples(model, seed)
         for values in _captures(model, reference, where, example=example, attention=attention):
             for path in values:
-                for one in values.calls(path) if isinstance(values, Capture) else _several(values[path]):
+                found = values.calls(path) if isinstance(values, Capture) else values[path]
+                for one in found if isinstance(found, tuple) else (found,):
                     gathered.add(path, one)
         made = gathered.made
-    return edit(model, where, made, selection, call=call, example=example, attention=attention)
+    return edit(model, where, made, selection, call=call, steps=steps, example=example, attention=attention)
 
 
 def _zero(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
     zero: Tensor = event.value.new_zeros(())
     return zero
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def _captures(model: nn.Module, reference: Any, where: Any, **options: Any) -> Iterator[Mapping[str, Any]]:
@@ -120,26 +120,11 @@ def _captures(model: nn.Module, reference: Any, where: Any, **options: Any) -> I
         raise BadArgumentError("reference= has no batches")
 
 
-class _Gathered(Protocol):
-    """What is gathered of a reference, and what takes the place of a part."""
-
-    def add(self, path: str, value: Any) -> None:
-        """Add a value of the reference."""
-
-    def made(self, edit: Edit, event: Event, part: SelectedPart) -> Tensor:
-        """Return what takes the place of a part."""
-
-
 class _Means:
-    """The mean at each place, over all dimensions but those of heads and features.
+    """The mean at each place, over all dimensions but those of heads and features, or of the selected channels."""
 
-    Args:
-        model: the model.
-        heads: the dimension of the heads, where it was given.
-    """
-
-    def __init__(self, model: nn.Module, heads: int | None) -> None:
-        self._heads = heads
+    def __init__(self, model: nn.Module, selection: Selection) -> None:
+        self._selection = selection
         self._modules = modules_by_path(unwrapped(model))
         self._first: dict[str, Tensor] = {}
         self._sums: dict[str, tuple[Tensor, float]] = {}
@@ -147,10 +132,12 @@ class _Means:
     def add(self, path: str, value: Any) -> None:
         """Add a value of the reference."""
         value = _tensor(path, value).detach()
-        channels = Surroundings.at(self._modules, path).channels_first(value)
-        kept = {1} if channels else {value.ndim - 1, *([1] if value.ndim == 4 else [])}
-        if self._heads is not None:
-            kept.add(self._heads % value.ndim)
+        around, heads = Surroundings.at(self._modules, path), self._selection.dim
+        kept = {1} if around.channels_first(value) else {value.ndim - 1, *([1] if value.ndim == 4 else [])}
+        if self._selection.channels is not None and (dim := around.channel_dim(value)) is not None:
+            kept = {dim}
+        if heads is not None:
+            kept.add(heads % value.ndim)
         dims = [dim for dim in range(value.ndim) if dim not in kept]
         total = value.double().sum(dims, keepdim=True) if dims else value.double()
         count = value.numel() / max(total.numel(), 1)
@@ -177,12 +164,7 @@ class _Means:
 
 
 class _Samples:
-    """All samples at each place.
-
-    Args:
-        model: the model.
-        seed: says which are taken.
-    """
+    """All samples at each place, of which the seed says which are taken."""
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         self._seed = seed

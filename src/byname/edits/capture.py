@@ -5,24 +5,27 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from traceback import walk_tb
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as of_calls
 
-from byname.edits.stopping import Stopped, Stopper, finish
 from byname.errors import BadArgumentError, ChangedInPlaceWarning, NotCapturedError
 from byname.model.items import tensors_in
 from byname.model.where import meaning_of, parts_of, unwrapped
-from byname.reading.interrupts import defer_signals
+from byname.reading.frames import CODE_OF_A_MODULES_CALL
+from byname.reading.interrupts import defer_signals, raise_first
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.tracebacks import warn
-from byname.table import Column, Row, Rows, Tabled, closest, counted
+from byname.table import Row, Rows, closest, counted
+from byname.undo import weakly
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 
@@ -100,8 +103,8 @@ class Capture(Mapping[str, Any]):
         self._stop = stop
         self._example = example
         self._attention = attention
-        self._held = _Values()
-        self.reader = _Keeper(self._held, grad=grad)
+        self._held = _Values(grad=grad)
+        self.reader = weakly(self._held.value)
         self._output: Any = _NOTHING
         self._why_no_output = _NOT_RUN
         self._running: ExitStack | None = None
@@ -132,14 +135,14 @@ class Capture(Mapping[str, Any]):
     def _attach(self, stack: ExitStack) -> None:
         """Attach to the places; leaving the stack removes what only a forward has told of."""
         if self._gradients:
-            handle = attach(self._model, self._gradients, self.reader.gradient, reads=True, attention=self._attention)
+            callback = weakly(self._held.gradient)
+            handle = attach(self._model, self._gradients, callback, reads=True, attention=self._attention)
             self._let_go = weakref.finalize(self, handle.give_up)
             self._let_go.atexit = False
             stack.callback(setattr, handle, "paused", True)  # it waits for gradients of what it has seen
         if self._values:
-            callback = self.reader.value
             handle = attach(
-                self._model, self._values, callback, reads=True, example=self._example, attention=self._attention
+                self._model, self._values, self.reader, reads=True, example=self._example, attention=self._attention
             )
             stack.push(handle.__exit__)
         if self._stop and self._owners:
@@ -169,8 +172,7 @@ class Capture(Mapping[str, Any]):
 
     def forget(self) -> None:
         """Let go of all values, and wait for no more gradients."""
-        self._held = _Values()
-        self.reader.held = weakref.ref(self._held)
+        self._held.clear()
         self._output = _NOTHING
         if self._let_go is not None:
             self._let_go()
@@ -232,10 +234,10 @@ class Capture(Mapping[str, Any]):
         """Return the rows as a DataFrame."""
         return self._table().to_pandas()
 
-    def _table(self) -> _Table:
-        items = tuple(_captured(path, self._held.of(path)) for path in self._held.calls)
+    def _table(self) -> _CaptureTable:
+        items = [_row(path, self._held.of(path)) for path in self._held.calls]
         found = _NOT_RUN if self._why_no_output == _NOT_RUN else f"{counted(len(items), 'place')} captured"
-        return _Table(items, f"{type(unwrapped(self._model)).__name__}: {found}")
+        return _CaptureTable(items, f"{type(unwrapped(self._model)).__name__}: {found}")
 
     def __repr__(self) -> str:
         return repr(self._table())
@@ -247,6 +249,9 @@ class Capture(Mapping[str, Any]):
 class _Values:
     """The values of one run, by path. Hooks know it weakly, for a graph may live longer than the capture.
 
+    Args:
+        grad: whether to keep the tensors of the graph themselves.
+
     Attributes:
         calls: the values, one for each call, as they came.
         numbers: the forward and the call of each.
@@ -254,7 +259,12 @@ class _Values:
         versions: those of the tensors in each value, where these are the tensors of the graph.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, grad: bool) -> None:
+        self._grad = grad
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of all values."""
         self.calls: dict[str, list[Any]] = {}
         self.numbers: dict[str, list[tuple[int, int]]] = {}
         self.gradients: dict[str, list[dict[tuple[int, int], Any]]] = {}
@@ -268,8 +278,19 @@ class _Values:
         order = sorted({*self.numbers.get(path.removesuffix(".grad"), ()), *(one for some in rounds for one in some)})
         return tuple(some.get(number) for some in rounds for number in order)
 
-    def take(self, event: Event, gradient: Any) -> None:
-        """Take the gradient of a value; a further backward begins a round of its own."""
+    def value(self, event: Event) -> None:
+        """A value passes."""
+        if not event.recomputed:
+            self._keep(event, event.value if self._grad else detached(event.value))
+            if self._grad:
+                self.versions.setdefault(event.path, []).append(_versions(event.value))
+
+    def gradient(self, event: Event) -> None:
+        """A gradient passes, to which autograd may add later; a further backward begins a round of its own."""
+        gradient = event.value.clone() if self._grad else detached(event.value)
+        self._keep(event, gradient)
+        if event.kind == "parameter":
+            return
         path, base = event.path, event.path.removesuffix(".grad")
         rounds = self.gradients.setdefault(path, [{}])
         number = event.iteration, event.call
@@ -279,6 +300,10 @@ class _Values:
         if number in rounds[-1]:
             rounds.append({})
         rounds[-1][number] = gradient
+
+    def _keep(self, event: Event, value: Any) -> None:
+        self.calls.setdefault(event.path, []).append(value)
+        self.numbers.setdefault(event.path, []).append((event.iteration, event.call))
 
 
 def _versions(value: Any) -> list[int]:
@@ -290,40 +315,6 @@ _CHANGED = (
     "`{}` was changed in place after it had passed, and the tensor of the graph has the values of afterwards; "
     "grad=False keeps a copy, and the gradient is that of the place with .grad behind it"
 )
-
-
-class _Keeper:
-    """What is told of the values.
-
-    Args:
-        held: where they are kept.
-        grad: whether to keep the tensors themselves.
-    """
-
-    def __init__(self, held: _Values, *, grad: bool) -> None:
-        self.held = weakref.ref(held)
-        self._grad = grad
-
-    def value(self, event: Event) -> None:
-        """A value passes."""
-        if not event.recomputed:
-            held = self._keep(event, event.value if self._grad else detached(event.value))
-            if held is not None and self._grad:
-                held.versions.setdefault(event.path, []).append(_versions(event.value))
-
-    def gradient(self, event: Event) -> None:
-        """A gradient passes, to which autograd may add later."""
-        gradient = event.value.clone() if self._grad else detached(event.value)
-        held = self._keep(event, gradient)
-        if held is not None and event.kind != "parameter":
-            held.take(event, gradient)
-
-    def _keep(self, event: Event, value: Any) -> _Values | None:
-        held = self.held()
-        if held is not None:
-            held.calls.setdefault(event.path, []).append(value)
-            held.numbers.setdefault(event.path, []).append((event.iteration, event.call))
-        return held
 
 
 _NOTHING = object()
@@ -340,7 +331,7 @@ def _sorted(model: nn.Module, where: Any) -> tuple[list[Any], list[Any], list[nn
     gradients: list[Any] = []
     owners: list[nn.Module] = []
     to_the_end = False
-    for part in parts_of(where):
+    for part in parts_of(where, root):
         meaning, selectors = meaning_of(part, root, reads=True)
         waits = bool(meaning.spots) and all(spot.gradient for spot in meaning.spots)
         (gradients if waits else values).append(part)
@@ -370,48 +361,84 @@ def detached(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class _Captured(Tabled):
-    """What was captured at one place; of several calls the facts of the first."""
-
-    path: str
-    type: str
-    shape: tuple[int, ...] | None
-    dtype: str | None
-    device: str | None
-    bytes: int | None
-    calls: int
-
-    columns = (
-        Column("path"),
-        Column("type", spare=2),
-        Column("shape"),
-        Column("dtype"),
-        Column("device", spare=1),
-        Column("bytes", spare=4),
-        Column("calls", spare=3),
-    )
-
-
-def _captured(path: str, values: tuple[Any, ...]) -> _Captured:
+def _row(path: str, values: tuple[Any, ...]) -> Row:
+    """Return what was captured at one place; of several calls the facts of the first."""
     first: Any = next((one for one in values if one is not None), None)
-    if not is_tensor(first):
-        many = f" of {len(first)}" if isinstance(first, tuple | list | dict) else ""
-        return _Captured(path, type(first).__name__ + many, None, None, None, None, len(values))
-    with DisableTorchFunction():
-        shape = None if first.is_nested else tuple(fact(first, "shape"))
-        dtype = str(fact(first, "dtype")).removeprefix("torch.")
-        size = sum(fact(one, "nbytes") for one in values if is_tensor(one) and one.layout is torch.strided)
-        return _Captured(path, type(first).__name__, shape, dtype, str(fact(first, "device")), size, len(values))
+    many = f" of {len(first)}" if isinstance(first, tuple | list | dict) else ""
+    facts: list[Any] = [None] * 4
+    if is_tensor(first):
+        with DisableTorchFunction():
+            shape = None if first.is_nested else tuple(fact(first, "shape"))
+            size = sum(fact(one, "nbytes") for one in values if is_tensor(one) and one.layout is torch.strided)
+            facts = [shape, str(fact(first, "dtype")).removeprefix("torch."), str(fact(first, "device")), size]
+    return dict(zip(_COLUMNS, (path, type(first).__name__ + many, *facts, len(values)), strict=True))
+
+
+_COLUMNS = ("path", "type", "shape", "dtype", "device", "bytes", "calls")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Table(Rows[_Captured]):
+class _CaptureTable(Rows[Row]):
     """The rows of a capture."""
 
-    items: tuple[_Captured, ...]
+    items: list[Row]
     title: str
-    _row = _Captured
+
+    def rows(self) -> list[Row]:
+        return self.items
 
     def _title(self) -> str:
         return self.title
+
+    def _spare(self) -> tuple[str, ...]:
+        return "device", "type", "calls", "bytes"
+
+
+class Stopped(BaseException):
+    """Ends a forward. No error: a program that handles its own errors (``except Exception``) does not catch it."""
+
+    def __init__(self, by: Stopper) -> None:
+        super().__init__("byname has ended this forward early, since nothing that comes later is wanted")
+        self.by = by
+
+
+class Stopper:
+    """A callback at modules, which ends the forward once each of them has returned."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.modules = list({id(one): one for one in modules}.values())
+        self._left = {id(one) for one in self.modules}
+
+    def __call__(self, event: Event) -> None:
+        """A module has returned."""
+        self._left.discard(id(event.module))
+        if not self._left and not event.recomputed:
+            raise Stopped(self)
+
+
+def finish(stopped: Stopped) -> None:
+    """Run the hooks that PyTorch runs after a forward that raised, which it does for errors alone (PyTorch 2.13)."""
+    errors: list[BaseException] = []
+    for frame, _ in reversed([*walk_tb(stopped.__traceback__)]):
+        if frame.f_code is CODE_OF_A_MODULES_CALL:
+            for hook in _always_called(frame.f_locals):
+                try:
+                    hook()
+                except Exception as error:  # noqa: BLE001 - a hook of anybody's; raised after the others have run
+                    errors.append(error)
+    stopped.__traceback__ = None  # its frames hold the values of the forward
+    raise_first(errors)
+
+
+def _always_called(call: dict[str, Any]) -> Iterator[Any]:
+    """Yield the hooks of a module's call that are left to run, each as a function without arguments."""
+    module, args, result = call["self"], call["args"], call.get("result")
+    done = call.get("called_always_called_hooks", ())
+    for hooks, always in (
+        (of_calls._global_forward_hooks, of_calls._global_forward_hooks_always_called),
+        (module._forward_hooks, module._forward_hooks_always_called),
+    ):
+        for key, hook in [*hooks.items()]:
+            if key in always and key not in done:
+                given = (call["kwargs"],) if key in module._forward_hooks_with_kwargs else ()
+                yield lambda hook=hook, given=given: hook(module, args, *given, result)

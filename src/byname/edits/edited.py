@@ -47,7 +47,7 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
     done: list[Handle] = []
     try:
         for make in edits:
-            done.append(_handle(make, view))
+            done.append(checked_handle(make(view)))
     except BaseException:
         for handle in done[::-1]:
             handle.give_up()
@@ -56,11 +56,7 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
 
 
 def view_of(model: M, shared: Iterable[object] = ()) -> M:
-    """Return a deep copy of a model that shares its tensors and scripted modules.
-
-    Args:
-        model: any module.
-        shared: further objects that the copy does not get copies of.
+    """Return a deep copy of a model that shares its tensors, its scripted modules and some further objects.
 
     Raises:
         BadArgumentError: the model cannot be copied.
@@ -82,11 +78,11 @@ def view_of(model: M, shared: Iterable[object] = ()) -> M:
     return view
 
 
-def _handle(make: Callable[[M], Handle], view: M) -> Handle:
-    handle = make(view)
+def checked_handle(handle: Any) -> Handle:
+    """Return what an edit has returned, if it is a handle."""
     if not isinstance(handle, Handle):
         raise BadArgumentError(
-            "an edit is a function of the view that returns a handle, such as lambda view: byname.skip(view, 'h.3'); "
-            f"this one returned {type(handle).__name__}"
+            "an edit is a function of the model that returns a handle, such as lambda model: byname.skip(model, "
+            f"'h.3'); this one returned {type(handle).__name__}"
         )
     return handle

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from byname.errors import InterjectionError
 from byname.model.families import family_named
-from byname.model.feature_dims import Surroundings
-from byname.model.head_counts import Heads, configs_of, head_counts, read_heads
+from byname.model.feature_dims import Heads, Surroundings, configs_of, head_counts, read_heads
 from byname.model.module_tree import modules_by_path, under
-from byname.place import Item, join, parse
 from byname.reading.objects import attributes_of
 from byname.watch.attachment import Event
 
@@ -22,15 +20,8 @@ _PROJECTIONS = frozenset("c_proj o_proj out_proj out to_out proj_out wo W_O o ou
 def heads_of(root: nn.Module, event: Event, value: Tensor, around: Surroundings, dim: int | None) -> int | None:
     """Return how many heads the last dimension of a value has; None where another dimension is that of the heads.
 
-    Args:
-        root: the model.
-        event: what is told of the value.
-        value: the value.
-        around: tells whether dimension 1 is that of the heads.
-        dim: the dimension that was given; None for that which the modules around the place tell.
-
-    Raises:
-        InterjectionError: that is not known, or another number of heads.
+    The modules around the place tell it, unless `dim` was given. It is an error where that is not known, or of another
+    number.
     """
     found = _found(root, event)
     path, numbers = event.path, _numbers(root, found)
@@ -107,9 +98,10 @@ def _found(root: nn.Module, event: Event) -> Heads | str:
         inside = _holders_inside(path, modules, way)
         if inside:
             nearest, *others = inside
-            if not others and _is_attention(path, modules[path]) and _mixes_beside(event, start, modules[nearest]):
+            mixing = event.kind == "input" and start.rpartition(".")[2] in _PROJECTIONS  # beside the attention: BERT
+            if not others and mixing and _is_attention(path, modules[path]) and not _child(nearest, modules):
                 return inside[nearest]
-            layer = _gives_heads_to(nearest, modules)
+            layer = _child(nearest, modules) or _beside(nearest.rpartition(".")[0], modules)
             there = f", side by side in `{layer}.input`" if layer else ""
             return f"the heads nearest to it are those of `{nearest}`{there}"
     for path in way:
@@ -121,9 +113,10 @@ def _found(root: nn.Module, event: Event) -> Heads | str:
 
 def _upwards(path: str) -> Iterator[str]:
     """Yield a path, and the paths of what is around it."""
-    segments = parse(path).segments if path else ()
-    for length in range(len(segments), -1, -1):
-        yield join(segments[:length])
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
 
 
 def _held(path: str, module: nn.Module) -> Heads | None:
@@ -138,12 +131,6 @@ def _is_attention(path: str, module: nn.Module) -> bool:
     return "att" in f"{type(module).__name__} {path.rpartition('.')[2]}".lower()
 
 
-def _mixes_beside(event: Event, path: str, attention: nn.Module) -> bool:
-    """Return whether a value is the input of the layer that mixes the heads of an attention beside it, as in BERT."""
-    is_mixing = event.kind == "input" and path.rpartition(".")[2] in _PROJECTIONS
-    return is_mixing and _PROJECTIONS.isdisjoint(attention._modules)
-
-
 def _holders_inside(path: str, modules: dict[str, nn.Module], way: list[str]) -> dict[str, Heads]:
     prefix = f"{path}." if path else ""
     inside = ((one, module) for one, module in modules.items() if one.startswith(prefix) and one not in way)
@@ -152,11 +139,8 @@ def _holders_inside(path: str, modules: dict[str, nn.Module], way: list[str]) ->
 
 def _mixing(root: nn.Module, event: Event, found: Heads | str) -> str | None:
     """Return the layer that has mixed the heads of what a module gives, or a dropout gets; it is known by its name."""
-    segments = list(parse(event.path).segments)
-    while segments and isinstance(segments[-1], Item):
-        segments.pop()
-    modules = modules_by_path(root)
-    path = join(segments[:-1] if event.kind == "input" else segments)
+    modules, path = modules_by_path(root), event.path.partition("[")[0]
+    path = path.removesuffix("input").removesuffix(".") if event.kind == "input" else path
     if event.kind not in ("module", "input") or modules.get(path) is not event.module:
         return None
     around, _, name = path.rpartition(".")
@@ -192,8 +176,3 @@ def _beside(path: str, modules: dict[str, nn.Module]) -> str | None:
         return None
     others = [one for one in modules if one.startswith(f"{path}.") and not f"{one}.".startswith(f"{inside[0]}.")]
     return next((one for one in others if one.rpartition(".")[2] in _PROJECTIONS), None)
-
-
-def _gives_heads_to(path: str, modules: dict[str, nn.Module]) -> str | None:
-    """Return the layer that mixes the heads of an attention."""
-    return _child(path, modules) or _beside(path.rpartition(".")[0], modules)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from byname.edits.active_steps import ActiveSteps
 from byname.edits.capture import Capture
 from byname.edits.heads import heads_of
-from byname.edits.selection import SelectedPart, Selection
+from byname.edits.reused import reused_attachments
+from byname.edits.selection import SelectedPart, Selection, of_whole
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
 from byname.model.feature_dims import Surroundings
 from byname.model.items import tensors_in
-from byname.model.module_tree import modules_by_path
+from byname.model.module_tree import modules_along
 from byname.model.where import meaning_of, unwrapped
 from byname.place import is_wild, join
 from byname.reading.tensor import is_tensor
 from byname.table import closest, listed
 from byname.watch.attach import attach
-from byname.watch.attachment import Event
+from byname.watch.attachment import Before, Event
 from byname.watch.handle import Handle
 
 Made: TypeAlias = Callable[["Edit", Event, SelectedPart], Tensor | None]
@@ -35,7 +38,9 @@ def patch(
     heads: Any = None,
     positions: Any = None,
     features: Any = None,
+    channels: Any = None,
     call: int | None = None,
+    steps: Any = None,
     example: Any = None,
     attention: str | None = None,
 ) -> Handle:
@@ -70,7 +75,14 @@ def patch(
             before the features: ``(batch, position)``.
         features: the same along the last dimension; the channels, dimension 1, of what convolutions and what follows
             them give. An int drops the dimension, as it does in PyTorch.
+        channels: the same along the dimension of the channels: dimension 1 of what convolutions and what follows them
+            give (0 of an image without a batch), the last of what linear layers and norms give, as in the analysers.
         call: the number of the call in a forward that is patched, from 0; by default every call.
+        steps: the steps that the patch holds for, by default all: an int, a range or a sequence of ints, or
+            ``f(step) -> bool``. In a call of the model's ``generate`` a step is a forward, counted from 0 in each call;
+            ``"prompt"`` is step 0 of ``generate`` alone, which runs the prompt, and an encoder if there is one.
+            Elsewhere a step is an iteration: a forward of the model, counted as `byname.record` does: from the
+            attaching on, apart in training and evaluation mode, with the forwards within ``generate``.
         example: arguments to run the model with first, where a selector needs to know the flow of data.
         attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 
@@ -79,19 +91,13 @@ def patch(
         BadArgumentError: an argument is invalid.
         InterjectionError: in the forward, where the value has no such part, or another shape.
     """
-    selection = Selection(heads, positions, features)
-    if isinstance(value, Mapping):
-        checked_keys(model, where, value)
-        made: Made = _FromMapping(value)
-    elif is_tensor(value):
-        made = _given(value)
-    elif callable(value):
-        made = _computed(value)
-    else:
+    selection = Selection(heads, positions, features, channels)
+    made = _given(model, where, value) or (_computed(value) if callable(value) else None)
+    if made is None:
         raise BadArgumentError(
             f"value= is a tensor, a mapping from paths to tensors, or a function f(value); this is {_kind(value)}"
         )
-    return edit(model, where, made, selection, call=call, example=example, attention=attention)
+    return edit(model, where, made, selection, call=call, steps=steps, example=example, attention=attention)
 
 
 def steer(
@@ -101,6 +107,8 @@ def steer(
     *,
     scale: float | Tensor = 1.0,
     positions: Any = None,
+    channels: Any = None,
+    steps: Any = None,
     example: Any = None,
     attention: str | None = None,
 ) -> Handle:
@@ -121,26 +129,23 @@ def steer(
             say.
         scale: what the vector is multiplied by.
         positions: as in `patch`; all by default.
+        channels: as in `patch`; all by default.
+        steps: as in `patch`; all by default.
         example: as in `patch`.
         attention: as in `patch`.
 
     Raises:
         NoMatchError, BadArgumentError, InterjectionError: as in `patch`.
     """
-    if isinstance(vector, Mapping):
-        checked_keys(model, where, vector)
-        direction: Made = _FromMapping(vector)
-    elif is_tensor(vector):
-        direction = _given(vector)
-    else:
+    direction = _given(model, where, vector)
+    if direction is None:
         raise BadArgumentError(f"vector= is a tensor, or a mapping from paths to tensors; this is {_kind(vector)}")
 
-    def steered(edit: Edit, event: Event, part: SelectedPart) -> Tensor | None:
-        added = direction(edit, event, part)
-        assert added is not None  # it is a tensor that was given
-        return part.of(event.value) + scale * added
+    def steered(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
+        return part.of(event.value) + scale * direction(edit, event, part)
 
-    return edit(model, where, steered, Selection(None, positions), example=example, attention=attention)
+    selection = Selection(None, positions, None, channels)
+    return edit(model, where, steered, selection, steps=steps, example=example, attention=attention)
 
 
 def edit(
@@ -150,57 +155,57 @@ def edit(
     selection: Selection,
     *,
     call: int | None = None,
+    steps: Any = None,
     example: Any = None,
     attention: str | None = None,
+    before: Before | None = None,
 ) -> Handle:
-    """Attach an edit, and return its handle.
-
-    Args:
-        model: any module.
-        where: as in `patch`.
-        made: makes what takes the place of a part.
-        selection: the part.
-        call: the number of the call that is edited; None for all.
-        example: as in `patch`.
-        attention: as in `patch`.
-    """
+    """Attach an edit, and return its handle; `made` makes what takes the place of a part, the rest is as in `patch`."""
     if call is not None and (type(call) is not int or call < 0):
         raise BadArgumentError(f"call= is the number of a call in a forward, from 0, not {call!r:.40}")
-    callback = Edit(unwrapped(model), made, selection, call)
-    callback.handle = handle = attach(model, where, callback, example=example, attention=attention, enabled=False)
+    root = unwrapped(model)
+    counted = ActiveSteps.of(root, steps)
+    stamp = None if counted is None else counted.stamp
+    callback = Edit(root, made, selection, call, counted)
+    reused = reused_attachments()
+    if reused is not None and type(where) is str and all(one is None for one in (steps, example, before)):
+        return reused.attach(model, where, attention, callback)
+    callback.handle = handle = attach(
+        model, where, callback, example=example, attention=attention, before=before, stamp=stamp, enabled=False
+    )
+    if counted is not None:
+        handle.add(counted)
     return handle.switched(True)
 
 
 class Edit:
-    """The callback of an edit.
-
-    Args:
-        root: the model, without wrappers.
-        made: makes what takes the place of a part.
-        selection: the part.
-        call: the number of the call that is edited; None for all.
-
-    Attributes:
-        handle: the handle of the attachment.
-    """
+    """The callback of an edit, for one call and some steps of the model, or for all; `handle` is its attachment's."""
 
     handle: Handle
 
-    def __init__(self, root: nn.Module, made: Made, selection: Selection, call: int | None) -> None:
+    def __init__(
+        self, root: nn.Module, made: Made, selection: Selection, call: int | None, steps: ActiveSteps | None = None
+    ) -> None:
         self._root = root
         self._made = made
         self._selection = selection
         self._call = call
-        self._heads: dict[tuple[str, int, int], int | None] = {}
-        self._surroundings: dict[str, Surroundings] = {}
+        self._steps = steps
+        self.known: tuple[dict[Any, int | None], dict[str, Surroundings]] = {}, {}
 
     def __call__(self, event: Event) -> Tensor | None:
         """A value passes."""
         if self._call is not None and event.call != self._call:
             return None
+        if self._steps is not None and not self._steps.hold(event.path, event.before):
+            return None
         value = event.value
         if not is_tensor(value):
-            raise InterjectionError(_wants_item(event.path, value))
+            items = [f"`{event.path}{join(at)}`" for at, _ in tensors_in(value)]
+            hint = f"; name the item: {listed(items, 6)}" if items else ""
+            raise InterjectionError(f"`{event.path}` gives {_kind(value)}, where a tensor is needed{hint}")
+        if self._selection.channels is not None and event.kind in ("parameter", "buffer"):
+            raise InterjectionError(f"`{event.path}` is a {event.kind}, which has no channels; {of_whole(event.path)}")
         part = self._selection.part_of(event.path, value, self._around(event.path), self._heads_of(event))
         new = self._made(self, event, part)
         return None if new is None else part.put(value, new)
@@ -210,19 +215,20 @@ class Edit:
         return part.fitting(event.value, self._cast(event, new), whole=whole)
 
     def _around(self, path: str) -> Surroundings:
-        if path not in self._surroundings:
-            self._surroundings[path] = Surroundings.at(modules_by_path(self._root), path)
-        return self._surroundings[path]
+        _, known = self.known
+        if path not in known:
+            known[path] = Surroundings.at(modules_along(self._root, path), path)
+        return known[path]
 
     def _heads_of(self, event: Event) -> int | None:
         if self._selection.heads is None:
             return None
-        value, dim = event.value, self._selection.dim
+        value, dim, known = event.value, self._selection.dim, self.known[0]
         at = dim if dim is not None and -value.ndim <= dim < value.ndim else 1 if value.ndim == 4 else -1
-        key = event.path, value.ndim, value.shape[at] if value.ndim else 0
-        if key not in self._heads:
-            self._heads[key] = heads_of(self._root, event, value, self._around(event.path), dim)
-        return self._heads[key]
+        key = event.path, value.ndim, value.shape[at] if value.ndim else 0, dim
+        if key not in known:
+            known[key] = heads_of(self._root, event, value, self._around(event.path), dim)
+        return known[key]
 
     def _cast(self, event: Event, new: Tensor) -> Tensor:
         """Return a tensor of the dtype and on the device of the value, and note where it was of another."""
@@ -243,8 +249,12 @@ class Edit:
         return new.to(device=value.device, dtype=value.dtype)
 
 
-def _given(new: Tensor) -> Made:
-    return lambda edit, event, part: edit.fitting(event, part, new)
+def _given(model: nn.Module, where: Any, value: Any) -> Callable[[Edit, Event, SelectedPart], Tensor] | None:
+    """Return what takes a tensor, or those of a mapping; None for another value."""
+    if isinstance(value, Mapping):
+        checked_keys(model, where, value)
+        return partial(_of_mapping, value)
+    return (lambda edit, event, part: edit.fitting(event, part, value)) if is_tensor(value) else None
 
 
 def _computed(function: Callable[[Tensor], Any]) -> Made:
@@ -259,36 +269,27 @@ def _computed(function: Callable[[Tensor], Any]) -> Made:
     return made
 
 
-class _FromMapping:
-    """Takes tensors from a mapping; where it has several of a place, that of the same call."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def __call__(self, edit: Edit, event: Event, part: SelectedPart) -> Tensor:
-        """Return the tensor for a place."""
-        path, values = event.path, self._values
-        if path not in values:
-            raise NoMatchError(_not_in(path, values))
-        found = values.calls(path) if isinstance(values, Capture) else values[path]
-        if isinstance(found, tuple) and len(found) == 1:
-            found = found[0]
-        if isinstance(found, tuple) and all(map(is_tensor, found)):
-            if event.call >= len(found):
-                raise InterjectionError(f"at `{path}`: there are {len(found)} values, and none for call {event.call}")
-            found = found[event.call]
-        if not is_tensor(found):
-            raise InterjectionError(f"at `{path}`: the mapping has {_kind(found)}, where a tensor is needed")
-        tensor: Tensor = found
-        return edit.fitting(event, part, tensor, whole=True)
+def _of_mapping(values: Mapping[str, Any], edit: Edit, event: Event, part: SelectedPart) -> Tensor:
+    """Return the tensor that a mapping has for a place; of several, that of the same call."""
+    path = event.path
+    if path not in values:
+        raise NoMatchError(_not_in(path, values))
+    found = values.calls(path) if isinstance(values, Capture) else values[path]
+    if isinstance(found, tuple) and len(found) == 1:
+        found = found[0]
+    if isinstance(found, tuple) and all(map(is_tensor, found)):
+        if event.call >= len(found):
+            raise InterjectionError(f"at `{path}`: there are {len(found)} values, and none for call {event.call}")
+        found = found[event.call]
+    if not is_tensor(found):
+        raise InterjectionError(f"at `{path}`: the mapping has {_kind(found)}, where a tensor is needed")
+    return edit.fitting(event, part, found, whole=True)
 
 
 def checked_keys(model: nn.Module, where: Any, values: Mapping[str, Any]) -> None:
-    """Refuse places that a mapping lacks, as far as they are known before the model runs.
-
-    Raises:
-        NoMatchError: one is missing.
-    """
+    """Refuse places that a mapping lacks, as far as they are known before the model runs."""
+    if type(where) is str and where in values:
+        return
     meaning, _ = meaning_of(where, unwrapped(model))
     for spot in meaning.spots:
         open_yet = spot.kind == "operation" or any(is_wild(one) for one in spot.items)
@@ -298,13 +299,6 @@ def checked_keys(model: nn.Module, where: Any, values: Mapping[str, Any]) -> Non
 
 def _not_in(path: str, values: Mapping[str, Any]) -> str:
     return f"`{path}` is not in the mapping that was given; there are {closest(path, map(str, values)) or 'none'}"
-
-
-def _wants_item(path: str, value: Any) -> str:
-    """Return what to say of a value that is no tensor."""
-    items = [f"`{path}{join(at)}`" for at, _ in tensors_in(value)]
-    hint = f"; name the item: {listed(items, 6)}" if items else ""
-    return f"`{path}` gives {_kind(value)}, where a tensor is needed{hint}"
 
 
 def _kind(value: Any) -> str:

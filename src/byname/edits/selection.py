@@ -1,4 +1,4 @@
-"""Selection: the part of a value that an edit is about: some heads, positions or features of a tensor."""
+"""Selection: the part of a value that an edit is about: some heads, positions, features or channels of a tensor."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Index: TypeAlias = int | slice | Tensor
 
 
 class Selection:
-    """The heads, positions and features that an edit is about; None stands for all of them.
+    """The heads, positions, features and channels that an edit is about; None stands for all of them.
 
     Args:
         heads: an int, a slice, a sequence of ints, a mask; or ``(dim, indices)``.
         positions: the same, along the dimension of the sequence; or a mask of all dimensions before the features.
         features: the same, along the last dimension, or that of the channels.
+        channels: the same, along the dimension of the channels.
 
     Attributes:
         heads: the heads.
@@ -33,15 +34,16 @@ class Selection:
         BadArgumentError: one of them is none of these.
     """
 
-    def __init__(self, heads: Any = None, positions: Any = None, features: Any = None) -> None:
+    def __init__(self, heads: Any = None, positions: Any = None, features: Any = None, channels: Any = None) -> None:
         self.dim: int | None = None
         if type(heads) is tuple and len(heads) == 2 and type(heads[0]) is int and type(heads[1]) is not int:
             self.dim, heads = heads
         self.heads = _index(heads, "heads")
         self.positions = _index(positions, "positions")
         self.features = _index(features, "features")
-        self._texts = {"heads": heads, "positions": positions, "features": features}
-        for name, one in (("heads", self.heads), ("features", self.features)):
+        self.channels = _index(channels, "channels")
+        self._texts = {"heads": heads, "positions": positions, "features": features, "channels": channels}
+        for name, one in (("heads", self.heads), ("features", self.features), ("channels", self.channels)):
             if isinstance(one, Tensor) and one.ndim > 1:
                 raise BadArgumentError(f"{name}= takes a mask of one dimension, not of {one.ndim}")
             if self._masks and one is not None:
@@ -52,31 +54,31 @@ class Selection:
         return isinstance(self.positions, Tensor) and self.positions.ndim > 1
 
     def part_of(self, path: str, value: Tensor, around: Surroundings, heads: int | None = None) -> SelectedPart:
-        """Return the part of a value that is selected.
+        """Return the part of a value at a place that is selected.
 
         Args:
-            path: the place, for messages.
-            value: the value.
+            path, value: the place and the value.
             around: tells the dimensions of its features and positions.
             heads: how many heads the last dimension has; None where another dimension is that of the heads.
-
-        Raises:
-            InterjectionError: the value has no such part.
         """
         if self._masks:
             if around.channels_first(value):
-                raise self._unknown(path, value, "positions")
+                raise self._unknown(path, value, "positions", around)
             return SelectedPart(path, self._words(), None, (), self._mask(path, value))
         last, wanted = value.ndim - 1, []
         if self.features is not None:
             if around.channels_unknown(value):
-                raise self._unknown(path, value, "features")
+                raise self._unknown(path, value, "features", around)
             wanted.append(
                 ("features", 1 if around.channels_first(value) else last + (heads is not None), self.features)
             )
+        if self.channels is not None:
+            if (at := around.channel_dim(value)) is None:
+                raise self._unknown(path, value, "channels", around)
+            wanted.append(("channels", at + (heads is not None and at == last), self.channels))
         if self.positions is not None:
             if (positions := around.position_dim(value)) is None:
-                raise self._unknown(path, value, "positions")
+                raise self._unknown(path, value, "positions", around)
             wanted.append(("positions", positions, self.positions))
         if self.heads is not None:
             at = last if heads is not None else 1 if self.dim is None else self.dim
@@ -99,11 +101,14 @@ class Selection:
             )
         return mask.to(value.device)
 
-    def _unknown(self, path: str, value: Tensor, name: str) -> InterjectionError:
+    def _unknown(self, path: str, value: Tensor, name: str, around: Surroundings) -> InterjectionError:
         shape = tuple(value.shape)
-        advice = f"a mask of shape {shape[:-1]} as positions=" if name == "positions" and value.ndim == 3 else ""
-        advice = advice or f"patch(model, {path!r}, f) with a function of the whole value"
-        return InterjectionError(f"`{path}`: {name}= has no known dimension in a value of shape {shape}; use {advice}")
+        channels, advice = around.channel_dim(value), of_whole(path)
+        if name == "positions" and value.ndim == 3 and channels != 0:
+            advice = f"use a mask of shape {shape[:-1]} as positions="
+        if name == "features" and channels is not None:
+            advice = "use channels="
+        return InterjectionError(f"`{path}`: {name}= has no known dimension in a value of shape {shape}; {advice}")
 
     def _refuse_missing(self, path: str, name: str, dim: int, shape: list[int], dims: dict[int, Index]) -> None:
         if not 0 <= dim < len(shape):
@@ -130,6 +135,11 @@ class Selection:
         return ", ".join(f"{name}={'a tensor' if is_tensor(one) else repr(one)[:40]}" for name, one in given)
 
 
+def of_whole(path: str) -> str:
+    """Return the advice that works for every value."""
+    return f"use patch(model, {path!r}, f) with a function of the whole value"
+
+
 def _index(which: Any, name: str) -> Index | None:
     if which is None or isinstance(which, slice):
         return which
@@ -148,11 +158,9 @@ def _index(which: Any, name: str) -> Index | None:
 
 @dataclass(frozen=True, slots=True)
 class SelectedPart:
-    """The part of a tensor that is selected.
+    """The part of a tensor that is selected, which `words` says as it was asked for.
 
     Attributes:
-        path: the place.
-        words: how it was asked for.
         heads: how many heads the last dimension is split into; None if it stays as it is.
         dims: the dimensions that are selected from, last first, each with its index.
         mask: a mask of the dimensions before the features.
@@ -205,15 +213,9 @@ class SelectedPart:
         return value.view(*rest, self.heads, width // self.heads)
 
     def fitting(self, value: Tensor, new: Tensor, *, whole: bool = False) -> Tensor:
-        """Return a tensor as one that broadcasts to the part of a value.
+        """Return a tensor as one that broadcasts to the part of a value: as the part, or as the whole value.
 
-        Args:
-            value: the value.
-            new: the tensor: as the part, or as the whole value, of which the part is then taken.
-            whole: whether a tensor that could be both is as the whole value.
-
-        Raises:
-            InterjectionError: it is neither.
+        Of the whole value the part is taken; `whole` tells whether a tensor that could be both is the whole.
         """
         shape = self.of(value).shape
         as_whole = new.ndim == value.ndim and _broadcasts(new.shape, value.shape)
@@ -250,6 +252,6 @@ def _write(at: Tensor, listed: list[tuple[int, Tensor]], new: Tensor) -> None:
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     try:
-        return bool(torch.broadcast_shapes(shape, to) == to)  # type: ignore[no-untyped-call]
+        return shape == to or bool(torch.broadcast_shapes(shape, to) == to)  # type: ignore[no-untyped-call]
     except RuntimeError:
         return False

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from byname.edits.active_steps import ActiveSteps
+from byname.edits.patch import Edit, edit
+from byname.edits.selection import SelectedPart, Selection
 from byname.errors import BadArgumentError, InterjectionError
 from byname.model.methods import method_of
 from byname.model.returns import items_returned, returned_by
-from byname.model.where import meaning_of, unwrapped
+from byname.model.where import modules_of, unwrapped
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of, namespace_of, parents_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 from byname.text import note_on
 from byname.watch.attach import attach
-from byname.watch.attachment import Running
+from byname.watch.attachment import Event, Running
 from byname.watch.handle import Handle
-from byname.watch.hooks import ForwardStandIn, Hooks
-from byname.watch.replace import modules_selected
+from byname.watch.hooks import Hooks, MethodStandIn
 
 
-def skip(model: nn.Module, where: Any, value: Any = "input") -> Handle:
+def skip(model: nn.Module, where: Any, value: Any = "input", *, channels: Any = None, steps: Any = None) -> Handle:
     """Leave modules of a model out of the computation.
 
         >>> import torch, byname
@@ -51,6 +52,9 @@ def skip(model: nn.Module, where: Any, value: Any = "input") -> Handle:
         where: a path, a selector, a class of modules, a module of the model, or a sequence of these; modules alone.
         value: ``"input"``, the module's first argument (positional, else the first keyword); a tensor, of which each
             call gets a copy; or a function ``f(*args, **kwargs)`` of the module's arguments.
+        channels: the channels of its output in whose place `value` stands, as in `byname.patch`. The module is then
+            computed for the others.
+        steps: as in `byname.patch`; in the other steps the module is computed.
 
     Raises:
         NoMatchError: nothing matches.
@@ -61,70 +65,72 @@ def skip(model: nn.Module, where: Any, value: Any = "input") -> Handle:
     if not (is_tensor(value) or callable(value) or (type(value) is str and value == "input")):
         kind = f"of type {type(value).__name__}" if type(value) is not str else repr(value)[:40]
         raise BadArgumentError(f"value= is 'input', a tensor, or a function of the module's arguments; this is {kind}")
-    modules = _modules(root, where)
+    modules, counted = modules_of(root, where), ActiveSteps.of(root, steps)
+    if channels is not None:
+        _tensors_alone(modules, lambda *_: " and has no channels; use patch(..., channels=) for an item of it")
+        return _some_channels(model, where, value, Selection(channels=channels), counted)
     handle = attach(model, where, _told, enabled=False)
-    if type(value) is str:
-        _note_what_is_open(root, modules, handle)
+    if type(value) is str and (unknown := _tensors_alone(modules, _needs_value)):
+        sentences = [_OPEN.format(path) for path in unknown]
+        for sentence in sentences:
+            handle.note(sentence)
+        handle.add(_on_failure(root, sentences))
+    if counted is not None:
+        handle.add(counted)
     for path, module in modules.items():
-        handle.add(_Skipped(path, module, value))
+        handle.add(_Skipped(path, module, value, counted))
     return handle.switched(True)
+
+
+def _tensors_alone(modules: dict[str, nn.Module], why: Callable[[nn.Module, str], str]) -> list[str]:
+    """Refuse modules that return containers; return the paths of those of which it is not known."""
+    kinds = {path: returned_by(module) for path, module in modules.items()}
+    for path, kind in kinds.items():
+        if kind in ("tuple", "dict"):
+            module = modules[path]
+            raise BadArgumentError(f"`{path}` is a {type(module).__name__}, which returns a {kind}{why(module, kind)}")
+    return [path for path, kind in kinds.items() if not kind]
+
+
+def _needs_value(module: nn.Module, kind: str) -> str:
+    """Return why a container needs a value, with an example of a function that may take the place of the module."""
+    function = method_of(module, "forward")
+    names = function.__code__.co_varnames[1 : function.__code__.co_argcount] if function is not None else ()
+    name, count = names[0] if names else "x", items_returned(module)
+    items = ", ".join([name, *["None"] * ((count or 2) - 1)]) + "," * (count == 1)
+    many = "" if count else ", with as many items as it returns"
+    example = (
+        f"such as lambda {name}, *args, **kwargs: ({items}){many}" if kind == "tuple" else "that returns such a dict"
+    )
+    return f"; its first argument cannot take the place of that. Give value=, a function of its arguments {example}"
+
+
+_OPEN = (
+    "`{}` is skipped and gives its first argument; its source does not say that it returns a tensor. If it returns a "
+    "tuple, give value="
+)
+
+
+def _some_channels(model: nn.Module, where: Any, value: Any, channels: Selection, steps: ActiveSteps | None) -> Handle:
+    """Replace some channels of what modules return, and have these computed."""
+
+    def given(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if steps is None or steps.hold(path):
+            one = _given(path, value, args, kwargs)
+            return (one.clone() if is_tensor(one) else one,)  # the module may change it in place
+        return None
+
+    def made(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
+        (one,) = event.before
+        if not is_tensor(one):
+            raise InterjectionError(f"`{event.path}` is skipped, and what takes its place is no tensor; give value=")
+        return edit.fitting(event, part, one, whole=True)
+
+    return edit(model, where, made, channels, steps=steps, before=given)
 
 
 def _told(event: object) -> None:
     """Keep the value; the attachment is there for what it says of modules that do not run."""
-
-
-def _modules(root: nn.Module, where: Any) -> dict[str, nn.Module]:
-    """Return the modules that are meant, by path."""
-    meaning, selectors = meaning_of(where, root)
-    for spot in meaning.spots:
-        if spot.kind != "module" or spot.items or spot.gradient:
-            raise BadArgumentError(
-                f"`{spot.full}` is not the output of a module, and cannot be skipped; byname.patch(model, where, "
-                "value) puts another value in the place of the one there"
-            )
-    found = {spot.path: spot.module for spot in meaning.spots}
-    for selector in selectors:
-        found.update((path or "forward", module) for path, module in modules_selected(root, selector).items())
-    return found
-
-
-def _note_what_is_open(root: nn.Module, modules: dict[str, nn.Module], handle: Handle) -> None:
-    """Refuse modules that return containers, and note of which it is not known."""
-    unknown = []
-    for path, module in modules.items():
-        kind = returned_by(module)
-        if kind in ("tuple", "dict"):
-            raise BadArgumentError(
-                f"`{path}` is a {type(module).__name__}, which returns a {kind}; its first argument cannot take the "
-                f"place of that. Give value=, a function of its arguments {_example(module, kind)}"
-            )
-        if not kind:
-            unknown.append(path)
-    for path in unknown:
-        handle.note(_open(path))
-    if unknown:
-        handle.add(_on_failure(root, [_open(path) for path in unknown]))
-
-
-def _example(module: nn.Module, kind: str) -> str:
-    """Return an example of a function that may take the place of a module."""
-    function = method_of(module, "forward")
-    names = function.__code__.co_varnames[1 : function.__code__.co_argcount] if function is not None else ()
-    name, count = names[0] if names else "x", items_returned(module)
-    if kind == "dict":
-        return "that returns such a dict"
-    items = ", ".join([name, *["None"] * ((count or 2) - 1)])
-    return f"such as lambda {name}, *args, **kwargs: ({items}{',' if count == 1 else ''})" + (
-        "" if count else ", with as many items as it returns"
-    )
-
-
-def _open(path: str) -> str:
-    return (
-        f"`{path}` is skipped and gives its first argument; its source does not say that it returns a tensor. If it "
-        "returns a tuple, give value="
-    )
 
 
 def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
@@ -141,78 +147,55 @@ def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
     return hooks
 
 
-class _Skipped(ForwardStandIn):
-    """What is called in the place of a module's forward.
+class _Skipped(MethodStandIn):
+    """What is called in the place of a module's forward, and returns a value in some steps, or in all."""
 
-    Args:
-        path: the place.
-        module: the module.
-        value: what it returns: ``"input"``, a tensor, or a function.
-    """
-
-    def __init__(self, path: str, module: nn.Module, value: Any) -> None:
+    def __init__(self, path: str, module: nn.Module, value: Any, steps: ActiveSteps | None) -> None:
         super().__init__(module)
         self._path = path
         self._value = value
+        self._steps = steps
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what takes the place of the module's output."""
+        if self._steps is not None and not self._steps.hold(self._path):
+            return self.beneath(args, kwargs)
         module = self._module()
-        if module is None:
-            return self._given(args, kwargs)
-        return with_cache_filled(module, (*args, *kwargs.values()), partial(self._given, args, kwargs))
-
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = self._value
-        if isinstance(value, Tensor):
-            return value.clone()  # a function in place may follow
-        if callable(value):
-            return value(*args, **kwargs)
-        for one in (*args, *kwargs.values()):
-            return one
-        raise InterjectionError(f"`{self._path}` is skipped, and was called without an argument that it could give")
-
-
-def with_cache_filled(module: nn.Module, given: Sequence[Any], compute: Callable[[], Any]) -> Any:
-    """Return what a function returns that takes the place of a module, and put zeros into the cache of the module.
-
-    Args:
-        module: the module.
-        given: its arguments.
-        compute: the function. Where it fills the cache itself, the cache stays so.
-    """
-    before = [(cache, layer, _length(cache, layer)) for cache in _caches(given) for layer in _layers(module, cache)]
-    result = compute()
-    states = next((one for one in given if is_tensor(one) and one.ndim == 3), None)
-    if states is not None:
+        before = [] if module is None else [*_cache_layers(module, (*args, *kwargs.values()))]
+        result = _given(self._path, self._value, args, kwargs)
+        states = next((one for one in (*args, *kwargs.values()) if is_tensor(one) and one.ndim == 3), None)
         for cache, layer, length in before:
-            if _length(cache, layer) == length:
+            if states is not None and _length(cache, layer) == length:  # else the value has filled it
                 _fill(cache, layer, states)
-    return result
+        return result
 
 
-def _caches(given: Sequence[Any]) -> Iterator[Any]:
-    """Yield the caches of `transformers` among the arguments."""
+def _given(path: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what takes the place of a module's output."""
+    if isinstance(value, Tensor):
+        return value.clone()  # a function in place may follow
+    if callable(value):
+        return value(*args, **kwargs)
+    for one in (*args, *kwargs.values()):
+        return one
+    raise InterjectionError(f"`{path}` is skipped, and was called without an argument that it could give")
+
+
+def _cache_layers(module: nn.Module, given: Sequence[Any]) -> Iterator[tuple[Any, int, int]]:
+    """Yield the layers that a module fills, each with its length, of caches of `transformers` among the arguments.
+
+    These have keys, or the cache makes them once it gets some.
+    """
+    numbers = {number for one in modules_in(module) if type(number := attributes_of(one).get("layer_idx")) is int}
     for one in given:
         written_in = (namespace_of(kind).get("__module__") for kind in parents_of(type(one)))
         if "transformers.cache_utils" in written_in:
-            held = attributes_of(one)
-            cache = held.get("self_attention_cache", one)
-            if type(attributes_of(cache).get("layers")) is list:
-                yield cache
-
-
-def _layers(module: nn.Module, cache: Any) -> list[int]:
-    """Return the layers of a cache that a module fills: those with keys, or that the cache makes once it gets them."""
-    numbers = {attributes_of(one).get("layer_idx") for one in modules_in(module)}
-    return sorted(number for number in numbers if type(number) is int and _has_keys(cache, number))
-
-
-def _has_keys(cache: Any, number: int) -> bool:
-    layers = cache.layers
-    if number >= len(layers):
-        return attributes_of(cache).get("layer_class_to_replicate") is not None
-    return "keys" in attributes_of(layers[number])
+            cache = attributes_of(one).get("self_attention_cache", one)
+            held: dict[str, Any] = attributes_of(cache)
+            layers, makes = held.get("layers", ()), held.get("layer_class_to_replicate")
+            for number in sorted(numbers) if type(layers) is list else ():
+                if "keys" in attributes_of(layers[number]) if number < len(layers) else makes is not None:
+                    yield cache, number, _length(cache, number)
 
 
 def _length(cache: Any, layer: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,11 +19,10 @@ from byname.model.module_tree import is_called, is_script, modules_by_path
 from byname.model.where import unwrapped
 from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import fact, memory_of
+from byname.reading.tensor import fact, memory_of, storage_key
 from byname.table import Column, Rows, Tabled, bytes_text, counted
 from byname.tracing.muted import nothing_compiled
-from byname.tracing.preserve import copied, tensors_in
-from byname.tracing.rehearsal import rehearsal
+from byname.tracing.preserve import copied, rehearsal, tensors_in
 from byname.tracing.tracer import refuse_unfinished
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
@@ -145,25 +145,24 @@ def summary(model: nn.Module, *args: Any, **kwargs: Any) -> Summary:
     root = unwrapped(model)
     refuse_unfinished(root)
     modules = modules_by_path(root)
-    figures, clock = _Figures(root), _Clock(root)
-    notes = _measured(model, root, figures, args, kwargs)
-    _measured(model, root, clock, args, kwargs)
-    costs = {id(module): figures.costs.get(id(module), _Cost()) for module in modules.values()}
+    figures, clock = _Figures(root), _Meter(_clock(root))
+    notes = figures.run(model, root, args, kwargs)
+    clock.run(model, root, args, kwargs)
     for module in reversed(modules.values()):
-        costs[id(module)].seconds = clock.costs.get(id(module), _Cost()).seconds
         if not is_called(module):  # a list of modules costs what they cost
-            for child in module._modules.values():
-                costs[id(module)].add(costs.get(id(child), _Cost()))
-    items = tuple(_row(path, module, costs[id(module)]) for path, module in modules.items())
-    return Summary(items, type(root).__name__, notes)
+            for meter in (figures, clock):
+                for child in module._modules.values():
+                    meter.costs[id(module)].add(meter.costs[id(child)])
+    items = [
+        _row(path, module, figures.costs[id(module)], clock.costs[id(module)].used) for path, module in modules.items()
+    ]
+    return Summary(tuple(items), type(root).__name__, notes)
 
 
-def _row(path: str, module: nn.Module, cost: _Cost) -> ModuleSummary:
-    saved = sum(size for _, size in cost.saved.values())
-    inside = _parameters(module)
+def _row(path: str, module: nn.Module, cost: _Cost, seconds: float) -> ModuleSummary:
     direct = module.parameters(recurse=False) if is_script(module) else own_parameters(module)
     with DisableTorchFunction():
-        parameters = sum(int(one.numel()) for one in inside)
+        parameters = sum(int(one.numel()) for one in _parameters(module))
         own = sum(int(one.numel()) for one in {id(one): one for one in direct}.values())
     return ModuleSummary(
         path=path,
@@ -173,10 +172,10 @@ def _row(path: str, module: nn.Module, cost: _Cost) -> ModuleSummary:
         output_bytes=cost.output_bytes,
         parameters=parameters,
         own_parameters=own,
-        flops=cost.flops,
-        own_flops=cost.own_flops,
-        saved_bytes=saved,
-        seconds=cost.seconds,
+        flops=int(cost.used),
+        own_flops=int(cost.own),
+        saved_bytes=sum(size for _, size in cost.saved.values()),
+        seconds=seconds,
     )
 
 
@@ -184,7 +183,7 @@ def _parameters(module: nn.Module) -> list[Tensor]:
     """Return the parameters of a module, each once, also those of scripted modules, which are kept elsewhere."""
     scripts = [one for one in modules_in(module) if is_script(one)]
     found = [*parameters_in(module), *(parameter for one in scripts for parameter in one.parameters())]
-    return list({_address(one): one for one in found}.values()) if scripts else found
+    return list({storage_key(one): one for one in found}.values()) if scripts else found
 
 
 @dataclass(slots=True)
@@ -194,15 +193,13 @@ class _Cost:
     calls: int = 0
     output: tuple[Any, ...] | None = None
     output_bytes: int = 0
-    flops: int = 0
-    own_flops: int = 0
-    seconds: float = 0.0
+    used: float = 0
+    own: float = 0
     saved: dict[int, tuple[Any, int]] = field(default_factory=dict)
 
     def add(self, other: _Cost) -> None:
         """Add what a module inside it has cost."""
-        self.flops += other.flops
-        self.seconds += other.seconds
+        self.used += other.used
         self.saved |= other.saved
 
 
@@ -219,72 +216,89 @@ class _Meter:
     """Reads a meter when modules begin and end.
 
     Args:
-        root: the model.
+        read: returns what the meter shows.
 
     Attributes:
         costs: what each module has cost, by ``id``.
         running: the calls under way, outermost first.
     """
 
-    def __init__(self, root: nn.Module) -> None:
-        self.root = root
-        self.costs: dict[int, _Cost] = {}
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+        self.costs: defaultdict[int, _Cost] = defaultdict(_Cost)
         self.running: list[_ModuleCall] = []
-
-    def during(self) -> Iterator[AbstractContextManager[Any]]:
-        """Yield the contexts in which the model runs."""
-        return iter(())
-
-    def read(self) -> float:
-        """Return what the meter shows."""
-        raise NotImplementedError
-
-    def note(self, cost: _Cost, event: Event, used: float, own: float) -> None:
-        """Note what a call has used."""
-        raise NotImplementedError
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call begins."""
-        self.running.append(_ModuleCall(module, self.read()))
+        self.running.append(_ModuleCall(module, self._read()))
 
     def ends(self, event: Event) -> None:
         """A call has ended; those inside it that raised have ended before."""
-        now, module = self.read(), event.module
+        now, module = self._read(), event.module
         if not any(call.module is module for call in self.running):
             return
         while (call := self.running.pop()).module is not module:
             continue
-        used = now - call.begun
+        used, cost = now - call.begun, self.costs[id(module)]
+        cost.used += used
+        cost.own += used - call.inside
         if self.running:
             self.running[-1].inside += used
-        self.note(self.costs.setdefault(id(module), _Cost()), event, used, used - call.inside)
+        self.note(cost, event.value)
+
+    def note(self, cost: _Cost, output: Any) -> None:
+        """Note the output of a call."""
+
+    def contexts(self) -> Sequence[AbstractContextManager[Any]]:
+        """Return the contexts in which the model runs."""
+        return ()
+
+    def run(self, model: nn.Module, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        """Run the model once; return what was different from an ordinary run."""
+        with rehearsal(root, self):
+            args, kwargs = copied((args, kwargs), root, list(modules_by_path(root).values()))
+            handle = attach(model, nn.Module, self.ends, before=self.begins, reads=True)
+            if handle.heard is not None:
+                handle.heard.says = False  # the table says how often each was called
+            with handle, ExitStack() as stack:
+                for context in self.contexts():
+                    stack.enter_context(context)
+                if not torch.is_grad_enabled():  # with gradients PyTorch has to compile what it compiles itself
+                    stack.enter_context(nothing_compiled())
+                model(*args, **kwargs)
+        return handle.notes
+
+
+def _clock(root: nn.Module) -> Callable[[], float]:
+    """Return a function that returns the time, once a GPU has done what it was given."""
+    if not any(one.device.type == "cuda" for one in parameters_in(root)):
+        return time.perf_counter
+
+    def read() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return read
 
 
 class _Figures(_Meter):
     """Counts operations, outputs and saved tensors."""
 
     def __init__(self, root: nn.Module) -> None:
-        super().__init__(root)
         self._counter: Any = _Counter(display=False)
         no_modules: Any = _NoModules()
         self._counter.mod_tracker = no_modules
-        self._parameters = {_address(one) for one in _parameters(root)}
+        super().__init__(self._counter.get_total_flops)
+        self._parameters = {storage_key(one) for one in _parameters(root)}
 
-    def during(self) -> Iterator[AbstractContextManager[Any]]:
-        """Yield what counts operations and saved tensors."""
-        yield saved_tensors_hooks(self._saves, _same)
-        yield self._counter
+    def contexts(self) -> Sequence[AbstractContextManager[Any]]:
+        """Return what counts operations and saved tensors."""
+        return saved_tensors_hooks(self._saves, lambda one: one), self._counter
 
-    def read(self) -> float:
-        """Return the number of operations."""
-        return int(self._counter.get_total_flops())
-
-    def note(self, cost: _Cost, event: Event, used: float, own: float) -> None:
-        """Note the operations and the output of a call."""
-        cost.flops += int(used)
-        cost.own_flops += int(own)
+    def note(self, cost: _Cost, output: Any) -> None:
+        """Note the tensors of an output."""
         with DisableTorchFunction():
-            tensors = tensors_in(event.value)
+            tensors = tensors_in(output)
             shapes = tuple(() if one.is_nested else tuple(fact(one, "shape")) for one in tensors)
             cost.output_bytes += sum(one.nbytes for one in tensors if one.layout is torch.strided)
         if not cost.calls and tensors:
@@ -297,11 +311,11 @@ class _Figures(_Meter):
         A node that holds its own output because a hook returned it is a cycle that no collection finds (PyTorch 2.13).
         """
         storage = memory_of(tensor)
-        key = _address(tensor)
+        key = storage_key(tensor)
         if key not in self._parameters:
             size = 0 if storage is tensor else int(storage.nbytes())
             for call in self.running:
-                self.costs.setdefault(id(call.module), _Cost()).saved[key] = storage, size
+                self.costs[id(call.module)].saved[key] = storage, size
         with DisableTorchFunction():
             return torch._C.TensorBase.detach(tensor)
 
@@ -325,62 +339,7 @@ def _counted(counter: Any, handle: Callable[..., Any], func: Any, types: Any, ar
     return counter._count_flops(func, disable(lambda: func(*args, **kwargs))(), args, kwargs)
 
 
-class _NoModules:
+class _NoModules(nullcontext[None]):
     """Stands for PyTorch's tracker of modules, whose hooks fail where a forward takes gradients itself (2.13)."""
 
     parents = frozenset({"Global"})
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-
-class _Clock(_Meter):
-    """Takes the time."""
-
-    def __init__(self, root: nn.Module) -> None:
-        super().__init__(root)
-        on_gpu = any(one.device.type == "cuda" for one in parameters_in(root))
-        self._wait: Callable[[], Any] = torch.cuda.synchronize if on_gpu else _nothing
-
-    def read(self) -> float:
-        """Return the time, once a GPU has done what it was given."""
-        self._wait()
-        return time.perf_counter()
-
-    def note(self, cost: _Cost, event: Event, used: float, own: float) -> None:
-        """Note the time of a call."""
-        cost.seconds += used
-
-
-def _measured(
-    model: nn.Module, root: nn.Module, meter: _Meter, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str, ...]:
-    """Run the model once under a meter; return what was different from an ordinary run."""
-    with rehearsal(root, meter):
-        args, kwargs = copied((args, kwargs), root, list(modules_by_path(root).values()))
-        handle = attach(model, nn.Module, meter.ends, before=meter.begins, reads=True)
-        if handle.heard is not None:
-            handle.heard.says = False  # the table says how often each was called
-        with handle, ExitStack() as stack:
-            for context in meter.during():
-                stack.enter_context(context)
-            if not torch.is_grad_enabled():  # with gradients PyTorch has to compile what it compiles itself
-                stack.enter_context(nothing_compiled())
-            model(*args, **kwargs)
-    return handle.notes
-
-
-def _address(tensor: Tensor) -> int:
-    storage = memory_of(tensor)
-    return id(tensor) if storage is tensor else int(storage._cdata)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _nothing() -> None:
-    """There is nothing to wait for."""

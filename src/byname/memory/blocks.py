@@ -1,4 +1,4 @@
-"""Storage blocks: the memory in which live tensors lie; storages of the same memory are one block."""
+"""Memory blocks: the storages of live tensors; storages that share memory are one block."""
 
 from __future__ import annotations
 
@@ -16,28 +16,18 @@ core: Any = torch._C
 
 @dataclass(slots=True, eq=False)
 class StorageRegion:
-    """A storage region with the tensors in it, or one tensor that has no storage.
+    """One block of memory with the tensors in it, or one tensor without a storage.
 
-    Attributes:
-        device: its device.
-        bytes: its size; storages that overlap are one block, as large as all of them together.
-        start: its address; 0 without memory.
-        tensors, facts: the tensors in it, and the facts of each.
-        storage: a handle on it; None for tensors without a storage.
-        keys: the addresses by which PyTorch tells its storages apart.
+    Its size is that of overlapping storages together; its address is 0 without memory. `facts` are those of each
+    tensor.
     """
 
     device: torch.device
     bytes: int
     start: int
-    storage: torch.UntypedStorage | None
+    storages: list[torch.UntypedStorage] = field(default_factory=Ours)
     tensors: list[torch.Tensor] = field(default_factory=Ours)
     facts: list[Facts] = field(default_factory=Ours)
-    keys: tuple[int, ...] = ()
-
-    def without_tensors(self) -> StorageRegion:
-        """Return a copy that keeps the facts and holds neither tensors nor the storage."""
-        return StorageRegion(self.device, self.bytes, self.start, None, facts=self.facts)
 
     @property
     def views(self) -> int:
@@ -65,9 +55,9 @@ def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedS
         block.facts.append(facts)
     for storage in storages:
         if storage._cdata not in found:
-            found[storage._cdata] = _bare_block(storage)
-    for key, block in found.items():
-        block.keys = (key,)
+            start = begin_of(storage)
+            size = storage.nbytes() if start else 0
+            found[storage._cdata] = StorageRegion(storage.device, size, start, Ours([storage]))
     return sorted([*_merged(found.values()), *without], key=lambda block: (-block.bytes, block.start))
 
 
@@ -75,36 +65,31 @@ def _new_block(tensor: torch.Tensor, facts: Facts) -> StorageRegion:
     size = facts[STORAGE_BYTES]
     if facts[STORAGE] is None:
         own = facts[3] if tensor.layout is torch._mkldnn else 0  # type: ignore[attr-defined]  # sparse ones have parts
-        return StorageRegion(facts[2], own, 0, None)
+        return StorageRegion(facts[2], own, 0)
     storage = torch._C.TensorBase.untyped_storage(tensor)
     start = _address(tensor, storage) if size else 0
-    return StorageRegion(facts[2], size if start else 0, start, storage)
+    return StorageRegion(facts[2], size if start else 0, start, Ours([storage]))
 
 
 def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
-    """Return the address of a tensor's storage. A lazily cloned storage would copy its memory if it were asked."""
+    """Return the address of a tensor's storage. Reading it from a lazily cloned storage would copy the memory."""
     if core._is_cow_tensor(tensor):
         offset = torch._C.TensorBase.storage_offset(tensor) * torch._C.TensorBase.element_size(tensor)
         return int(core._data_address(tensor) - offset)
     return begin_of(storage)
 
 
-def _bare_block(storage: torch.UntypedStorage) -> StorageRegion:
-    start = begin_of(storage)
-    return StorageRegion(storage.device, storage.nbytes() if start else 0, start, storage)
-
-
 def _merged(blocks: Iterable[StorageRegion]) -> list[StorageRegion]:
-    """Merge blocks that overlap: ``torch.from_numpy`` makes a new storage of the same memory at each call."""
+    """Merge blocks that overlap: each call of ``torch.from_numpy`` makes a new storage of the same memory."""
     result: list[StorageRegion] = Ours()
     last: dict[torch.device, StorageRegion] = {}
     for block in sorted(blocks, key=lambda block: (block.start, -block.bytes)):
         before = last.get(block.device)
         if block.start and before is not None and block.start < before.start + before.bytes:
             before.bytes = max(before.bytes, block.start + block.bytes - before.start)
+            before.storages += block.storages
             before.tensors += block.tensors
             before.facts += block.facts
-            before.keys += block.keys
             continue
         result.append(block)
         if block.start and block.bytes:
@@ -113,7 +98,7 @@ def _merged(blocks: Iterable[StorageRegion]) -> list[StorageRegion]:
 
 
 def used(block: StorageRegion, facts: Sequence[Facts]) -> int:
-    """Return the most bytes of a block that some of its tensors can cover; overlaps count once."""
+    """Return an upper bound on the bytes of a block that some of its tensors cover; overlaps count once."""
     if len(facts) == 1 and facts[0][3] == block.bytes:
         return block.bytes
     spans = sorted({span for one in facts if (span := _span(one)) is not None})
@@ -122,12 +107,12 @@ def used(block: StorageRegion, facts: Sequence[Facts]) -> int:
         covered += max(0, stop - max(start, end))
         end = max(end, stop)
     own = {(one[6], tuple(one[0]), one[7]): one[3] for one in facts if _span(one) is not None}
-    nested = sum(one[3] for one in facts if one[0] is None and type(one[3]) is int)  # where it lies is not told
+    nested = sum(one[3] for one in facts if one[0] is None and type(one[3]) is int)  # at unknown offsets
     return int(min(block.bytes, min(covered, sum(own.values())) + nested))
 
 
 def _span(facts: Facts) -> tuple[int, int] | None:
-    """Return a tensor's first byte in its storage, and the one after its last; None if sizes are no plain numbers."""
+    """Return the offsets of a tensor's first byte and of the byte after its last; None for symbolic sizes."""
     shape, dtype, _, own, _, _, offset, strides, *_ = facts
     if shape is None or strides is None or not own or any(type(one) is not int for one in (*shape, *strides)):
         return None
@@ -137,7 +122,7 @@ def _span(facts: Facts) -> tuple[int, int] | None:
 
 
 def unattributed(blocks: Iterable[StorageRegion]) -> int | None:
-    """Return the bytes that the CUDA allocator gave out beyond those in these blocks; None if CUDA is not in use."""
+    """Return the bytes that the CUDA allocator has given out and these blocks lack; None if CUDA is not in use."""
     if not cuda_is_in_use():
         return None
     given = sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))
@@ -151,4 +136,4 @@ def cuda_is_in_use() -> bool:
 
 
 _GRAIN = 512
-"""Bytes of which PyTorch's CUDA allocator gives out multiples."""
+"""PyTorch's CUDA allocator rounds sizes up to a multiple of this number of bytes."""

@@ -16,10 +16,10 @@ from byname.autograd.pause import not_ended
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError
 from byname.memory.blocks import StorageRegion, blocks_of, cuda_is_in_use, unattributed, used
-from byname.memory.living import Link, LiveObjects, living, optimizer_state
+from byname.memory.living import Link, LiveObjects, optimizer_state
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.naming.history import name_of_output
-from byname.naming.name import Name, quote, unnamed
+from byname.naming.name import NAMELESS, Name, quote, unnamed
 from byname.naming.search import OursById
 from byname.reading.modules import registered
 from byname.reading.quiet import dynamo_skip
@@ -34,7 +34,7 @@ class StorageRow(Carded, Located, Tabled):
     """One storage, with its name and use in the program. Each column of the table is an attribute.
 
     Attributes:
-        name: the program's name of the tensor in it; of several tensors, the one that covers most of it.
+        name: the program's name of its tensor; of several tensors, of the one that covers most of it.
         kind: ``parameter``, ``buffer``, ``gradient``, ``optimizer``, ``saved`` (only autograd's graph holds it),
             ``input`` (the program holds it, and a living graph reads it and has not computed it), or ``other``.
         module: the path of the module that it belongs to; empty where it belongs to none.
@@ -80,11 +80,11 @@ class StorageRow(Carded, Located, Tabled):
 
 
 class Census(Totals[StorageRow]):
-    """Every living tensor at one moment, a row a storage, the largest first. It keeps none of them alive.
+    """The storages of all living tensors at one moment, the largest first. It keeps none of them alive.
 
     Attributes:
         unattributed: bytes allocated on accelerators that belong to no tensor found; None without an accelerator.
-        notes: what the census could not see.
+        notes: sentences about tensors that the census could not find or name.
     """
 
     __slots__ = ("items", "notes", "unattributed")
@@ -118,13 +118,13 @@ class Census(Totals[StorageRow]):
 
 
 def _with_entries_together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows to show, with one for the many entries of a list or dict that differ in their position only.
+    """Return the rows to show, with one row for many entries of a list or dict that differ in their position only.
 
-    Parameters, buffers, gradients and optimizer state keep a row each, for their names tell layers apart.
+    Parameters, buffers, gradients and optimizer state keep a row each, since their names tell layers apart.
     """
     together: dict[Hashable, list[dict[str, Any]]] = {}
     for number, row in enumerate(rows):
-        pattern = {**row, "name": _POSITION.sub("[*]", row["name"]), "held by": _POSITION.sub("[*]", row["held by"])}
+        pattern = {**row, "name": POSITION.sub("[*]", row["name"]), "held by": POSITION.sub("[*]", row["held by"])}
         alike = pattern != row and row["kind"] in ("other", "saved", "input")
         together.setdefault(tuple(pattern.values()) if alike else number, []).append(row)
     shown = []
@@ -134,13 +134,12 @@ def _with_entries_together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any
 
 
 def _whole(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of entries that are alike: their number, and the sum of their bytes."""
-    name, held = (_POSITION.sub("[*]", same[0][column]) for column in ("name", "held by"))
+    name, held = (POSITION.sub("[*]", same[0][column]) for column in ("name", "held by"))
     summed = {column: sum(row[column] for row in same) for column in ("bytes", "used")}
     return {**same[0], "name": f"{name} ({len(same)} alike)", "held by": held, **summed}
 
 
-_POSITION = re.compile(r"\[\d+\]")
+POSITION = re.compile(r"\[\d+\]")
 _MANY_ENTRIES = 4
 
 
@@ -148,9 +147,10 @@ _MANY_ENTRIES = 4
 def census(*, collect: bool = False, names: bool = True) -> Census:
     """Return every storage with live tensors in this process, with its size, kind, name and holders.
 
-    Nothing has to be prepared. Tensors are found on Python's heap, and from there those that only PyTorch's C++ holds:
-    gradients, bases of views, parts of sparse tensors, what the nodes of autograd's graphs have saved. Nothing of the
-    program runs, and the result keeps nothing alive. Under `track` the rows also have the line that made them.
+    Nothing has to be prepared. The census finds tensors on Python's heap, and from there those that only PyTorch's C++
+    holds: gradients, bases of views, parts of sparse tensors, tensors saved by the nodes of autograd's graphs. It runs
+    none of the program's code, and the result keeps nothing alive. Under `track` the rows also have the line that made
+    them.
 
     Args:
         collect: whether to collect garbage first. Otherwise tensors in reference cycles are listed, and marked so.
@@ -178,31 +178,27 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
         if names:
             look = HeapSnapshot()
             rows: Sequence[StorageRow] = sorted(map(_Described(look).resident, look.blocks), key=_place)
-            return Census(rows, unattributed(look.blocks), (*_not_seen(look.living), *look.findings.bound()))
-        alive = living()
+            return Census(rows, unattributed(look.blocks), (*_not_seen(look.living), *look.index.bound()))
+        alive = LiveObjects()
         blocks = blocks_of(alive.tensors, alive.storages)
-        return Census(
-            Lazy([block.without_tensors() for block in blocks], _bare), unattributed(blocks), _not_seen(alive)
-        )
+        # a row must hold neither tensors nor storages
+        rows = Lazy([StorageRegion(one.device, one.bytes, one.start, facts=one.facts) for one in blocks], _bare)
+        return Census(rows, unattributed(blocks), _not_seen(alive))
 
 
 def _place(one: StorageRow) -> tuple[Any, ...]:
-    """Return the sort key of a row: the largest first, and equal memory always in the same order."""
+    """Return the sort key of a row: the largest first, and rows of equal size always in the same order."""
     return -one.bytes, str(one.name), *map(str, (one.holders, one.card, one.kind, one.views, one.used, one.device))
 
 
 def _bare(block: StorageRegion) -> StorageRow:
-    """Return a row without names, from the first tensor of a block."""
     card = card_from(block.facts[0]) if block.facts else None
     covered = used(block, block.facts)
-    return StorageRow(_NAMELESS, "other", "", card, block.device, block.bytes, block.views, covered, "", (), None)
-
-
-_NAMELESS = unnamed()
+    return StorageRow(NAMELESS, "other", "", card, block.device, block.bytes, block.views, covered, "", (), None)
 
 
 class Kinds:
-    """The kinds of a snapshot's tensors. Registries of modules and optimizers decide, even without names."""
+    """Decides the kinds of a snapshot's tensors by the registries of modules and optimizers, also without names."""
 
     def __init__(self, look: HeapSnapshot) -> None:
         self._look = look
@@ -257,8 +253,6 @@ class Kinds:
 
 
 class _Described:
-    """Maker of rows with names, kinds and holders."""
-
     def __init__(self, look: HeapSnapshot) -> None:
         self._look = look
         self._kinds = Kinds(look)
@@ -269,7 +263,7 @@ class _Described:
         named = [at for at, one in enumerate(block.tensors) if look.names(one)]
         at = min(named or range(len(block.tensors)), key=lambda at: self._order(block, at), default=None)
         tensor = None if at is None else block.tensors[at]
-        name = self._name_of_storage(block) if tensor is None else self._name(block, tensor)
+        name = self._name(block, tensor)
         site = name.site or self._site(block, tensor)
         facts = [block.facts[one] for one in named] or block.facts
         return StorageRow(
@@ -288,28 +282,27 @@ class _Described:
 
     def _module(self, block: StorageRegion) -> str:
         """Return the path, or else the class, of the module that owns a parameter, a buffer or a gradient."""
-        findings, owners = self._look.findings, self._kinds.owned(block.tensors)
-        paths = [findings.owner_of(tensor) or findings.path_of(owner) for tensor, owner in owners]
+        index, owners = self._look.index, self._kinds.owned(block.tensors)
+        paths = [index.owner_of(tensor) or index.path_of(owner) for tensor, owner in owners]
         return min(filter(None, paths), key=len, default="") or next((type(owner).__name__ for _, owner in owners), "")
 
     def _order(self, block: StorageRegion, at: int) -> tuple[int, int, int, str, str]:
         """Return the sort key of a block's tensors: the largest, then a model's own, then the shortest name."""
-        name = next(iter(self._look.names(block.tensors[at])), _NAMELESS)
+        name = next(iter(self._look.names(block.tensors[at])), NAMELESS)
         owned = name.how in ("parameter", "buffer", "optimizer")
         return -(block.facts[at][3] or 0), not owned, len(name.path), name.path, str(block.facts[at][0])
 
     def _site(self, block: StorageRegion, tensor: torch.Tensor | None) -> Site | None:
         site = None if tensor is None else site_of_tensor(tensor, self._look.lookup)
-        seen = (self._look.living.allocations.get(key) for key in block.keys)
+        seen = (self._look.living.allocations.get(storage._cdata) for storage in block.storages)
         return site or next((one.line.site for one in seen if one is not None), None)
 
-    def _name_of_storage(self, block: StorageRegion) -> Name:
-        path = self._look.findings.path_of(block.storage)
-        return Name(path, "attribute") if path else _NAMELESS
-
-    def _name(self, block: StorageRegion, tensor: torch.Tensor) -> Name:
-        """Return the best name of a tensor: its own, its owner's, its call's, or a former or empty name."""
+    def _name(self, block: StorageRegion, tensor: torch.Tensor | None) -> Name:
+        """Return a tensor's own name, or else one made from its owner's or its call's, or a former or empty name."""
         look = self._look
+        if tensor is None:
+            path = look.index.path_of(block.storages[0])
+            return Name(path, "attribute") if path else NAMELESS
         own = look.names(tensor)
         if own:
             return own[0]
@@ -323,7 +316,7 @@ class _Described:
                 name = name_of_output(call, link.owner._sequence_nr(), 0)
                 if name is not None:
                     return name
-        return look.findings.names(tensor, look.lookup)[0]
+        return look.index.names(tensor, look.lookup)[0]
 
     def _holders(self, block: StorageRegion, name: Name, named: Sequence[int]) -> tuple[str, ...]:
         """Return the other holders of a block: names, nodes of graphs, and unexplained references."""
@@ -357,12 +350,11 @@ def _few(words: Iterable[str], most: int = 2) -> list[str]:
 
 
 def _memory(block: StorageRegion) -> str:
-    storage = block.storage
-    if storage is None or not block.bytes:
+    if not block.storages or not block.bytes or block.device.type != "cpu":
         return ""
-    if storage.device.type == "cpu" and cuda_is_in_use() and storage.is_pinned():
+    if cuda_is_in_use() and block.storages[0].is_pinned():
         return "pinned"
-    return "shared" if storage.device.type == "cpu" and storage.is_shared() else ""
+    return "shared" if block.storages[0].is_shared() else ""
 
 
 def _not_seen(alive: LiveObjects) -> tuple[str, ...]:

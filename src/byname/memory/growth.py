@@ -1,13 +1,9 @@
-"""Growth: the tensors that become more, or larger, within a block of the program.
-
-It compares snapshots by the patterns of names. `Known` holds weak references to the storages of a snapshot, to
-recognise them later.
-"""
+"""Growth: the tensors that become more, or larger, within a ``with`` block, by the patterns of their names."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -23,7 +19,6 @@ from byname.memory.leaks import Leak, leak_of
 from byname.memory.patterns import (
     GraphExtent,
     Group,
-    GrowingGraph,
     Key,
     Size,
     groups_of,
@@ -33,7 +28,6 @@ from byname.memory.patterns import (
 )
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.reading.quiet import dynamo_skip
-from byname.reading.tensor import STORAGE
 from byname.table import Column, Rows, Tabled, bytes_text, counted
 
 
@@ -50,9 +44,9 @@ class Grown(Tabled):
             once, in the largest row that holds it.
         marks: the count at entry and at each mark(), including what a larger row also accounts for; empty without
             marks.
-        at: the position of each of these: 0, 1, 2 ..., or the steps at which a command looked.
-        holder: the container, and the variable it is reached from.
-        cause: one of `byname.memory.leaks.CAUSES`.
+        at: the position of each of these: 0, 1, 2 ..., or the steps at which a command took a snapshot.
+        holder: the container, and the variable that leads to it.
+        cause: the kind of leak, such as ``stored-graph`` (`byname.memory.leaks` has all); ``unknown`` without one.
         remedy: a change to the program that avoids the growth; empty for an unknown cause.
     """
 
@@ -67,13 +61,17 @@ class Grown(Tabled):
 
     @property
     def each(self) -> int:
-        """The increase in bytes for each new tensor (or block)."""
+        """The increase in bytes per new tensor (or block)."""
         return self.bytes // max(1, self.count)
 
     @property
     def a_mark(self) -> str:
-        """The increase from mark to mark, or step to step: ``+1``, the average as ``+1.5``; empty without marks."""
-        return _pace(self.marks, self.at) if self.count else ""
+        """The increase per mark or step: ``+1``, or if it is not constant the average, ``+1.5``; "" without marks."""
+        marks, at = self.marks, self.at
+        rates = {(marks[n + 1] - marks[n]) / (at[n + 1] - at[n]) for n in range(len(marks) - 1)}
+        if not self.count or not rates:
+            return ""
+        return f"{rates.pop():+g}" if len(rates) == 1 else f"{(marks[-1] - marks[0]) / (at[-1] - at[0]):+.1f}"
 
     columns = (
         Column("name"),
@@ -87,14 +85,6 @@ class Grown(Tabled):
     )
 
 
-def _pace(marks: Sequence[int], at: Sequence[int]) -> str:
-    """Return the increase from one position to the next, exact if it is constant, otherwise the average."""
-    rates = {(marks[n + 1] - marks[n]) / (at[n + 1] - at[n]) for n in range(len(marks) - 1)}
-    if not rates:
-        return ""
-    return f"{rates.pop():+g}" if len(rates) == 1 else f"{(marks[-1] - marks[0]) / (at[-1] - at[0]):+.1f}"
-
-
 _NOT_ENTERED = "growth() compares moments: enter it first, as in `with byname.growth() as growth:`"
 
 
@@ -106,8 +96,8 @@ class Growth(Rows[Grown]):
 
     Args:
         collect: whether to collect garbage before each snapshot.
-        enough: the number of snapshots from which on what has stopped growing is no row.
-        clock: returns the step of a snapshot, where they are at unequal distances; by default they count themselves.
+        enough: the number of snapshots after which a group that has stopped growing gets no row.
+        clock: returns the step at which a snapshot is taken, for unequal distances; by default snapshots are counted.
         unit: the word for a step of that clock.
     """
 
@@ -135,7 +125,7 @@ class Growth(Rows[Grown]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._entered:  # else it was left before; a look that was interrupted is taken when this is called again
+        if self._entered:  # if an interrupt stops the mark, a second call takes it
             self.mark()
             self._entered = False
 
@@ -163,7 +153,7 @@ class Growth(Rows[Grown]):
             if len(marks) > 1:
                 course = Course(marks, graphs, at, slack=self._clock is None)
                 grown = _grown(look, groups, course, self._known, len(marks) >= self._enough)
-                self._longer = _longer(look, growing_graph(groups, graphs)) or self._longer
+                self._longer = _longer(look, groups, graphs) or self._longer
                 self._found = grown or self._longer
             else:
                 self._known, self._found, self._longer = Known(look.blocks), (), ()
@@ -187,7 +177,7 @@ class Growth(Rows[Grown]):
         return super()._shown() if self._marks else []
 
     def _title(self) -> str:
-        found = self._found  # as the rows above the title's table are: `_shown` has just taken them
+        found = self._found  # `_shown` has just taken the snapshot
         if not self._marks:
             return "not entered yet, as in `with byname.growth() as growth:`"
         if not found:
@@ -235,12 +225,9 @@ def growth(*, collect: bool = False) -> Growth:
 
 
 class Course(NamedTuple):
-    """The sizes and graphs of the groups at each snapshot, with the positions of these.
+    """The sizes and graphs of the groups at each snapshot, and the step at which it was taken.
 
-    Attributes:
-        marks, graphs: for each snapshot the size of each group, and how far its graph goes.
-        at: the step of each snapshot.
-        slack: whether the last snapshot may come just after the one before, as at the end of a block.
+    The last snapshot may come right after the one before, as at the end of a block, if there is `slack`.
     """
 
     marks: Sequence[dict[Key, Size]]
@@ -268,7 +255,7 @@ def _grown(
     for key in grown:
         group, before = groups[key], first.get(key, Size())
         now, fresh = group.size(look, claimed), group.size(look, claimed | old)
-        if _more(before, now) and fresh.pieces:  # otherwise what others held before is held through it now
+        if _more(before, now) and fresh.pieces:  # otherwise it only took over memory that others held before
             claimed |= group.blocks
             between = [mark.get(key, Size()) for mark in marks[1:-1]]
             found.append(_row(leak_of(look, group, [before, *between, now]), before, now, between, course.at))
@@ -276,9 +263,10 @@ def _grown(
 
 
 def _is_new(group: Group, course: Course) -> bool:
-    """Return whether a group is a single result that is computed anew, so that another variable keeps its graph.
+    """Return whether a group is a single result that is computed anew at each step, such as a loss.
 
-    The graph of a state that is carried on contains the node of the former state; that of a loss, no former loss.
+    The graph of a state that is carried over contains the node of the former state; the graph of a loss contains no
+    former loss.
     """
     if group.graph is None or len(group.tensors) > 1 or "[*]" in group.key.pattern:
         return False
@@ -286,18 +274,26 @@ def _is_new(group: Group, course: Course) -> bool:
     return bool(former) and former.isdisjoint(group.numbers)
 
 
-def _longer(look: HeapSnapshot, graph: GrowingGraph | None) -> tuple[Grown, ...]:
-    """Return the row of a graph that grows without memory of tensors; programs in which some grows have other rows."""
-    if graph is None:
+def _longer(
+    look: HeapSnapshot, groups: Mapping[Key, Group], graphs: Sequence[Mapping[Key, GraphExtent]]
+) -> tuple[Grown, ...]:
+    """Return the row of a graph that grows by nodes alone, for programs in which no tensors grow."""
+    found = growing_graph(groups, graphs)
+    if found is None:
         return ()
-    leak = leak_of(look, graph.group, [Size(), graph.group.size(look)])
-    return (Grown(leak.name, 0, 0, (), leak.holder, "retained-graph", graph.remedy),)
+    leak = leak_of(look, found.group, [Size(), found.group.size(look)])
+    remedy = (
+        f"its graph became longer by {counted(found.nodes, 'node')} and still began where it had begun: for a running "
+        "total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the beginning of each "
+        "iteration"
+    )
+    return (Grown(leak.name, 0, 0, (), leak.holder, "retained-graph", remedy),)
 
 
 def _renamed(
     look: HeapSnapshot, groups: dict[Key, Group], first: Mapping[Key, Size], old: Collection[int]
 ) -> dict[Key, Size]:
-    """Return the former sizes of groups with new names or none: a new name for an old tensor is no growth."""
+    """Return the former sizes of groups with a new name or none: a new name for an old tensor is no growth."""
     fresh = set(range(len(look.blocks))).difference(old)
     return {key: group.size(look, fresh) for key, group in groups.items() if key not in first or not key.pattern}
 
@@ -305,7 +301,7 @@ def _renamed(
 def _widened(
     look: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]]
 ) -> tuple[dict[Key, Group], list[dict[Key, Size]]]:
-    """Return groups and marks with the entries of a container that keeps getting new keys joined in one group."""
+    """Return groups and marks, with one group for all entries of a container that keeps getting new keys."""
     known = dict.fromkeys(key for mark in marks for key in mark)
     wide = widened(
         known, [key for key in groups if key not in marks[0]], [key for key in marks[0] if key not in groups]
@@ -331,8 +327,11 @@ def _summed(mark: Mapping[Key, Size], wide: Mapping[Key, Key]) -> dict[Key, Size
 
 
 def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size], at: Sequence[int]) -> Grown:
-    """Return a row; `between` are the sizes at the marks, and `at` the positions of all."""
-    count = _pieces if _holds_more(before, now, between) else _members
+    """Return a row; `between` has the sizes at the marks, `at` the positions of all snapshots."""
+    first = next((size for size in (before, *between) if size.members), before)
+    # members that did not increase may keep more blocks alive, as a running total does
+    holds_more = now.members <= first.members and (first is before or now.pieces > first.pieces)
+    count = attrgetter("pieces") if holds_more else _members
     return Grown(
         leak.name,
         max(0, count(now) - count(before)),
@@ -345,13 +344,7 @@ def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size], at: Seque
     )
 
 
-def _holds_more(before: Size, now: Size, between: Sequence[Size]) -> bool:
-    """Return whether the members did not increase but keep more blocks alive, as a running total does."""
-    first = next((size for size in (before, *between) if size.members), before)
-    return now.members <= first.members and (first is before or now.pieces > first.pieces)
-
-
-_pieces, _members = attrgetter("pieces"), attrgetter("members")
+_members = attrgetter("members")
 
 
 def _more(before: Size, now: Size) -> bool:
@@ -360,12 +353,11 @@ def _more(before: Size, now: Size) -> bool:
 
 
 def _goes_on(group: Group, course: Course) -> bool:
-    """Return whether a group goes on growing, as far as some snapshots tell.
+    """Return whether a group goes on growing, judged by its snapshots.
 
-    It must be as large at the end as ever, have grown more than once, and also lately: in the last quarter of the
-    steps, where they are known, and not much more slowly than before. What comes once and stays, such as a cache that
-    is full, does not go on growing; nor does an optimizer's state, an entry for each of its parameters, though a
-    parameter that is used late gets its entry late.
+    It must be largest at the end, have grown more than once, and have grown lately: in the last quarter of the steps,
+    where these are known, and not much more slowly than before. A cache that is full has stopped growing. So has an
+    optimizer's state, one entry for each parameter, although a parameter that is used late gets its entry late.
     """
     if _is_state_of_parameters(group):
         return False
@@ -380,9 +372,9 @@ def _goes_on(group: Group, course: Course) -> bool:
 
 
 def _slowed(sizes: Sequence[Size], at: Sequence[int]) -> bool:
-    """Return whether of two intervals the second brought less than half of what the first did in as many steps.
+    """Return whether a group grew less than half as fast in the second of two intervals as in the first.
 
-    If it is a long one, then what grew has probably become full within it.
+    Within a long second interval it has then probably become full.
     """
     before, then, now = sizes
     size = _members if now.members > then.members else attrgetter("bytes")
@@ -390,7 +382,6 @@ def _slowed(sizes: Sequence[Size], at: Sequence[int]) -> bool:
 
 
 def _is_state_of_parameters(group: Group) -> bool:
-    """Return whether a group is optimizer state with no more entries than the optimizer has parameters."""
     if not group.ways or not all(named.way.stateful for named in group.ways):
         return False
     passed = {id(one): one for named in group.ways for one in named.way.passed}
@@ -408,22 +399,10 @@ class Known:
     """Weak references to the storages of some blocks. While one lives, its storage's address is not used again."""
 
     def __init__(self, blocks: Iterable[StorageRegion]) -> None:
-        self._marks: dict[int, StorageWeakRef] = {}
-        self._bytes: dict[int, int] = {}
-        for block in blocks:
-            self._bytes |= dict.fromkeys(block.keys, block.bytes)
-            for storage in _storages_of(block):
-                if storage._cdata not in self._marks:
-                    self._marks[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        storages = ((storage, block.bytes) for block in blocks for storage in block.storages)
+        self._known = {storage._cdata: (StorageWeakRef(storage), size) for storage, size in storages}  # type: ignore[no-untyped-call]
 
     def has(self, block: StorageRegion) -> bool:
         """Return whether some of this memory existed before and was as large. Callers hold `heap_at_rest`."""
-        return any(key in self._marks and block.bytes <= self._bytes[key] for key in block.keys)
-
-
-def _storages_of(block: StorageRegion) -> Iterator[torch.UntypedStorage]:
-    if block.storage is not None:
-        yield block.storage
-    for tensor, facts in zip(block.tensors, block.facts, strict=True):
-        if facts[STORAGE] is not None:
-            yield torch._C.TensorBase.untyped_storage(tensor)
+        before = (self._known.get(storage._cdata, (None, -1)) for storage in block.storages)
+        return any(block.bytes <= size for _, size in before)

@@ -11,7 +11,7 @@ import torch
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError, NotATensorError
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest, where
-from byname.naming.names import Named
+from byname.naming.reference_path import ReferencePath
 from byname.naming.search import Targets
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import is_tensor
@@ -25,11 +25,11 @@ class Holder:
 
     Attributes:
         path: the expression of the program that leads to the tensor; empty where C++ holds it.
-        kind: the beginning of the reference path, or its most unusual reference: ``local``, ``global``, ``thread``,
+        kind: the start of the reference path, or its most unusual reference: ``local``, ``global``, ``thread``,
             ``module``, ``optimizer``, ``closure``, ``cache``, ``hook``, ``traceback``, ``generator``, ``task``;
             in C++ ``graph`` (a node of autograd), ``grad``, ``view`` and ``part`` (of another tensor), and
             ``unexplained``.
-        text: the holder in a sentence.
+        text: the holder as a phrase.
 
     >>> str(Holder("trainer.last", "global", "`trainer.last`, from a global of __main__"))
     '`trainer.last`, from a global of __main__'
@@ -51,10 +51,10 @@ def holders(tensor: Sequence[torch.Tensor], *, limit: int = 10) -> list[list[Hol
 def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]]:
     """Return the holders of a tensor: reference paths through the program, shortest first, then its owners in C++.
 
-    The search follows referrers upwards from the tensor to variables of running functions, globals, threads, tasks,
+    The search follows referrers from the tensor up to variables of running functions, globals, threads, tasks,
     exceptions and the like. Of C++ owners it knows those of autograd: nodes that saved the tensor or accumulate into
-    it, the owner of a gradient, views. It counts further references and calls them unexplained. It runs none of the
-    program's code, and takes a few passes over the heap, for many tensors as for one.
+    it, the owner of a gradient, views. It counts all other references as unexplained. It runs none of the program's
+    code, and takes a few passes over the heap, for many tensors as for one.
 
     Args:
         tensor: the tensor; or a list or tuple of tensors.
@@ -80,14 +80,14 @@ def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]
             f"limit is how many holders to list for each tensor, an int of at least 1, but got {limit!r}"
         )
     single = is_tensor(tensor)
-    asked = Targets([tensor] if single else _tensors(tensor))
+    asked = Targets([tensor] if single else _checked(tensor))
     with heap_at_rest():
         look = HeapSnapshot(asked)
         found = [list(_holders(look, one))[:limit] for one in asked]
     return found[0] if single else found
 
 
-def _tensors(given: Any) -> Sequence[torch.Tensor]:
+def _checked(given: Any) -> Sequence[torch.Tensor]:
     if type(given) not in (list, tuple):
         raise NotATensorError(f"holders() expects a tensor or a list of tensors, but got {type(given).__name__}")
     for one in given:
@@ -97,22 +97,20 @@ def _tensors(given: Any) -> Sequence[torch.Tensor]:
 
 
 def _holders(look: HeapSnapshot, tensor: torch.Tensor) -> Iterator[Holder]:
-    yield from (holder_of(named) for named in look.ways(tensor) if named.way.root.how != "tag")  # a tag holds weakly
+    for name, way in look.ways(tensor):
+        if way.root.how != "tag":  # a tag holds weakly
+            yield Holder(name.path, _kind_of_path(way), f"`{name.text or name.path}`, {where(way)}")
     for link in look.links(tensor):
-        yield Holder("", _kind(link.owner, link.role), look.owner_text(link))
+        kind = "graph" if is_node(link.owner) else {"grad": "grad", "base": "view"}.get(link.role, "part")
+        yield Holder("", kind, look.owner_text(link))
     count = look.unexplained([tensor])
     if count:
         yield Holder("", "unexplained", counted(count, "unexplained C++ reference"))
 
 
-def holder_of(named: Named) -> Holder:
-    """Return the holder that a named reference path describes."""
-    return Holder(named.name.path, _telling(named), f"`{named.name.text or named.name.path}`, {where(named)}")
-
-
-def _telling(named: Named) -> str:
-    """Return the kind of a reference path: its most unusual reference, or else its beginning."""
-    kinds = [step.kind for step in named.way.steps]
+def _kind_of_path(way: ReferencePath) -> str:
+    """Return the kind of a reference path: its most unusual reference, or else its start."""
+    kinds = [step.kind for step in way.steps]
     for kind in ("traceback", "cache", "hook", "task", "closure"):
         if kind in kinds:
             return kind
@@ -122,10 +120,4 @@ def _telling(named: Named) -> str:
         return "optimizer"
     if "parameter" in kinds or "buffer" in kinds:
         return "module"
-    return "thread" if named.way.root.foreign else named.way.root.how
-
-
-def _kind(owner: Any, role: str) -> str:
-    if is_node(owner):
-        return "graph"
-    return {"grad": "grad", "base": "view"}.get(role, "part")
+    return "thread" if way.root.foreign else way.root.how

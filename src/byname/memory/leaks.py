@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from byname.autograd.walk import Node
-from byname.memory.living import LiveObjects, optimizer_state
+from byname.memory.living import optimizer_state
 from byname.memory.patterns import LOST, Group, Size
 from byname.memory.snapshot import HeapSnapshot, reached_from_context, where
 from byname.naming.children.python import futures
@@ -38,7 +39,7 @@ class Leak(NamedTuple):
 
 
 class Evidence:
-    """A group, its last members, and every reference path to these. It must not outlive the snapshot."""
+    """A group, its last members, and every reference path to them. It must not outlive the snapshot."""
 
     def __init__(self, look: HeapSnapshot, group: Group, course: Sequence[Size]) -> None:
         self.look, self.group, self.course = look, group, course
@@ -62,14 +63,13 @@ class Evidence:
         """Return whether any member is still the gradient of a tensor."""
         return any(link.role == "grad" for one in self.members for link in self.look.links(one))
 
-    def own_blocks(self) -> set[int]:
-        """Return the memory blocks in which the members themselves lie."""
-        return {self.look.block_of(one) for one in self.group.tensors}
-
     @cached_property
     def originals(self) -> frozenset[tuple[str, tuple[int, ...]]]:
-        """The keys in the state of live models and optimizers, with the shapes of the tensors there."""
-        return _originals(self.look.living)
+        """The ``state_dict()`` keys of the tensors of live models and optimizers, with their shapes."""
+        alive = self.look.living
+        pairs = [*optimizer_state(alive), *(pair for module in alive.modules for pair in state_of(module))]
+        shapes = ((key, facts_of(value)[0]) for key, value in pairs)
+        return frozenset((key, tuple(shape)) for key, shape in shapes if shape is not None)  # lazy, nested have none
 
     @cached_property
     def context_cycle(self) -> str:
@@ -85,12 +85,8 @@ class Evidence:
         """Return whether the members are entries of a container, and not one new variable."""
         return "[*]" in self.group.key.pattern
 
-    def is_one(self) -> bool:
-        """Return whether the group is one tensor and no entry of a container."""
-        return not self.is_many() and self.now.members == 1
-
     def was_there(self) -> bool:
-        """Return whether the group existed and then grew, instead of only appearing."""
+        """Return whether the group existed and then grew, rather than only appeared."""
         sizes = [size.pieces for size in self.course if size.members]
         return self.before.members > 0 or (len(sizes) > 2 and sizes == sorted(sizes) and sizes[-1] > sizes[0])
 
@@ -102,11 +98,6 @@ class Evidence:
         """Return whether the program reaches all members only by NumPy slices of less than half of their memory."""
         pairs = [(self.look.blocks[self.look.block_of(one)], self.look.ways(one)) for one in self.members]
         return all(ways and all(2 * _seen_of(named) < block.bytes for named in ways) for block, ways in pairs)
-
-    @property
-    def entries(self) -> int:
-        """The number of members more than at first."""
-        return self.now.members - self.before.members
 
 
 _LOOKED_AT = 20
@@ -126,20 +117,10 @@ _bytes_of: Callable[[Any], int] = vars(numpy.ndarray)["nbytes"].__get__
 _type_of: Callable[[Any], numpy.dtype[Any]] = vars(numpy.ndarray)["dtype"].__get__
 
 
-def _originals(alive: LiveObjects) -> frozenset[tuple[str, tuple[int, ...]]]:
-    """Return the ``state_dict()`` keys of the tensors of live models and optimizers, with their shapes."""
-    pairs = [*optimizer_state(alive), *(pair for module in alive.modules for pair in state_of(module))]
-    shapes = ((key, facts_of(value)[0]) for key, value in pairs)
-    return frozenset((key, tuple(shape)) for key, shape in shapes if shape is not None)  # lazy and nested have none
-
-
 def _is_graph_in_grad(found: Evidence) -> bool:
     """Return whether the group has a gradient with a graph of its own."""
-    for one in found.group.tensors:
-        grads = [link.owner for link in found.look.links(one) if link.role == "grad"]
-        if grads and fact(one, "grad_fn") is not None:
-            return True
-    return False
+    graded = (one for one in found.group.tensors if fact(one, "grad_fn") is not None)
+    return any(link.role == "grad" for one in graded for link in found.look.links(one))
 
 
 def _own_result_of(node: Node) -> str | None:
@@ -152,10 +133,10 @@ def _own_result_of(node: Node) -> str | None:
 def _pins_base(found: Evidence) -> bool:
     """Return whether the unused part of the members' storages is most of the memory that they keep alive."""
     if not found.group.ways or (found.has_graph() and not any(fact(one, "_base") is not None for one in found.members)):
-        return False  # the result of a sum lies in memory that had room for all of its summands
+        return False  # the storage of a sum's result had room for all of its summands
     if found.is_cut_by_arrays():
         return True
-    spare = sum(found.look.spare(number) for number in found.own_blocks())
+    spare = sum(found.look.spare(number) for number in set(map(found.look.block_of, found.group.tensors)))
     return 2 * spare > sum(found.look.blocks[number].bytes for number in found.group.blocks)
 
 
@@ -187,7 +168,7 @@ def _comes_with_the_first_step(found: Evidence) -> bool:
 
 
 def _emptied(found: Evidence) -> str:
-    """Return how the object that has the container is emptied, if its class says so; else an empty text."""
+    """Return how to empty the object that has the container, if its class has a method for it; else an empty text."""
     if found.has_gradient():
         return "store numbers, such as grad.norm().item(), instead of the gradients; or "
     for one in (one for named in found.ways for one in reversed(named.way.passed)):
@@ -247,7 +228,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     ),
     (
         "prefetch",
-        lambda found: found.passes(queue.Queue, queue.SimpleQueue) or _from_a_loader(found) or _was_submitted(found),
+        lambda found: found.passes(queue.Queue, queue.SimpleQueue, _BaseDataLoaderIter) or _was_submitted(found),
         "bound the queue (maxsize=, prefetch_factor=), take out what was put in, and drop the iterator when done",
     ),
     (
@@ -261,7 +242,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     ),
     (
         "stored-graph",
-        lambda found: found.has_graph() and found.entries > 0 and found.is_many(),
+        lambda found: found.has_graph() and found.now.members > found.before.members and found.is_many(),
         "store loss.item() or loss.detach(): a result keeps its whole graph alive, with every tensor saved in it; what "
         "is only evaluated is computed under torch.no_grad()",
     ),
@@ -277,7 +258,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     ),
     (
         "growing-cache",
-        lambda found: bool(found.group.ways) and found.is_one() and found.was_there(),
+        lambda found: bool(found.group.ways) and not found.is_many() and found.now.members == 1 and found.was_there(),
         "the tensor of this name is larger than before: where each holds the one before it, as with torch.cat, keep "
         "only the part that is still needed, x = x[-limit:].clone(), or allocate it once at full size and overwrite "
         "the oldest part; where each is made anew, it is the input that became larger",
@@ -290,17 +271,8 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
 )
 """The causes, each with its test and its remedy, or a function that makes it. The first that passes is reported."""
 
-CAUSES = tuple(dict.fromkeys([*(cause for cause, _, _ in _KNOWN), "unknown"]))
-"""Every cause that a row of `growth` can have."""
-
-
-def _from_a_loader(found: Evidence) -> bool:
-    loader = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
-    return loader is not None and found.passes(loader)
-
 
 def _was_submitted(found: Evidence) -> bool:
-    """Return whether members are results of futures in a deque without a bound."""
     steps = (step for named in found.ways for step in pairwise(named.way.passed))
     kinds = (Future, *futures())
     return any(type(queue) is deque and queue.maxlen is None and issubclass(type(one), kinds) for queue, one in steps)
@@ -314,18 +286,13 @@ def leak_of(look: HeapSnapshot, group: Group, course: Sequence[Size]) -> Leak:
     if group.ways:
         return Leak(group.key.pattern, _holder(group), cause, remedy)
     name = f"unnamed ({card_of(group.tensors[0])})" if group.tensors else "unnamed"
-    return Leak(name, group.key.scope or _unfollowed(look, group), cause, remedy)
-
-
-def _unfollowed(look: HeapSnapshot, group: Group) -> str:
-    """Return the holder of a group without names, as far as it is known; what nodes hold leads no further."""
-    roots = Ours(one for one in group.tensors if not look.links(one))
-    return look.stranded(roots) if roots else "no variable leads to it"
+    roots = Ours(one for one in group.tensors if not look.links(one))  # nodes are not followed to their holders
+    holder = look.stranded(roots) if roots and not group.key.scope else "no variable leads to it"
+    return Leak(name, group.key.scope or holder, cause, remedy)
 
 
 def _holder(group: Group) -> str:
-    """Return a text that names the members' container and the variable it is reached from."""
-    named = group.ways[-1]
+    way = group.ways[-1].way
     container, found, _ = group.key.pattern.partition("[*]")
-    begins = "" if not found or "(" in container or container == named.way.root.text else f"`{container}`, "
-    return f"{begins}{where(named)}"
+    begins = "" if not found or "(" in container or container == way.root.text else f"`{container}`, "
+    return f"{begins}{where(way)}"

@@ -1,11 +1,10 @@
-"""Live objects: the tensors on Python's heap, the tensors that only PyTorch's C++ holds, and which of all are garbage.
+"""Live objects: the tensors on Python's heap, the tensors that only PyTorch's C++ holds, and those that are garbage.
 
-Python's collector lists every tensor that has a Python object. These hold the others: as a gradient, a base, a part of
-a sparse tensor, or in a slot of autograd's graph. `LiveObjects` holds all that it found, so callers drop it before they
-return.
+Python's collector lists every tensor that has a Python object. These lead to the others: gradients, bases of views,
+parts of sparse tensors, and tensors in the slots of autograd's graph.
 
-Garbage are the objects that only reference cycles keep alive, counted as the collector does (CPython's ``gc_refs``): an
-object all of whose references come from objects that are themselves unreachable. The collector is not run.
+Garbage are the objects that only reference cycles keep alive. They are found as the collector finds them (CPython's
+``gc_refs``), without running it: an object is garbage if all its references come from objects that are garbage.
 """
 
 from __future__ import annotations
@@ -39,12 +38,10 @@ from byname.tracking.allocations import Allocation, living_allocations
 
 
 class Link(NamedTuple):
-    """A reference from PyTorch's C++ to a tensor: its owner, and the owner's name for it.
+    """A reference from PyTorch's C++ to a tensor: its owner, a node or a tensor, and the owner's name for it.
 
-    Attributes:
-        owner: the node or the tensor.
-        role: a slot's name such as ``mat2``; ``variable`` of an accumulating node; or ``grad``, ``base`` and the names
-            of parts, of a tensor.
+    The role is a slot's name such as ``mat2``; ``variable`` of an accumulating node; or ``grad``, ``base`` and the
+    names of parts, of a tensor.
     """
 
     owner: Any
@@ -52,22 +49,20 @@ class Link(NamedTuple):
 
 
 class LiveObjects:
-    """Everything alive that is a tensor or leads to one.
+    """The live objects of the heap that are tensors or lead to one. Callers hold `heap_at_rest`, and drop it soon.
 
     Attributes:
-        tensors: every live tensor, each once; first those that were Python objects before the search.
-        visible: the number of these first ones.
-        nodes: every node that was found.
+        tensors, visible: every live tensor, each once, and the number of the first ones, Python objects before the
+            search.
         storages: storages that are Python objects, and those that a tracker has seen allocated.
         allocations: the tracker's records of these storages, by the storage's key.
-        modules, optimizers: every live one.
         links: the references from PyTorch's C++ to each tensor, by its id.
         hidden: the number of objects that ``gc.freeze`` hides from the collector's list.
-        unread: whether what nodes have saved was not read, since another thread's backward did not come to its end.
+        unread: whether saved tensors were left unread, because a backward in another thread had not ended.
     """
 
-    def __init__(self, objects: list[object], hidden: int) -> None:
-        self.hidden = hidden
+    def __init__(self) -> None:
+        objects, self.hidden = everything()
         self.unread = backward_elsewhere()
         tensors, nodes, storages, modules, optimizers = _sorted_out(objects)
         self.tensors = Targets(tensors)
@@ -82,7 +77,7 @@ class LiveObjects:
         self.links: dict[int, list[Link]] = {}
         self._known = set(map(id, tensors))
         self._follow(self.tensors, nodes)
-        if hidden:
+        if self.hidden:
             self._follow_hidden()
 
     def _follow(self, tensors: Iterable[torch.Tensor], nodes: Iterable[Node]) -> None:
@@ -92,7 +87,10 @@ class LiveObjects:
         roots: list[Node] = Ours(nodes)
         while fresh or roots:
             before = len(self.tensors)
-            roots += [node for tensor in fresh if (node := self._follow_tensor(tensor)) is not None]
+            for tensor in fresh:
+                for role, held in _held_by(tensor):
+                    self._found(held, Link(tensor, role))
+            roots += [node for tensor in fresh if (node := fact(tensor, "grad_fn")) is not None]
             found = Ours(nodes_from(roots, seen))
             self.nodes += found
             for node, role, tensor in () if self.unread else held_by_nodes(found):
@@ -114,23 +112,7 @@ class LiveObjects:
         if id(tensor) not in self._known:
             self._known.add(id(tensor))
             self.tensors.append(tensor)
-        self.links.setdefault(id(tensor), _Links()).append(link)
-
-    def _follow_tensor(self, tensor: torch.Tensor) -> Node | None:
-        """Add the tensors that a tensor holds; return the node that made it."""
-        for role, held in _held_by(tensor):
-            self._found(held, Link(tensor, role))
-        return fact(tensor, "grad_fn")
-
-
-class _Links(list[Link]):
-    """List of links, in a class of its own by which byname tells it from the program's lists."""
-
-
-def living() -> LiveObjects:
-    """Return the live objects of the whole heap. Callers hold `heap_at_rest`."""
-    objects, hidden = everything()
-    return LiveObjects(objects, hidden)
+        self.links.setdefault(id(tensor), Ours()).append(link)
 
 
 def optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
@@ -145,7 +127,7 @@ def optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
 def _sorted_out(objects: list[object]) -> list[list[Any]]:
     """Return the tensors, nodes, storages, modules and optimizers among these objects.
 
-    The identity of the class decides: this runs no code of an object, and not even the hash of a metaclass.
+    Classes are compared by identity, so this runs no code of an object, not even the hash of a metaclass.
     """
     sorts = {id(kind): sort for sort, family in enumerate(_FAMILIES) for kind in family()}
     found: list[list[Any]] = [[] for _ in _FAMILIES]
@@ -156,10 +138,9 @@ def _sorted_out(objects: list[object]) -> list[list[Any]]:
     return found
 
 
-def _below(*kinds: type) -> Iterable[type]:
-    """Return some classes with all their subclasses."""
+def _below(kind: type) -> Iterable[type]:
     found: dict[int, type] = {}
-    waiting = list(kinds)
+    waiting = [kind]
     while waiting:
         kind = waiting.pop()
         if id(kind) not in found:
@@ -184,7 +165,6 @@ _FAMILIES: tuple[Callable[[], Iterable[type]], ...] = (
 
 
 def _held_by(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that a tensor holds in C++, each with its role."""
     plain = type(tensor) in PLAIN
     read = getattr if plain else fact
     if fact(tensor, "is_leaf") or fact(tensor, "retains_grad"):
@@ -214,30 +194,28 @@ def _tangent(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 _OF_THE_LOOP = 3
-"""References to an object while it is counted: the list of all objects, the loop's variable, the argument."""
+"""References to an object while they are counted: those of the list, of the loop's variable, and of the argument."""
 
 
 def garbage_among(objects: Mapping[int, object]) -> frozenset[int]:
-    """Return the ids of the objects that only objects of the same set keep alive.
-
-    Args:
-        objects: by id; a set that holds, for each of its members, also the objects that refer to it.
-    """
+    """Return the ids of objects that only others of the set keep alive; with each, those that refer to it are given."""
     held, inside, outside = _references_to(objects)
-    alive = outside | _held_from_elsewhere(objects, held)
+    everything: list[object] = Ours(objects.values())
+    # A variable of a running function and C++ hold references that no object on the heap has.
+    alive = outside | {id(one) for one in everything if sys.getrefcount(one) - _OF_THE_LOOP > held.get(id(one), 0)}
     return frozenset(objects.keys() - _reached(alive, inside))
 
 
 _FEW = 64
-"""The most objects of which the collector finds the holders sooner than all references are read."""
+"""The most objects whose referrers the collector finds faster than all references of the heap are read."""
 
 
 def _references_to(objects: Mapping[int, object]) -> tuple[Counter[int], dict[int, list[int]], set[int]]:
-    """Return the references to each object, the referents of each among these, and those that others refer to."""
+    """Return the number of references to each object, its referents among these, and the objects held by others."""
     held = Counter[int]()
     inside: dict[int, list[int]] = {}
     outside: set[int] = set()
-    # The collector does not see what tuples hold that it does not track, as those of arrays alone.
+    # The collector does not see the items of tuples that it does not track, such as tuples of arrays.
     few = are_few(objects, _FEW) and all(map(gc.is_tracked, objects.values()))
     for holder in gc.get_referrers(*objects.values()) if few else References(heap()).suspects(objects.keys()):
         found = [ident for ident in map(id, gc.get_referents(holder)) if ident in objects]
@@ -247,12 +225,6 @@ def _references_to(objects: Mapping[int, object]) -> tuple[Counter[int], dict[in
         elif found and not is_ours(holder):
             outside.update(found)
     return held, inside, outside
-
-
-def _held_from_elsewhere(objects: Mapping[int, object], held: Mapping[int, int]) -> set[int]:
-    """Return the objects with references from outside of the heap: variables of running functions, and C++."""
-    everything: list[object] = Ours(objects.values())
-    return {id(thing) for thing in everything if sys.getrefcount(thing) - _OF_THE_LOOP > held.get(id(thing), 0)}
 
 
 def _reached(start: set[int], inside: Mapping[int, list[int]]) -> set[int]:

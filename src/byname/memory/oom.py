@@ -6,7 +6,6 @@ The report has the largest groups of memory by name, their main holders, and the
 from __future__ import annotations
 
 import mmap
-import re
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
 
@@ -15,7 +14,7 @@ from torch import nn
 
 from byname.autograd.walk import is_node
 from byname.memory.blocks import StorageRegion, unattributed
-from byname.memory.census import Kinds
+from byname.memory.census import POSITION, Kinds
 from byname.memory.patterns import Group, groups_of
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.naming.reference_path import ReferencePath, pattern_of
@@ -66,32 +65,29 @@ def _group_of(look: HeapSnapshot, kinds: Kinds, block: StorageRegion) -> Hashabl
     for link in (link for tensor in block.tensors for link in look.links(tensor)):
         name = look.graphs.name(link.owner) if is_node(link.owner) else None
         if name is not None:
-            return f"saved for the backward of `{_ANY_POSITION.sub('[*]', name.path)}`"
+            return f"saved for the backward of `{POSITION.sub('[*]', name.path)}`"
     return f"without a name: {look.stranded(block.tensors)}"
 
 
 def _owner(way: ReferencePath) -> str:
-    """Return the path of the first model or optimizer on a reference path, as the program writes it."""
     owners = (nn.Module, torch.optim.Optimizer)
     paths = (to for to, one in zip(way.parts(), way.passed, strict=False) if issubclass(type(one), owners))
     return next(paths, next(way.parts())).source
 
 
 _OWNED = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "optimizer": "state"}
-_ANY_POSITION = re.compile(r"\[\d+\]")
 
 
 def _is_owned(group: Group) -> bool:
     """Return whether the tensors are those of a model or an optimizer, which the groups above name."""
-    kinds = {step.kind for named in group.ways for step in named.way.steps}
-    passed = (one for named in group.ways for one in named.way.passed)
-    return not kinds.isdisjoint(("parameter", "buffer")) or any(
-        issubclass(type(one), torch.optim.Optimizer) for one in passed
+    ways = [named.way for named in group.ways]
+    return any(step.kind in ("parameter", "buffer") for way in ways for step in way.steps) or any(
+        issubclass(type(one), torch.optim.Optimizer) for way in ways for one in way.passed
     )
 
 
 def _holding(look: HeapSnapshot) -> Iterator[str]:
-    """Return the patterns that hold most, without models and optimizers, and without those that add nothing."""
+    """Yield the patterns that hold most, without models and optimizers, and without those that add nothing."""
     groups = {key: group for key, group in groups_of(look).items() if key.pattern and not _is_owned(group)}
     sizes = {key: group.size(look).bytes for key, group in groups.items()}
     claimed: set[int] = set()
@@ -106,7 +102,7 @@ def _holding(look: HeapSnapshot) -> Iterator[str]:
 
 
 class _Reserve:
-    """Address space of the process, held while a block may need it. It takes no memory, as nothing is written there."""
+    """Address space of the process, held while a block may need it. Nothing is written there, so it takes no memory."""
 
     size = 128 * 2**20
 
@@ -116,7 +112,6 @@ class _Reserve:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is held now."""
         return self._held is not None
 
     def begin(self, block: object) -> None:
@@ -128,14 +123,14 @@ class _Reserve:
         self._users.release(block)
 
     def hold(self) -> None:
-        """Hold it, again if it was given back; where there is no room for it, nothing is held."""
+        """Hold it, also again after `give_back`; nothing is held if there is no room for it."""
         with self._users.lock:
             if self._held is None and self._users.holders:
                 with suppress(OSError, ValueError, AttributeError):  # no room; or Windows, whose mmap has no flags
                     self._held = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def give_back(self) -> None:
-        """Make room: the process may allocate as much as this was."""
+        """Release it, so that the process can allocate as much."""
         with self._users.lock:
             held, self._held = self._held, None
         if held is not None:
@@ -143,4 +138,4 @@ class _Reserve:
 
 
 RESERVE = _Reserve()
-"""The only one of the process, whose memory is one."""
+"""One object for the process, because the process has one address space."""

@@ -4,7 +4,7 @@
 groups, and a group also holds the memory in the graphs behind its tensors. A container that keeps getting new text
 keys counts as one pattern.
 
-After its backward a graph holds no saved tensors, only its nodes; so ``total_loss += loss`` grows by nodes alone.
+After its backward a graph holds nodes but no saved tensors, so ``total_loss += loss`` grows by nodes alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from byname.naming.names import Named
 from byname.naming.reference_path import pattern_of
 from byname.naming.search import Ours, Targets
 from byname.reading.tensor import fact
-from byname.table import counted
 
 _TEXT_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
 _MANY = 3
@@ -49,9 +48,9 @@ class Size(NamedTuple):
 
 
 class GraphExtent(NamedTuple):
-    """The size of a graph: the number of its nodes, and the sequence numbers of the oldest and the newest.
+    """The extent of a graph: the number of its nodes, and the sequence numbers of the oldest and the newest.
 
-    PyTorch numbers the nodes of a thread in the order in which they are made; those of leaves have the largest number.
+    PyTorch numbers the nodes of a thread in the order in which they are made; nodes of leaves have the largest number.
     """
 
     nodes: int
@@ -65,11 +64,9 @@ class Group:
 
     Attributes:
         key: the pattern; empty for tensors that no variable leads to.
-        tensors: its members.
-        ways: the reference path, for each member, whose name has the pattern.
+        ways: for each member the name with this pattern, and its reference path.
         blocks: the numbers, in the snapshot's list, of the memory blocks that it keeps alive.
-        graph: how far the graph behind its members goes; None without one.
-        numbers: the sequence numbers of the nodes in it.
+        graph, numbers: the extent of the graph behind its members, and the sequence numbers of the nodes in it.
         firsts: the number of members for which it gives the best name.
     """
 
@@ -89,7 +86,7 @@ class Group:
 
 
 def groups_of(look: HeapSnapshot) -> dict[Key, Group]:
-    """Return every group of a snapshot; `LOST` and `HIDDEN` are the groups of the memory without a name."""
+    """Return every group of a snapshot; `LOST` and `HIDDEN` are the keys of the groups without names."""
     found: dict[Key, Group] = {}
     for tensor in look.living.tensors:
         keys: dict[Key, Named] = {}
@@ -125,7 +122,6 @@ def joined(key: Key, groups: Iterable[Group]) -> Group:
 
 
 def _held_by_node(look: HeapSnapshot) -> dict[Node, list[int]]:
-    """Return the blocks that each node holds, without those that also have a name."""
     found: dict[Node, list[int]] = {}
     for number, block in enumerate(look.blocks):
         if any(look.names(one) for one in block.tensors):
@@ -147,17 +143,16 @@ def _blocks_held(
 
 
 def _others(look: HeapSnapshot, groups: Iterable[Group], held: dict[Node, list[int]]) -> dict[Key, Group]:
-    """Return the groups of the other memory: `LOST`, kept alive by reference cycles only, and `HIDDEN`, the rest."""
-    claimed: set[int] = set().union(*(group.blocks for group in groups))
-    rest = {number for number in range(len(look.blocks)) if number not in claimed}
+    """Return the groups of all other memory: `LOST`, which only reference cycles keep alive, and `HIDDEN`, the rest."""
+    rest = set(range(len(look.blocks))).difference(*(group.blocks for group in groups))
     lost = Targets(one for number in rest for one in look.blocks[number].tensors if id(one) in look.garbage)
     behind = _blocks_held(look, lost, _nodes_behind(lost), held) & rest
-    return {key: _unnamed(look, key, numbers) for key, numbers in ((LOST, behind), (HIDDEN, rest - behind)) if numbers}
-
-
-def _unnamed(look: HeapSnapshot, key: Key, numbers: set[int]) -> Group:
-    tensors = Targets(one for number in sorted(numbers) for one in look.blocks[number].tensors)
-    return Group(key, tensors, blocks=numbers)
+    found = {}
+    for key, numbers in ((LOST, behind), (HIDDEN, rest - behind)):
+        if numbers:
+            tensors = Targets(one for number in sorted(numbers) for one in look.blocks[number].tensors)
+            found[key] = Group(key, tensors, blocks=numbers)
+    return found
 
 
 LOST = Key("", "a reference cycle")
@@ -165,18 +160,11 @@ HIDDEN = Key("", "")
 
 
 def _form_of(key: Key) -> Key:
-    """Return a pattern with every text key replaced by ``[*]``."""
     return Key(_TEXT_KEY.sub("[*]", key.pattern), key.scope)
 
 
 def widened(known: Iterable[Key], fresh: Iterable[Key], gone: Iterable[Key]) -> Mapping[Key, Key]:
-    """Return the wider pattern of each pattern that has one.
-
-    Args:
-        known: all patterns so far.
-        fresh: the patterns that did not exist at first.
-        gone: the patterns that no longer exist.
-    """
+    """Return the wider pattern of each known pattern that has one, from those that are new and those that are gone."""
     new, former = _by_form(fresh), _by_form(gone)
     places = ((form, _open_place([*keys, *former.get(form, ())], form in former)) for form, keys in new.items())
     wide = {form: place for form, place in places if place is not None}
@@ -204,71 +192,51 @@ def _opened(key: Key, place: int) -> Key:
 def _open_place(keys: list[Key], replaced: bool) -> int | None:
     """Return the first place at which these patterns have many keys, outside of other entries; None if there is none.
 
-    Args:
-        keys: patterns that differ only in text keys.
-        replaced: whether some of them vanished as others came; then two keys are enough.
+    The patterns differ only in text keys; if some vanished as others came, these were `replaced`, and two are enough.
     """
-    texts = [_TEXT_KEY.findall(key.pattern) for key in keys]
-    for place in range(len(texts[0])):
-        different = len({each[place] for each in texts})
-        if different >= (2 if replaced else _MANY) and not any(_is_within_another(key, place) for key in keys):
+    found = [list(_TEXT_KEY.finditer(key.pattern)) for key in keys]
+    for place in range(len(found[0])):
+        different = len({each[place][0] for each in found})
+        inside = any("[*]" in key.pattern[: each[place].start()] for key, each in zip(keys, found, strict=True))
+        if different >= (2 if replaced else _MANY) and not inside:  # the fields of a record are inside an entry
             return place
     return None
 
 
-def _is_within_another(key: Key, place: int) -> bool:
-    """Return whether a key lies inside an entry of another container, as the fields of a record do."""
-    return "[*]" in key.pattern[: list(_TEXT_KEY.finditer(key.pattern))[place].start()]
-
-
 _ENOUGH = 3
-"""Looks at which a graph has to be longer than at the look before."""
+"""Number of snapshots in which a graph must be longer than in the snapshot before."""
 
 
 class GrowingGraph(NamedTuple):
-    """A group whose graph became longer and begins where it began, with the number of nodes at each look."""
+    """A group whose graph became longer and still begins where it began, with the number of new nodes."""
 
     group: Group
-    nodes: tuple[int, ...]
-
-    @property
-    def remedy(self) -> str:
-        """The change to the program that avoids the growth."""
-        return (
-            f"its graph became longer by {counted(self.nodes[-1] - self.nodes[0], 'node')} and still began where it "
-            "had begun: for a running total, add loss.item() or loss.detach(); for a state that is carried over, "
-            "detach it at the beginning of each iteration"
-        )
+    nodes: int
 
 
-def growing_graph(groups: Mapping[Key, Group], looks: Sequence[Mapping[Key, GraphExtent]]) -> GrowingGraph | None:
-    """Return the shortest of the graphs that got longer from look to look and still begin where they began.
+def growing_graph(groups: Mapping[Key, Group], graphs: Sequence[Mapping[Key, GraphExtent]]) -> GrowingGraph | None:
+    """Return the shortest of the graphs that became longer from snapshot to snapshot and begin where they began.
 
-    Graphs that lead to it grow with it, so the shortest one is the cause.
-
-    Args:
-        groups: the groups of the last look.
-        looks: for each look the extents of the graphs, from the first to the last.
+    Graphs that lead to it grow with it, so the shortest one is the cause. The groups are those of the last snapshot.
     """
-    courses = {key: _course(key, looks) for key, group in groups.items() if group.graph and group.firsts}
-    growing = {key: course for key, course in courses.items() if _rises(course) >= _ENOUGH}
+    courses = {key: _course(key, graphs) for key, group in groups.items() if group.graph and group.firsts}
+    growing = {
+        key: course
+        for key, course in courses.items()
+        if sum(after.nodes > before.nodes for before, after in pairwise(course)) >= _ENOUGH
+    }
     if not growing:
         return None
     key = min(growing, key=lambda one: (growing[one][-1].nodes, one))
-    return GrowingGraph(groups[key], tuple(extent.nodes for extent in growing[key]))
+    return GrowingGraph(groups[key], growing[key][-1].nodes - growing[key][0].nodes)
 
 
-def _course(key: Key, looks: Sequence[Mapping[Key, GraphExtent]]) -> list[GraphExtent]:
-    """Return the extents from the last look at which the graph began anew."""
+def _course(key: Key, graphs: Sequence[Mapping[Key, GraphExtent]]) -> list[GraphExtent]:
+    """Return the extents of a group's graph since it last began anew."""
     course: list[GraphExtent] = []
-    for look in looks:
-        extent = look.get(key)
+    for extent in (snapshot.get(key) for snapshot in graphs):
         if extent is None or (course and (extent.oldest != course[-1].oldest or extent.nodes < course[-1].nodes)):
             course = []
         if extent is not None:
             course.append(extent)
     return course
-
-
-def _rises(course: Sequence[GraphExtent]) -> int:
-    return sum(after.nodes > before.nodes for before, after in pairwise(course))

@@ -20,10 +20,10 @@ from byname.autograd.pause import backward_elsewhere, backward_paused
 from byname.autograd.slots import packed_in
 from byname.autograd.walk import Node, is_node, node_name, nodes_from
 from byname.memory.blocks import StorageRegion, blocks_of, used
-from byname.memory.living import Link, garbage_among, living
+from byname.memory.living import Link, LiveObjects, garbage_among
 from byname.naming.name import Name, quote
-from byname.naming.names import Findings, Named, find_near
-from byname.naming.reference_path import written
+from byname.naming.names import Named, NameIndex, Question
+from byname.naming.reference_path import ReferencePath
 from byname.naming.referrers import Climb, climb
 from byname.naming.roots import FOREIGN, Root
 from byname.naming.search import Ours, OursById, SearchResult, Targets, search
@@ -40,36 +40,33 @@ class HeapSnapshot:
         asked: tensors for which to find every reference path, not only the first from a variable.
 
     Attributes:
-        living: the tensors, nodes, modules and optimizers.
-        blocks: the memory that the tensors lie in, the largest first.
-        findings: the names found from the variables.
-        graphs: the variable whose graph each node belongs to.
+        blocks: the memory blocks of the tensors, the largest first.
+        index, graphs: the names found from the variables, and the variable whose graph each node belongs to.
         climbed: the referrers of the tensors in `asked`, or else of those that neither a variable nor a variable's
             graph leads to; None if there are none.
         garbage: the ids of unreachable objects that only reference cycles keep alive.
     """
 
     def __init__(self, asked: Targets | None = None) -> None:
-        self.living = living()
+        self.living = LiveObjects()
         self.blocks = blocks_of(self.living.tensors, self.living.storages)
-        self.findings = find_near()
-        self._deep = Findings([], frozenset())
+        self.index = NameIndex([Question().near])
+        self._deep = NameIndex([], frozenset())
         self._find_graphs()
         self.climbed = self._climbed(asked)
         if self.climbed is not None:
-            self._deep = Findings([self.climbed.reached], frozenset())
+            self._deep = NameIndex([self.climbed.reached], frozenset())
             if any(fact(one, "grad_fn") is not None for one in self._deep.tensors()):
                 self._find_graphs()
         self.garbage = frozenset() if self.climbed is None or asked is not None else self._garbage(self.climbed)
 
     def _find_graphs(self) -> None:
-        """Find the graphs behind the named tensors, and the tensors that their nodes hold in Python objects."""
         self.graphs = GraphsByVariable(self)
-        self._inside = held_inside(self.graphs.nodes(), self.findings)
+        self._inside = held_inside(self.graphs.nodes(), self.index)
 
     def _climbed(self, asked: Targets | None) -> Climb | None:
         if asked is not None:
-            return climb(asked, whole=True)
+            return climb(asked, whole=True, near=self.index.searches[0])
         missing = Targets(tensor for block in self.blocks if not self._is_explained(block) for tensor in block.tensors)
         return climb(missing) if missing else None
 
@@ -80,17 +77,17 @@ class HeapSnapshot:
         return SiteLookup(results, set(self.living.nodes).__contains__)
 
     def _is_explained(self, block: StorageRegion) -> bool:
-        return any(self.findings.met(one) or self._is_held(one) for one in block.tensors)
+        return any(self.index.met(one) or self._is_held(one) for one in block.tensors)
 
     def _is_held(self, tensor: torch.Tensor) -> bool:
         """Return whether a variable's graph, or a tensor that a variable leads to, holds a tensor."""
         owners = [link.owner for link in self.links(tensor)]
-        return any(self.graphs.has(one) if is_node(one) else self.findings.met(one) for one in owners)
+        return any(self.graphs.has(one) if is_node(one) else self.index.met(one) for one in owners)
 
     def names(self, tensor: torch.Tensor) -> tuple[Name, ...]:
         """Return the names by which the program reaches this tensor object, best first."""
-        named = self.findings.own_names(tensor)
-        return named or self._deep.own_names(tensor)
+        named = self.index.own_ways(tensor) or self._deep.own_ways(tensor)
+        return tuple([one.name for one in named])
 
     def _garbage(self, climbed: Climb) -> frozenset[int]:
         lost = OursById(climbed.met)
@@ -98,12 +95,12 @@ class HeapSnapshot:
             if not self._is_explained(block):
                 lost.update((id(one), one) for one in block.tensors)
         if all(root.how != "tag" for root in climbed.reached.roots()):  # a tag keeps nothing alive, a variable does
-            lost = OursById((ident, one) for ident, one in lost.items() if not climbed.reached.has_id(ident))
+            lost = OursById((ident, one) for ident, one in lost.items() if ident not in climbed.reached.numbers)
         return garbage_among(lost) if lost else frozenset()
 
     def ways(self, tensor: torch.Tensor) -> list[Named]:
         """Return the shortest reference path through each object that holds the tensor, with its name."""
-        found = [*self.findings.own_ways(tensor), *self._deep.own_ways(tensor)]
+        found = [*self.index.own_ways(tensor), *self._deep.own_ways(tensor)]
         shortest: dict[object, Named] = {}
         for one in sorted(found, key=lambda one: len(one.way.steps)):
             shortest.setdefault(id(one.way.passed[-1]) if one.way.passed else (one.name.path, one.name.scope), one)
@@ -135,8 +132,12 @@ class HeapSnapshot:
 
     @cached_property
     def _upward(self) -> Mapping[int, list[object]]:
-        """The referrers that the referrer search met, by the id of what they hold."""
-        return {} if self.climbed is None else holders_among(self.climbed.met)
+        """The holders that the referrer search met, by the id of the object that they hold."""
+        found: dict[int, list[object]] = {}
+        for holder in () if self.climbed is None else self.climbed.met.values():
+            for ident in set(map(id, gc.get_referents(holder))):
+                found.setdefault(ident, Ours()).append(holder)
+        return found
 
     def slots(self, links: Iterable[Link]) -> list[str]:
         """Return one text for each graph with the nodes among these owners."""
@@ -150,7 +151,7 @@ class HeapSnapshot:
         """Return a text for the holder of tensors that no variable leads to."""
         if any(id(one) in self.garbage for one in tensors):
             return "only a reference cycle, which the garbage collector would free"
-        holder = None if self.climbed is None else end_of(tensors, self._upward)
+        holder = end_of(tensors, self._upward)
         return _NOBODY if holder is None else f"{holder}, which no variable leads to"
 
     def owner_text(self, link: Link) -> str:
@@ -158,9 +159,7 @@ class HeapSnapshot:
         if is_node(link.owner):
             return f"{node_name(link.owner)}.{link.role} in {self.graphs.text(link.owner)}"
         owner = next(iter(self.names(link.owner)), None)
-        return (
-            f"{link.role.strip('_')} of {quote(owner)}" if owner is not None else f"{link.role.strip('_')} of a tensor"
-        )
+        return f"{link.role.strip('_')} of {'a tensor' if owner is None else quote(owner)}"
 
 
 def _weight(link: Link, tensor: torch.Tensor) -> int:
@@ -178,7 +177,7 @@ _NOBODY = "something that cannot be followed: C or C++ code, or an expression th
 
 
 class GraphsByVariable:
-    """Map from a node to the variable whose graph has it; of several, the one made last: a loss, and not its parts."""
+    """Map from a node to the variable whose graph has it; of several variables the latest: a loss, not its parts."""
 
     def __init__(self, look: HeapSnapshot) -> None:
         self._names: list[Name] = []
@@ -217,20 +216,20 @@ def _sources(look: HeapSnapshot) -> Iterator[tuple[Node, Name]]:
         if name is not None:
             yield node, name
     for node in look.living.nodes:
-        path = look.findings.path_of(node) if look.findings.met(node) else ""
+        path = look.index.path_of(node) if look.index.met(node) else ""
         if path:
             yield node, Name(path, "attribute")
 
 
 @contextmanager
 def heap_at_rest() -> Iterator[None]:
-    """Disable the program's modes and overrides while a snapshot is in use; the collector and backward calls wait."""
+    """Disable the program's modes and overrides, and pause the collector and backward, while a snapshot is in use."""
     with backward_paused(), DisableTorchFunction(), collection_paused(), _disable_current_modes():
         yield
 
 
-def held_inside(nodes: Collection[Node], findings: Findings) -> dict[int, list[Link]]:
-    """Return the links from nodes to the tensors that only nodes lead to, and no variable, by the id of the tensor."""
+def held_inside(nodes: Collection[Node], index: NameIndex) -> dict[int, list[Link]]:
+    """Return the links from nodes to tensors that no variable leads to, by the id of the tensor."""
     roots = list(_roots(nodes))
     if not roots:
         return {}
@@ -238,10 +237,10 @@ def held_inside(nodes: Collection[Node], findings: Findings) -> dict[int, list[L
     known = {id(root): node for node, root in roots}
     reached = search([root for _, root in roots])
     for tensor in reached.tensors():
-        if findings.met(tensor):
+        if index.met(tensor):
             continue
         for way in reached.ways_to(tensor, limit=1):
-            role = f"{way.root.text} (packed)" if way.root.how == "packed" else written(way).words
+            role = f"{way.root.text} (packed)" if way.root.how == "packed" else way.text.whole().words
             found.setdefault(id(tensor), Ours()).append(Link(known[id(way.root)], printable(role)))
     return found
 
@@ -256,7 +255,6 @@ def _context(node: Node) -> Root:
 
 
 def _roots(nodes: Collection[Node]) -> Iterator[tuple[Node, Root]]:
-    """Yield the Python objects that nodes hold, each with its node."""
     for node in nodes:
         if issubclass(type(node), torch.autograd.function.BackwardCFunction):
             yield node, _context(node)
@@ -265,10 +263,10 @@ def _roots(nodes: Collection[Node]) -> Iterator[tuple[Node, Root]]:
             yield node, Root(slot, one, "packed", "", evaluates=False, quality=FOREIGN)
 
 
-def where(named: Named) -> str:
+def where(way: ReferencePath) -> str:
     """Return the start of a reference path as text: ``a variable of train (train.py:14)``, ``a global of __main__``."""
-    root = named.way.root
-    begins = f"from `{root.text}`, " if named.way.steps else ""
+    root = way.root
+    begins = f"from `{root.text}`, " if way.length else ""
     if root.how == "local":
         return f"{begins}a variable of {root.scope}" + (" in another thread" if root.foreign else "")
     if root.how == "global":
@@ -279,17 +277,8 @@ def where(named: Named) -> str:
 _BEGINNINGS = {"tag": "a tag", "given": "what was given", "task": "a task", "error": "an error", "graph": "of autograd"}
 
 
-def holders_among(met: Mapping[int, object]) -> Mapping[int, list[object]]:
-    """Return, by the id of each object, those among some holders that refer to it."""
-    found: dict[int, list[object]] = {}
-    for holder in met.values():
-        for ident in set(map(id, gc.get_referents(holder))):
-            found.setdefault(ident, Ours()).append(holder)
-    return found
-
-
 def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
-    """Return the holder that is easiest to recognise: a variable of a function, or an object of some class."""
+    """Return the nearest holder that can be recognised: a variable of a function, or an object of some class."""
     wanted = set(map(id, tensors))
     passed = set(wanted)
     while wanted:
@@ -306,14 +295,11 @@ def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> st
 
 
 def _in_function(function: types.FunctionType, passed: Collection[int]) -> str:
-    """Return the place in a function, its closure or itself, through which the search came up to it."""
+    """Return the variable in a function's closure by which the search came to it, or else the function."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     variables = [name for name, cell in cells if id(cell) in passed]
-    return (
-        f"`{variables[0]}` in the closure of {function.__qualname__}"
-        if variables
-        else f"the function {function.__qualname__}"
-    )
+    place = f"`{variables[0]}` in the closure of" if variables else "the function"
+    return f"{place} {function.__qualname__}"
 
 
 _name_of: Callable[[type], str] = type.__dict__["__name__"].__get__

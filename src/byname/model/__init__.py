@@ -1,1 +1,1 @@
-"""Model: the places that a model has, and which of them a path, a selector or a class means; nothing runs here."""
+"""Model: the places of a model that a path, a selector, a class or a module means; nothing runs here."""

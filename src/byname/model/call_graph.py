@@ -1,18 +1,21 @@
-"""Call graph: the calls of modules and functions in one run, and the tensors that pass from one to the next."""
+"""Call graph: the calls of modules and functions in one run, and the calls that the data of another call reaches.
+
+Distances are counted in elementary calls.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from byname.model.operations import ATTENTIONS, PARTS_OF_ATTENTION, is_elementary
+from byname.model.operations import ATTENTIONS, MOVES, PARTS_OF_ATTENTION, is_elementary
 from byname.source.location import Instruction
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCall:
+class ModelCall(NamedTuple):
     """One call of a module or of a PyTorch function. Holds the module, but tensor ids instead of tensors.
 
     Attributes:
@@ -79,7 +82,7 @@ def with_parts_of_attention(flow: Flow) -> Flow:
     places: list[int] = []
     for call in flow.calls:
         places.append(len(calls))
-        calls.append(call if call.parent is None else replace(call, parent=places[call.parent]))
+        calls.append(call if call.parent is None else call._replace(parent=places[call.parent]))
         if call.kind == "operation" and call.operation in ATTENTIONS:
             step = call if call.parent is None or is_place(call) else flow.calls[call.parent]
             calls += [_part_of_attention(calls[-1], step, part) for part in PARTS_OF_ATTENTION]
@@ -89,4 +92,132 @@ def with_parts_of_attention(flow: Flow) -> Flow:
 def _part_of_attention(call: ModelCall, step: ModelCall, part: str) -> ModelCall:
     """Return a part of a call, that lies in the data flow where the elementary call does that it belongs to."""
     path, inputs, outputs = f"{call.path}.{part}", step.inputs, step.outputs
-    return replace(call, path=path, operation=part, inputs=inputs, outputs=outputs, shapes=(), elementary=False)
+    return call._replace(path=path, operation=part, inputs=inputs, outputs=outputs, shapes=(), elementary=False)
+
+
+def connected(
+    verb: str, flow: Flow, these: Collection[int], others: Collection[int], within: int | None = None
+) -> frozenset[int]:
+    """Return the indices of those of `these` that the flow of data connects with `others`.
+
+    A call is at distance 1 from another if an output of the other is one of its inputs; each elementary call in between
+    adds 1. For ``after`` and ``before``, distances up to `within` count, or all if that is None. For ``next_after`` and
+    ``first_before`` the nearest to each of `others` does, where functions that only give the same elements in another
+    shape, order, precision or place are no steps; of several equally near, the first or the last in the order of the
+    run.
+    """
+    reached_from = _reached_before if verb in ("before", "first_before") else _reached_after
+    if verb in ("after", "before"):
+        reached = reached_from(flow, others, lambda call: 1)
+        most = _UNREACHED - 1 if within is None else within
+        return frozenset(index for index in these if reached.get(index, _UNREACHED) <= most)
+    sign = -1 if verb == "first_before" else 1
+    nearest: set[int] = set()
+    for other in others:
+        reached = reached_from(flow, (other,), _step)
+        found = [(reached[index], sign * index) for index in these if reached.get(index, _UNREACHED) < _UNREACHED]
+        nearest.update(sign * index for _, index in sorted(found)[:1])
+    return frozenset(nearest)
+
+
+def _step(call: ModelCall) -> int:
+    return 0 if call.kind == "operation" and call.operation in MOVES else 1
+
+
+def _reached_after(flow: Flow, others: Collection[int], step: Callable[[ModelCall], int]) -> dict[int, int]:
+    """Return the distance of each call from the nearest of `others`; `step` gives the steps of a call."""
+    distances = _Distances(flow)
+    reached = {}
+    for index, begins in _moments(flow.calls):
+        call = flow.calls[index]
+        if begins:
+            before = distances.least(call.inputs)
+            reached[index] = before + 1
+            if call.elementary:
+                distances.lower(call.outputs, before + step(call))
+        elif index in others:
+            distances.lower(_own(call), 0)
+    return reached
+
+
+def _reached_before(flow: Flow, others: Collection[int], step: Callable[[ModelCall], int]) -> dict[int, int]:
+    """Return the distance of each call to the nearest of `others` that its data reaches."""
+    distances = _Distances(flow)
+    reached = {}
+    for index, begins in reversed(list(_moments(flow.calls))):
+        call = flow.calls[index]
+        if begins:
+            if call.elementary:
+                distances.lower_back(call.inputs, distances.least_back(call.outputs) + step(call))
+            if index in others:
+                distances.lower_back(call.inputs, 1)
+        else:
+            reached[index] = distances.least_back(_own(call))
+    return reached
+
+
+_UNREACHED = 1 << 60
+
+
+class _Distances:
+    """The distance of each tensor from the start; a tensor made unseen is one step from those it was made from."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._unseen = flow.unseen
+        self._of: dict[int, int] = {}
+
+    def least(self, numbers: Collection[int]) -> int:
+        """Return the least distance of some tensors, going forward."""
+        return min((self._at(number) for number in numbers), default=_UNREACHED)
+
+    def _at(self, number: int) -> int:
+        known: dict[int, int] = {}
+        for one in sorted(self._unseen_behind(number)):  # the tensors that a tensor was made from have smaller ids
+            origins = [known.get(origin, self._of.get(origin, _UNREACHED)) + 1 for origin in self._unseen[one]]
+            known[one] = min(self._of.get(one, _UNREACHED), *origins)
+        return known.get(number, self._of.get(number, _UNREACHED))
+
+    def _unseen_behind(self, number: int) -> set[int]:
+        found: set[int] = set()
+        waiting = [number]
+        while waiting:
+            one = waiting.pop()
+            if one in self._unseen and one not in found:
+                found.add(one)
+                waiting += self._unseen[one]
+        return found
+
+    def lower(self, numbers: Collection[int], distance: int) -> None:
+        """Lower the distance of tensors to at most `distance`."""
+        for number in numbers:
+            self._of[number] = min(self._of.get(number, _UNREACHED), distance)
+
+    def least_back(self, numbers: Collection[int]) -> int:
+        """Return the least distance of some tensors, going backward."""
+        return min((self._of.get(number, _UNREACHED) for number in numbers), default=_UNREACHED)
+
+    def lower_back(self, numbers: Collection[int], distance: int) -> None:
+        """Lower the distance of tensors, and of the tensors that they were made from, going backward."""
+        waiting = [(number, distance) for number in numbers]
+        while waiting:
+            number, far = waiting.pop()
+            if far < self._of.get(number, _UNREACHED):
+                self._of[number] = far
+                waiting += [(origin, far + 1) for origin in self._unseen.get(number, ())]
+
+
+def _own(call: ModelCall) -> Collection[int]:
+    """Return the outputs of a call without the inputs that it passes on; all outputs if it only passes inputs on."""
+    return [number for number in call.outputs if number not in call.inputs] or call.outputs
+
+
+def _moments(calls: tuple[ModelCall, ...]) -> Iterator[tuple[int, bool]]:
+    """Yield (index, True) when a call begins and (index, False) when it ends, in the order of the run."""
+    running: list[int] = []
+    for index, call in enumerate(calls):
+        while running and running[-1] != call.parent:
+            yield running.pop(), False
+        yield index, True
+        running.append(index)
+    while running:
+        yield running.pop(), False

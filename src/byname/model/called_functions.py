@@ -77,11 +77,7 @@ def _package(one: Any) -> str:
 
 
 def code_of_place(module: nn.Module, name: str) -> FunctionType | None:
-    """Return the function whose variables a place names: a method of the module, or else a function that it calls.
-
-    Raises:
-        BadArgumentError: the method has no Python code that gets the module.
-    """
+    """Return the function whose variables a place names: a method of the module, or else a function that it calls."""
     function = method_of(module, name)
     return called_function(module, name) if function is None else function
 
@@ -135,7 +131,7 @@ def _captured(function: FunctionType) -> dict[str, Any]:
 
 
 def _in_table(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a table of functions holds: a dict, or a mapping of the program's with dicts as its attributes."""
+    """Yield the functions of a table, with names: a dict, or a mapping of the program that has dicts as attributes."""
     kinds = parents_of(type(value))
     if dict in kinds:
         tables = [value]

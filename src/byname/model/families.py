@@ -1,4 +1,4 @@
-"""Which modules and functions do the same kind of thing? ``nn.ReLU``, ``F.relu``, ``torch.relu`` and ``x.relu_()``.
+"""Families: modules and functions of one kind, such as ``nn.ReLU``, ``F.relu``, ``torch.relu`` and ``x.relu_()``.
 
 Classes that other libraries write from scratch are known by their names: ``LlamaRMSNorm`` is a norm, and the ``Conv1D``
 of GPT-2 a linear map.
@@ -9,7 +9,7 @@ Classes of PyTorch are known by the file of ``torch.nn.modules`` that names them
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from byname.model.call_graph import ModelCall, is_place
+from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
@@ -26,10 +27,7 @@ from byname.reading.tensor import fact, is_tensor
 class Family:
     """Modules and functions that do one kind of thing.
 
-    Attributes:
-        name: the name of the family.
-        classes: classes of modules; their subclasses belong to the family too.
-        functions: names of operations, as they stand in a path. The forms in place (``relu_``) belong to it too.
+    Subclasses of the classes belong to it too, and so do the forms in place (``relu_``) of the functions.
     """
 
     name: str
@@ -37,7 +35,7 @@ class Family:
     functions: frozenset[str]
 
     def has_module(self, module: nn.Module) -> bool:
-        """Whether a module belongs to the family: by the nearest class of ``torch.nn`` that it stems from, or its name.
+        """Return whether a module belongs to the family, by its nearest base class in ``torch.nn`` or by its name.
 
         ``nn.ReLU6`` is a ``relu6`` and not a ``hardtanh``, though its class is derived from ``nn.Hardtanh``.
         """
@@ -48,7 +46,7 @@ class Family:
         return nearest in self.classes
 
     def includes_inside(self, module: nn.Module) -> bool:
-        """Whether a function of this family that a module calls belongs to the module's own place.
+        """Return whether a function of this family that a module calls belongs to the module's own place.
 
         The ``tanh`` inside a GELU is a step of that activation and no activation of its own.
         """
@@ -61,7 +59,7 @@ class Family:
         return not nearest.families.isdisjoint(_ACTIVATIONS)
 
     def has_operation(self, name: str) -> bool:
-        """Whether an operation of this name belongs to the family."""
+        """Return whether an operation of this name belongs to the family."""
         return name in self.functions or (name.endswith("_") and name[:-1] in self.functions)
 
 
@@ -186,18 +184,13 @@ def _named_in(file: str) -> list[type]:
 
 @dataclass(frozen=True, slots=True)
 class _ByName:
-    """The families that the name of a class tells of, where the class was written from scratch.
-
-    Attributes:
-        families: their names.
-        weights: whether a module of the family has a matrix of its own.
-    """
+    """The families that the name of a class names; `weights` is whether its modules have a matrix of their own."""
 
     families: frozenset[str]
     weights: bool = False
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether a module does all itself: one that holds other modules is more than what its name says."""
+        """Return whether a module contains no other modules; one that does is more than its name says."""
         held = attributes_of(module)
         children = {name for name, one in snapshot(held.get("_modules") or {}) if one is not None}
         if children - {"parametrizations"}:
@@ -218,7 +211,7 @@ def _is_matrix(value: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _nearest(kind: type) -> type | _ByName | None:
-    """The first of a class and its parents that is in some family, or the families that its name tells of."""
+    """Return the first of a class and its bases that is in a family, or the families that its name names."""
     known = {one for name in FAMILIES for one in family_named(name).classes}
     for parent in parents_of(kind):
         if parent in known:
@@ -235,7 +228,7 @@ _name_of: Any = type.__dict__["__name__"].__get__
 
 
 def _by_name(name: str) -> _ByName | None:
-    """The families that the name of a class tells of.
+    """Return the families that the name of a class names.
 
     >>> sorted(_by_name("NewGELUActivation").families), _by_name("LlamaRMSNorm").families, _by_name("PreNorm")
     (['activation', 'gelu'], frozenset({'norm'}), None)
@@ -254,7 +247,7 @@ def _by_name(name: str) -> _ByName | None:
 
 _NORM = re.compile(r"(Norm|_norm|Normalization)(\dd|\dD|\dP)?(Gated|FP32|Fp32)?$")
 _NO_NORM = re.compile(r"^(No|Pre|Post)_?Norm|(Pre|Post|Weight|Spectral|Grad|Gradient|Clip)_?[Nn]orm")
-"""Names of what is no norm of activations: it applies one before or after another module, or is about weights."""
+"""Names of classes that apply a norm before or after another module, or to weights; they are no norms."""
 
 _LINEAR = re.compile(r"Linear(\d+bit\w*)?$|^Conv1D$")
 """The ``Conv1D`` of GPT-2 is a linear map with its weight transposed."""
@@ -279,16 +272,11 @@ _INSIDE = {
     "sigmoid": ("recurrent",),
     "tanh": ("recurrent",),
 }
-"""The families whose functions do in one step what these do, too."""
+"""For a function, the families whose functions contain it."""
 
 
 def inside_of_others(name: str, calls: Sequence[ModelCall]) -> str:
-    """A sentence that names the call in which a kind of function is hidden; empty where none is known.
-
-    Args:
-        name: of a family, or of a function.
-        calls: what the model calls.
-    """
+    """Return a sentence that names the call in which a family or function is hidden; empty if none is known."""
     for family in _INSIDE.get(name, ()):
         within = family_named(family)
         for call in calls:
@@ -300,22 +288,79 @@ def inside_of_others(name: str, calls: Sequence[ModelCall]) -> str:
 
 
 def attention_in_steps(calls: Sequence[ModelCall]) -> str:
-    """A sentence that names the softmax of an attention that is written in Python; empty where none is known.
-
-    Args:
-        calls: what the model calls.
-    """
+    """Return a sentence that names an attention written in Python, or what may be one; empty if none is known."""
+    known, possible = PatternsInPython(), ProductsInPython(is_named=lambda module: True)
     for call in calls:
-        if is_pattern_in_python(call):
+        if known(call):
             return (
                 f"attention is written in Python there, and `{call.path}` gives its pattern: select.softmax, or "
                 'attn_implementation="sdpa" where a model of transformers supports it'
             )
+        if possible(call):
+            return (
+                f"`{call.path}` comes after a softmax in {type(call.module).__name__}: an attention written in Python "
+                "is known by its class, whose name has Attention, Attn, MultiHead or MHA in it; give that path"
+            )
     return ""
 
 
-def is_pattern_in_python(call: ModelCall) -> bool:
-    """Return whether a call is the softmax of an attention that is written in Python, which its class is named for."""
-    if call.kind != "operation" or not is_place(call) or not family_named("softmax").has_operation(call.operation):
-        return False
-    return "att" in str(_name_of(type(call.module))).lower()
+def _is_named_for_attention(module: nn.Module) -> bool:
+    return _ATTENTION.search(str(_name_of(type(module)))) is not None
+
+
+_ATTENTION = re.compile(r"att|mha|multi_?head", re.IGNORECASE)
+
+
+def _is_a(name: str, call: ModelCall) -> bool:
+    if call.kind == "module":
+        return family_named(name).has_module(call.module)
+    return is_place(call) and family_named(name).has_operation(call.operation)
+
+
+class PatternsInPython:
+    """Finds the softmax of an attention that is written in Python, in calls in the order of the run."""
+
+    def __init__(self) -> None:
+        self._attentions: set[str] = set()
+
+    def __call__(self, call: ModelCall) -> bool:
+        """Return whether a call is the softmax of a module whose class is named for attention."""
+        if call.kind == "module" and _is_named_for_attention(call.module):
+            self._attentions.add(call.path)
+        if not _is_a("softmax", call):
+            return False
+        if call.kind == "module":
+            return call.path.rpartition(".")[0] in self._attentions
+        return _is_named_for_attention(call.module)
+
+
+class ProductsInPython:
+    """Finds the output of an attention that is written in Python: the product that follows its softmax.
+
+    One module multiplies queries and keys, takes a softmax, itself or by a child, and multiplies the result and values.
+    """
+
+    def __init__(self, is_named: Callable[[nn.Module], bool] = _is_named_for_attention) -> None:
+        self._is_named = is_named
+        self._scored: set[str] = set()
+        self._softmax = False
+        self._children: dict[int, str] = {}
+
+    def __call__(self, call: ModelCall) -> bool:
+        """Return whether a call, in the order of the run, is the output of an attention."""
+        if _is_a("softmax", call):
+            self._softmax = True
+            self._children.update({id(call.module): call.path} if call.kind == "module" else {})
+        if call.kind == "module" or not _is_a("matmul", call) or not self._is_named(call.module):
+            return False
+        owner = call.path.rpartition(".")[0]
+        follows = self._softmax or self._shares_softmax(call.module, owner)
+        found = follows and owner in self._scored and not family_named("attention").has_module(call.module)
+        self._softmax = False
+        (self._scored.discard if found else self._scored.add)(owner)
+        return found
+
+    def _shares_softmax(self, module: nn.Module, path: str) -> bool:
+        """Return whether a child is a softmax of another module, too, under whose path all its calls are reported."""
+        paths = (self._children.get(id(one)) for one in modules_in(module))
+        return any(one is not None and not one.startswith(f"{path}.") for one in paths)

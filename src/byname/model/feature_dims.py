@@ -1,9 +1,9 @@
-"""Feature dimensions: along which dimension the modules of a model lay the features of their values, and of which size.
+"""Feature dimensions: the dimension and the size of the features in the values of a model, and its numbers of heads.
 
-What a convolution or a batch norm gives has its channels along dimension 1; what a linear layer, an embedding, a
-recurrent layer or a layer norm gives has its features along the last. An activation, a block or a variable is judged by
-the modules around it: the innermost scope with modules whose features have the size that is there decides. Of values
-by heads, (batch, heads, tokens, ...), the heads are the channels, where a module says that it has so many.
+Outputs of convolutions and batch norms have their channels along dimension 1. Outputs of linear layers, embeddings,
+recurrent layers and layer norms have their features along the last. An activation, a block or a variable is judged by
+the modules around it: the innermost scope decides in which a module has features of the size that the value has. In
+values by heads, (batch, heads, tokens, ...), the heads are the channels, if a module has that number of heads.
 
 Positions, as of tokens, lie before the features, or after channels. PyTorch's attention and recurrent layers have them
 in dimension 0 unless ``batch_first=True``; so have the layers around these that PyTorch made.
@@ -19,18 +19,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from byname.model.head_counts import head_counts
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 
 
 class FeatureDim(NamedTuple):
-    """The dimension of the features of a value.
+    """The dimension of the features of a value: 1, or -1 for the last.
 
-    Attributes:
-        dim: 1, or -1 for the last.
-        by: the kinds of modules that tell it.
-        own: whether one of them gave the value itself.
+    `by` are the classes of the modules that show it; `own` is whether one of them gave the value itself.
     """
 
     dim: int
@@ -43,7 +39,7 @@ class FeatureScope:
     """The features of the modules within one.
 
     Attributes:
-        last: sizes of features along the last dimension, with the kinds of modules that have them.
+        last: sizes of features along the last dimension, with the classes of the modules that have them.
         second: the same for channels along dimension 1, by the number of dimensions of the value (0 for any).
     """
 
@@ -51,7 +47,7 @@ class FeatureScope:
     second: dict[tuple[int, int], set[str]] = field(default_factory=dict)
 
     def add(self, module: nn.Module) -> None:
-        """Take what one module is known to give and to get."""
+        """Add the sizes of the inputs and outputs of one module, as far as its class names them."""
         kind = type(module).__name__
         for size in _last_sizes(module):
             self.last.setdefault(size, set()).add(kind)
@@ -68,10 +64,9 @@ class FeatureScope:
 
 
 class Surroundings:
-    """The modules around one place: the one that gives the value there, and its scopes from the inside out.
+    """The modules around one place: the module that returns its value, and the scopes from the inside out.
 
     Args:
-        modules: all modules of the model by their paths.
         path: the place, without ``.grad``.
         module: the one that is called at the place, or owns it.
         output: whether its output is there.
@@ -105,7 +100,7 @@ class Surroundings:
         """Return whether a value is a convolution's, or lies among convolutions, and has no known channels."""
         if isinstance(self._own, nn.modules.conv._ConvNd):
             return self.dim_of(value) is None
-        around = value.ndim > 3 and _nearest([self._within(scope) for scope in self._scopes])
+        around = self._nearest() if value.ndim > 3 else None
         return bool(around and around.second) and self.dim_of(value) is None
 
     def channels_first(self, value: Tensor) -> bool:
@@ -113,10 +108,52 @@ class Surroundings:
         found = self.dim_of(value) if value.ndim > 2 else None
         return found is not None and found.dim == 1 and found.by != ("heads",)
 
+    def channel_dim(self, value: Tensor) -> int | None:
+        """Return the dimension of the channels of a value, 0 in an image without a batch; None where it is not known.
+
+        Of one or two dimensions the channels are the last. In a model without any module that tells they are dimension
+        1 of four and more, as of images.
+        """
+        if self._without_batch(value):
+            return 0
+        if value.ndim < 3:
+            return None if not value.ndim or self._own_channels or self._may_lack_batch(value) else value.ndim - 1
+        if (found := self.dim_of(value)) is not None:
+            return None if not found.own and self._may_lack_batch(value) else found.dim % value.ndim
+        return None if self.told or value.ndim == 3 else 1
+
+    def _without_batch(self, value: Tensor) -> bool:
+        """Return whether a value is that of a convolution, or of what follows one, for one sample alone."""
+        if value.ndim < 2:
+            return False
+        if self._own_channels:
+            return (value.ndim + 1, value.shape[0]) in self._own_channels
+        known = value.ndim == 2 or self.dim_of(value) is not None
+        return not known and self._may_lack_batch(value, other=value.shape[1])
+
+    def _may_lack_batch(self, value: Tensor, other: int = 0) -> bool:
+        """Return whether dimension 0 could be the channels of the convolutions around it, and no other one as well."""
+        nearest = self._nearest()
+        certain = isinstance(self._scopes[0], nn.modules.batchnorm._BatchNorm)  # it takes no image without a batch
+        if nearest is None or certain or not value.ndim or (value.ndim == 2 and value.shape[1] in nearest.last):
+            return False
+        at = value.ndim + 1
+        return (at, value.shape[0]) in nearest.second and (at, other) not in nearest.second
+
+    @cached_property
+    def _own_channels(self) -> dict[tuple[int, int], set[str]]:
+        """The channels of the innermost module around the place, if that takes images with a batch and without."""
+        alone = FeatureScope()
+        if isinstance(self._scopes[0], nn.modules.conv._ConvNd | nn.modules.instancenorm._InstanceNorm):
+            alone.add(self._scopes[0])
+        return alone.second
+
     def position_dim(self, value: Tensor) -> int | None:
         """Return the dimension of the positions of a value; None where it is not known, or there is none."""
         if self.channels_first(value):
             return 2 if value.ndim == 3 else None
+        if self._without_batch(value):
+            return 1 if value.ndim == 2 else None
         if value.ndim == 3:
             return self._sequence_dim
         return None if self.channels_unknown(value) else value.ndim - 2
@@ -131,6 +168,9 @@ class Surroundings:
         own = self._scopes[0]
         if isinstance(own, nn.MultiheadAttention | nn.RNNBase) and not _OF_SEQUENCES.fullmatch(self._inside):
             return 1 if self._inside == "[1]" and isinstance(own, nn.MultiheadAttention) else None
+        nearest = next((scope for scope in self._scopes if head_counts(scope)), self._scopes[-1])
+        if not any(isinstance(one, _BATCH_FIRST) for one in modules_in(nearest)):
+            return 1
         for scope in self._scopes:
             firsts = {one.batch_first for one in modules_in(scope) if isinstance(one, _BATCH_FIRST)}
             if firsts == {False} and isinstance(scope, _OF_PYTORCH):
@@ -141,7 +181,7 @@ class Surroundings:
 
     @property
     def told(self) -> bool:
-        """Whether the model has modules that could tell, of values such as this place's or of others."""
+        """Whether the model has modules with features of a known size, whatever the value at this place."""
         whole = self._within(self._scopes[-1])
         return bool(whole.last or whole.second)
 
@@ -154,9 +194,16 @@ class Surroundings:
                 return found
         if value.ndim == 4 and (self._explicit or any(value.shape[1] in head_counts(one) for one in self._scopes)):
             return FeatureDim(1, ("heads",), True)
-        around = [self._within(scope) for scope in self._scopes]
-        known = (scope.dim_of(value) for scope in around)
-        return next((found for found in known if found is not None), None) or _of_images(around, value)
+        # the whole model is read only where none inside tells
+        known = (scope.dim_of(value) for scope in self._around())
+        return next((found for found in known if found is not None), None) or _of_images(self._nearest(), value)
+
+    def _around(self) -> Iterator[FeatureScope]:
+        return map(self._within, self._scopes)
+
+    def _nearest(self) -> FeatureScope | None:
+        """Return the innermost scope with modules whose features have a known size."""
+        return next((scope for scope in self._around() if scope.last or scope.second), None)
 
     def _within(self, scope: nn.Module) -> FeatureScope:
         read = self._read.get(id(scope))
@@ -167,17 +214,12 @@ class Surroundings:
         return read
 
 
-def _of_images(around: list[FeatureScope], value: Tensor) -> FeatureDim | None:
-    """Return dimension 1 where convolutions of so many dimensions are nearest, and no size fits: after a `cat`, say."""
-    nearest = _nearest(around)
+def _of_images(nearest: FeatureScope | None, value: Tensor) -> FeatureDim | None:
+    """Return dimension 1 if the nearest convolutions have as many dimensions but no size fits, as after a `cat`."""
     if nearest is None or value.ndim < 4 or value.shape[-1] in nearest.last:  # channels last, as in ConvNeXt
         return None
     kinds = {kind for (ndim, _), some in nearest.second.items() if ndim == value.ndim for kind in some}
     return FeatureDim(1, tuple(sorted(kinds)), False) if kinds else None
-
-
-def _nearest(around: list[FeatureScope]) -> FeatureScope | None:
-    return next((scope for scope in around if scope.last or scope.second), None)
 
 
 def _outwards(path: str) -> Iterator[str]:
@@ -220,7 +262,7 @@ def _sizes(module: nn.Module, names: tuple[str, ...]) -> Iterator[int]:
 
 
 _OF_SEQUENCES = re.compile(r"(\[0\])?|\.?input(\[(0|'(input|query|key|value)')\])?")
-"""What stands behind a layer's path in the places of its sequences."""
+"""The ends of the paths, after a layer's own, at which its sequences are."""
 _BATCH_FIRST: tuple[Any, ...] = (nn.MultiheadAttention, nn.RNNBase, nn.Transformer)
 _OF_PYTORCH = (
     *_BATCH_FIRST,
@@ -246,3 +288,56 @@ _SECOND: dict[type[nn.Module], tuple[str, ...]] = {
     nn.modules.batchnorm._NormBase: ("num_features",),
     nn.GroupNorm: ("num_channels",),
 }
+
+
+class Heads(NamedTuple):
+    """The heads of a module, by its own attributes.
+
+    Attributes:
+        number: the number of heads.
+        keys: the number of heads of keys and values, where there are fewer.
+        size: the width of one head; None if unknown.
+        others: other widths of one head, as the keys and values of a latent attention (MLA) have them.
+    """
+
+    number: int
+    keys: int | None
+    size: int | None
+    others: frozenset[int] = frozenset()
+
+
+_COUNT = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "nheads")
+_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
+_SIZE = ("head_dim", "head_size", "attention_head_size", "dim_head", "d_kv", "d_head")
+_WIDTH = ("hidden_size", "n_embd", "embed_dim", "d_model")
+_MLA = ("v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim")
+_CONFIGS = ("config", "cfg")
+
+
+def head_counts(module: nn.Module) -> set[int]:
+    """Return the numbers of heads that a module, or its config, says it has: of queries, and of keys and values."""
+    known = [read_heads(attributes_of(module)), *map(read_heads, configs_of(module))]
+    return {count for heads in known if heads for count in (heads.number, heads.keys) if count}
+
+
+def configs_of(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the attributes of the configs that a module has."""
+    found = [attributes_of(module).get(name) for name in _CONFIGS]
+    return [one if type(one) is dict else attributes_of(one) for one in found if one is not None]
+
+
+def read_heads(held: dict[str, Any], *others: dict[str, Any]) -> Heads | None:
+    """Return the heads that some attributes name; other attributes may name the sizes that are missing there."""
+    count = _number(_COUNT, held)
+    if count is None:
+        return None
+    keys, size = _number(_KEYS, held, *others), _number(_SIZE, held, *others)
+    width = _number(_WIDTH, held, *others)
+    value, plain, rope = (_number((name,), held, *others) or 0 for name in _MLA)
+    latent = frozenset({value, plain + rope, plain + value}) if value else frozenset()
+    return Heads(count, keys, size or (width // count if width else None), latent)
+
+
+def _number(names: tuple[str, ...], *held: dict[str, Any]) -> int | None:
+    found = (one[name] for one in held for name in names if type(one.get(name)) is int)
+    return next((number for number in found if number > 0), None)

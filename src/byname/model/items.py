@@ -7,36 +7,30 @@ from __future__ import annotations
 
 import types
 from collections import deque, namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
-from byname.place import AnyDepth, AnyItem, Item, NameSegment, Segment, Slice, fits, is_wild, join
+from byname.place import ANY, ANY_ITEM, Item, NameSegment, Segment, Segments, Slice, after_a_name, fits, is_wild
 from byname.reading.objects import attributes_of, found_in, parents_of, snapshot
 from byname.reading.tensor import is_tensor
 from byname.table import closest
 from byname.text import printable
 
-Segments: TypeAlias = tuple[Segment, ...]
-
 _DEEPEST = 20
 
 
 def items_in(value: Any, pattern: Sequence[Segment], without: Sequence[Segments] = ()) -> list[tuple[Segments, Any]]:
-    """Return the items of a value that match a pattern, each with its own segments.
+    """Return the items of a value that match a pattern and none of `without`, each with its own segments.
 
     An index from the end stays in the segments: ``[-1]`` is the last item of a list of any length.
 
     >>> [one for _, one in items_in({"h": [1, 2]}, (Item("h"), Item(-1)))]
     [2]
-
-    Args:
-        value: a container or an object.
-        pattern: segments such as those of ``['k'][0]``, ``[-1]`` or ``.cache.*``.
-        without: patterns of items to leave out.
     """
     found: dict[Segments, tuple[Segments, Any]] = {}
     for segments, counted, one in _items(value, tuple(pattern), (), ()):
@@ -53,7 +47,7 @@ def _items(value: Any, pattern: Segments, at: Segments, counted: Segments) -> It
         yield at, counted, value
         return
     first, rest = pattern[0], pattern[1:]
-    if isinstance(first, AnyDepth):
+    if first is ANY:
         yield from _items(value, rest, at, counted)
         if len(at) < _DEEPEST:
             for segment, inner in inside(value):
@@ -82,16 +76,18 @@ def _named(value: Any, name: NameSegment) -> Iterator[tuple[Segment, Any]]:
 
 def inside(value: Any) -> Iterator[tuple[Segment, Any]]:
     """Yield the items and attributes of a value, each with its segment; nothing for a tensor."""
+    if not is_tensor(value):
+        yield from _contents(value)
+        yield from ((NameSegment.of(name), one) for name, one in _attributes(value))
+
+
+def _contents(value: Any) -> Iterable[tuple[Segment, Any]]:
+    """Return the items of a dict, list, tuple or deque, each with its segment; nothing of another value."""
     kind = type(value)
-    if is_tensor(value):
-        return
     if issubclass(kind, dict):
-        yield from ((Item(key), one) for key, one in snapshot(value))
-    elif issubclass(kind, list | tuple | deque):
-        family = next(one for one in (list, tuple, deque) if issubclass(kind, one))
-        yield from ((Item(number), one) for number, one in enumerate(family.__iter__(value)))
-    for name, one in _attributes(value):
-        yield NameSegment.of(name), one
+        return ((Item(key), one) for key, one in snapshot(value))
+    family = next((one for one in (list, tuple, deque) if issubclass(kind, one)), None)
+    return () if family is None else ((Item(number), one) for number, one in enumerate(family.__iter__(value)))
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
@@ -134,11 +130,6 @@ def put(value: Any, segments: Sequence[Segment], new: Any) -> Any:
 
     >>> put({"h": (1, 2)}, (Item("h"), Item(0)), 5)
     {'h': (5, 2)}
-
-    Args:
-        value: the value given to `items_in`.
-        segments: the segments of the item, from `items_in`.
-        new: the new item.
     """
     if not segments:
         return new
@@ -176,35 +167,35 @@ def _tuple_with(value: tuple[Any, ...], at: int, new: Any) -> tuple[Any, ...]:
     return kind._make(items) if hasattr(kind, "_make") else kind(items)
 
 
-def tensors_in(value: Any) -> list[tuple[Segments, torch.Tensor]]:
+def tensors_in(value: Any, *, of_dataclasses: bool = False) -> list[tuple[Segments, torch.Tensor]]:
     """Return the tensors in a value, with their segments: the value itself, or those in its containers at any depth."""
     found: list[tuple[Segments, torch.Tensor]] = []
-    _collect(value, (), found)
+    _collect(value, (), found, of_dataclasses)
     return found
 
 
-def _collect(value: Any, at: Segments, found: list[tuple[Segments, torch.Tensor]]) -> None:
+def _collect(value: Any, at: Segments, found: list[tuple[Segments, torch.Tensor]], of_dataclasses: bool) -> None:
     if is_tensor(value):
         found.append((at, value))
-    elif len(at) < _DEEPEST and issubclass(type(value), dict | list | tuple | deque):
-        for segment, inner in inside(value):
-            if isinstance(segment, Item):
-                _collect(inner, (*at, segment), found)
+    elif len(at) < _DEEPEST:
+        for segment, inner in _contents(value) or (_fields(value) if of_dataclasses else ()):
+            _collect(inner, (*at, segment), found, of_dataclasses)
+
+
+def _fields(value: Any) -> Iterable[tuple[Segment, Any]]:
+    names = [one.name for one in fields(type(value))] if is_dataclass(type(value)) else []
+    held = attributes_of(value) if names else {}
+    return ((NameSegment.of(name), held[name]) for name in names if name in held)
 
 
 def lacking(value: Any, pattern: Sequence[Segment], path: str) -> str:
-    """Return a sentence about a value in which nothing matches a pattern: the part that is missing, and what is there.
+    """Return a sentence about a value in which nothing matches a pattern: the missing part, and the items there.
 
     >>> lacking({"h": {"relu": 1, "w": 2}}, (Item("h"), Item("nope")), "forward.cache")
     "`forward.cache['h']` holds a dict without 'nope'; it has 'relu', 'w'"
-
-    Args:
-        value: the value.
-        pattern: as for `items_in`.
-        path: the path of the value.
     """
     at, held, rest = _deepest(value, tuple(pattern))
-    where = path + _joined(at)
+    where = path + after_a_name(at)
     return f"`{printable(where)}` holds {_without(held, rest, where)}"
 
 
@@ -216,7 +207,7 @@ _SHOWN = 8
 def _deepest(value: Any, pattern: Segments) -> tuple[Segments, Any, Segments]:
     """Return the item that the longest matching start of a pattern leads to, and the rest of the pattern."""
     for length in range(len(pattern) - 1, 0, -1):
-        if isinstance(pattern[length - 1], AnyDepth):
+        if pattern[length - 1] is ANY:
             continue
         found = items_in(value, pattern[:length])
         if found:
@@ -238,7 +229,7 @@ def _without(value: Any, rest: Segments, where: str) -> str:
     has = _has(value, word)
     if not {dict, list, tuple, deque}.intersection(parents_of(kind)):
         return f"{called} without {f'`{word}`' if word else _key(wanted)}; {has}"
-    if isinstance(wanted, AnyItem | Slice):
+    if wanted is ANY_ITEM or isinstance(wanted, Slice):
         return f"{called} with no {'such ' if isinstance(wanted, Slice) else ''}items; {has}"
     return f"{called} without {f'attributes `{word}`' if word else _key(wanted)}; {has}{_as_item(wanted, rest, where)}"
 
@@ -261,7 +252,7 @@ def _as_item(wanted: Segment, rest: Segments, where: str) -> str:
         item = "*"
     else:
         return ""
-    return f"; its items are `{printable(f'{where}[{item}]{_joined(rest[1:])}')}`"
+    return f"; its items are `{printable(f'{where}[{item}]{after_a_name(rest[1:])}')}`"
 
 
 def _how_computed(value: Any, name: str) -> str:
@@ -281,8 +272,3 @@ def _key(segment: Segment) -> str:
     if type(segment.key) in (str, int, bool, float, bytes, type(None)):
         return printable(repr(segment.key)[:40])
     return f"a {printable(type(segment.key).__name__)}"
-
-
-def _joined(segments: Segments) -> str:
-    text = join(segments)
-    return f".{text}" if text and not text.startswith("[") else text

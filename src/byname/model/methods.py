@@ -18,16 +18,37 @@ from byname.model.operations import is_elementary, is_operation, operation_path,
 from byname.reading.objects import namespace_of, parents_of
 
 
+class Namespace(nn.Module):
+    """Namespace of a Python module or class, or of the whole program: its functions stand as methods of a module.
+
+    So the path language, and what observes variables, knows the functions of a program as it knows a model.
+
+    Attributes:
+        functions: the innermost Python function behind each name, or what is there instead.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__()
+        self.name = name
+        self.functions: dict[str, Any] = {}
+
+    def child(self, *names: str) -> Namespace:
+        """Return the namespace that names lead to; it is made where there is none."""
+        node = self
+        for name in names:
+            found = node._modules.get(name)
+            if not isinstance(found, Namespace):
+                found = node._modules[name] = Namespace(f"{node.name}.{name}".removeprefix("."))
+            node = found
+        return node
+
+
 def method_of(module: nn.Module, name: str) -> FunctionType | None:
     """Return the innermost Python function behind ``module.<name>``; None if the module has no method of that name.
 
     The module's own ``__dict__`` comes first, then its classes. Bound methods, properties, partial methods and
     decorators are unwrapped: ``__wrapped__``, or else a function of that name in the decorator's closure. Never runs
     the user's code.
-
-    Raises:
-        BadArgumentError: the method has no Python code that gets the module: it is compiled by ``torch.jit``, a
-            static or class method, written in C, or another callable object.
 
     Example:
         >>> method_of(nn.ReLU(), "forward").__qualname__
@@ -40,7 +61,7 @@ def method_of(module: nn.Module, name: str) -> FunctionType | None:
     raw = _raw(module, name)
     if raw is None:
         return None
-    raw = _innermost(raw, name)
+    raw = raw if isinstance(module, Namespace) else _layers(raw, name)[-1]
     if isinstance(raw, FunctionType):
         return raw
     if not callable(raw) and not isinstance(raw, staticmethod | classmethod):
@@ -48,13 +69,18 @@ def method_of(module: nn.Module, name: str) -> FunctionType | None:
     raise _no_python(module, name, _why_not(raw))
 
 
+def innermost(raw: Any, name: str) -> Any:
+    """Return the callable behind a function, method, property or partial of a name, without all that wraps it."""
+    return _layers(raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw, name)[-1]
+
+
 def function_inside(raw: Any, name: str) -> FunctionType | None:
     """Return the innermost Python function behind a function or a partial of a name; None if there is none."""
-    inner = _innermost(raw, name) if type(raw) in _FUNCTIONS else None
+    inner = _layers(raw, name)[-1] if type(raw) in FUNCTIONS else None
     return inner if type(inner) is FunctionType else None
 
 
-_FUNCTIONS = (FunctionType, functools.partial, type(functools.cache(len)))
+FUNCTIONS = (FunctionType, functools.partial, type(functools.cache(len)))
 
 
 def decorators_of(module: nn.Module, name: str) -> list[FunctionType]:
@@ -62,12 +88,8 @@ def decorators_of(module: nn.Module, name: str) -> list[FunctionType]:
     return [one for one in _layers(_raw(module, name), name)[:-1] if type(one) is FunctionType]
 
 
-def _innermost(raw: Any, name: str) -> Any:
-    """Return what is left when all that wraps a callable is taken away."""
-    return _layers(raw, name)[-1]
-
-
 def _layers(raw: Any, name: str) -> list[Any]:
+    """Return a callable and what it wraps, the innermost last."""
     layers = [raw]
     while (inner := _one_inside(layers[-1], name)) is not None and not any(inner is one for one in layers):
         layers.append(inner)
@@ -77,11 +99,13 @@ def _layers(raw: Any, name: str) -> list[Any]:
 def gets_no_owner(function: FunctionType, owner: object) -> bool:
     """Return whether a function is stored on the instance, so that it is called without the instance."""
     own = vars(owner).values() if isinstance(owner, nn.Module) else ()
-    return any(one is function for one in own)
+    return isinstance(owner, Namespace) or any(one is function for one in own)
 
 
 def _raw(module: nn.Module, name: str) -> Any:
     """Return the raw attribute; neither properties nor ``__getattr__`` run."""
+    if isinstance(module, Namespace):
+        return module.functions.get(name)
     ofs = [vars(cls)[name] for cls in type(module).__mro__ if name in vars(cls)]
     if ofs and isinstance(ofs[0], property):
         return ofs[0]
@@ -126,7 +150,7 @@ def _of_that_name(function: FunctionType, name: str) -> Iterator[Any]:
 
 
 def content_of(cell: CellType) -> Any:
-    """Return what a variable of a function around holds; None before it is assigned."""
+    """Return the value of a variable of an enclosing function; None before it is assigned."""
     try:
         return cell.cell_contents
     except ValueError:  # an empty cell
@@ -142,16 +166,26 @@ def _why_not(raw: Any) -> str:
 
 
 def _no_python(module: nn.Module, name: str, why: str) -> BadArgumentError:
+    if isinstance(module, Namespace):
+        function = f"{module.name}.{name}".removeprefix(".")
+        return BadArgumentError(f"the variables of {function} cannot be observed: {why}")
     return BadArgumentError(
-        f"the variables of {type(module).__name__}.{name} cannot be listened to: {why}. "
+        f"the variables of {type(module).__name__}.{name} cannot be observed: {why}. "
         "Watch the module itself, or the operations in it."
     )
 
 
 def methods_of(module: nn.Module) -> list[str]:
     """Return the names of the methods and properties of a module's classes, up to `nn.Module`, except ``__names__``."""
+    if isinstance(module, Namespace):
+        return [*module.functions]
+    return methods_in(type(module))
+
+
+def methods_in(cls: type) -> list[str]:
+    """Return the same names for a class of modules."""
     held: dict[str, None] = {}
-    for kind in parents_of(type(module)):
+    for kind in parents_of(cls):
         if kind is nn.Module:
             break
         for name, one in namespace_of(kind).items():
@@ -162,9 +196,15 @@ def methods_of(module: nn.Module) -> list[str]:
 
 def callable_instead(module: nn.Module) -> list[str]:
     """Return the names of the module's methods that a program may call instead of the module: none of PyTorch's own."""
-    kinds = [namespace_of(kind) for kind in parents_of(type(module))]
-    of_torch = [kind for kind in kinds if str(kind.get("__module__")).split(".")[0] == "torch"]
-    return [name for name in methods_of(module) if not any(name in kind for kind in of_torch)]
+    kind: Any = type(module)
+    return _callable_instead(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _callable_instead(kind: Any) -> list[str]:
+    kinds = [namespace_of(one) for one in parents_of(kind)]
+    of_torch = [one for one in kinds if str(one.get("__module__")).split(".")[0] == "torch"]
+    return [name for name in methods_in(kind) if not any(name in one for one in of_torch)]
 
 
 def function_of(module: nn.Module, name: str) -> FunctionType | None:
@@ -209,15 +249,12 @@ _LOADS = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOA
 def note_on_function(path: str, owners: Mapping[str, nn.Module], model: nn.Module) -> str | None:
     """Return a note if a path was read as a child module but could also mean a call of a function; else None.
 
-    Args:
-        path: the path of the child.
-        owners: the modules that the path leads through, by their paths.
-        model: the model that the path starts from; a second path of the owner gets no note.
+    `owners` are the modules that the path leads through, by their paths. A second path of the owner gets no note.
     """
     around, _, name = path.rpartition(".")
     plain, number = _NUMBERED.fullmatch(name).groups("0")  # type: ignore[union-attr]
     owner = owners.get(around)
-    if owner is None or not _mentions(owner, plain) or not is_operation(plain) or not calls_function(owner, plain):
+    if owner is None or not is_operation(plain) or not calls_function(owner, plain):
         return None
     if around not in modules_by_path(model):
         return None
@@ -228,20 +265,14 @@ def note_on_function(path: str, owners: Mapping[str, nn.Module], model: nn.Modul
 _NUMBERED = re.compile(r"(.*?)(?:_([1-9]\d*))?")
 
 
-def _mentions(owner: nn.Module, name: str) -> bool:
-    """Return whether the forward of a module has this name in its code: of most children it has not, or only that."""
-    function = function_of(owner, "forward")
-    code = None if function is None else function.__code__
-    return code is not None and name in (*code.co_names, *code.co_freevars, *code.co_cellvars)
-
-
 def calls_function(owner: nn.Module, name: str, method: str = "forward") -> bool:
     """Return whether a method of a module reads a name from an object other than the module itself."""
     function = function_of(owner, method)
-    if function is None:
+    code = None if function is None else function.__code__
+    if code is None or name not in (*code.co_names, *code.co_freevars, *code.co_cellvars):
         return False
-    itself, before = function.__code__.co_varnames[:1], None
-    for one in dis.get_instructions(function.__code__):
+    itself, before = code.co_varnames[:1], None
+    for one in dis.get_instructions(code):
         if one.argval == name and one.opname in _LOADS and before not in itself:
             return True
         before = one.argval[-1] if isinstance(one.argval, tuple) and one.argval else one.argval

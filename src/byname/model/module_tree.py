@@ -1,16 +1,17 @@
-"""Module tree: the modules of a model by their paths, seen through wrappers, what each has, and what cannot be seen."""
+"""Module tree: the modules of a model by their paths or by a pattern, seen through wrappers, and the state of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
-from typing import Any
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from byname.place import NameSegment
+from byname.place import ANY, ANY_ITEM, Item, NameSegment, Segment, Slice, parse
 from byname.reading.modules import modules_in
-from byname.reading.objects import found_in
+from byname.reading.objects import attributes_of, found_in, namespace_of, snapshot
 from byname.reading.tensor import is_tensor
 
 _WRAPPERS = {
@@ -23,7 +24,7 @@ _WRAPPERS = {
 
 
 def inside_of(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """The module inside of wrappers for several processes or devices, and of compiled ones; the names on the way."""
+    """Unwrap DDP, FSDP, DataParallel, checkpoint and compiled modules; return the inner one and the names passed."""
     if type(module).__name__ not in _WRAPPERS:  # the usual case, written out because every walk comes here
         return module, ()
     names: list[str] = []
@@ -38,12 +39,12 @@ def inside_of(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def is_script(module: Any) -> bool:
-    """Whether a module was scripted or traced: TorchScript runs it, and knows no hooks."""
+    """Return whether a module was scripted or traced; TorchScript runs it, and runs no hooks."""
     return isinstance(module, torch.jit.ScriptModule)
 
 
 def unseen_in_script(path: str, module: nn.Module) -> str:
-    """What to say of a place in a scripted module."""
+    """Return a sentence about a place in a scripted module."""
     return (
         f"`{path}`: TorchScript runs this {module.original_name}, and what happens in it cannot be seen; attach to the "
         "module that was scripted or traced, or to the one that calls it"
@@ -51,44 +52,139 @@ def unseen_in_script(path: str, module: nn.Module) -> str:
 
 
 def notes_on_scripts(model: nn.Module) -> Iterator[str]:
-    """What to tell about scripted and traced modules."""
+    """Yield a note on the scripted and traced modules of a model."""
     names = dict.fromkeys(str(one.original_name) for one in modules_in(model) if is_script(one))
     if names:
         yield f"nothing can be seen inside of scripted or traced modules ({', '.join(names)}): TorchScript runs them"
 
 
-def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
-    """Return every module of a model under its first path; the model's own is empty.
+Level: TypeAlias = dict[str, nn.Module]
+"""The modules that the first segments of a pattern lead to, by path, in the order of registration."""
 
-    It is one loop, for most attachments walk the model once: a walk takes as long as it would take to find out whether
-    the result of an earlier one still holds, and is never out of date.
-    """
-    found: dict[str, nn.Module] = {}
+
+def modules_by_path(model: nn.Module) -> Level:
+    """Return every module of a model under its first path; the model's own is empty."""
+    return with_all_inside({"": model})
+
+
+def with_all_inside(level: Level) -> Level:
+    """Return these modules and all in them, each under its first path."""
+    return {path: module for path, module, _ in _with_all_inside(level)}
+
+
+def modules_along(model: nn.Module, path: str) -> Level:
+    """Return the modules on the way to a place, each under its path; the model's own is empty."""
+    names = itertools.takewhile(lambda one: isinstance(one, NameSegment), parse(path).segments)
+    return {path: module for level in modules_reached(model, tuple(names)) for path, module in level.items()}
+
+
+def modules_reached(model: nn.Module, pattern: tuple[Segment, ...]) -> list[Level]:
+    """Return the modules that the beginnings of a pattern lead to: with no segment of it, with one, ..., with all."""
+    levels: list[Level] = [{"": model}, *({} for _ in pattern)]
+    order: dict[int, int] = {}
+    for at, segment in enumerate(pattern):
+        entered = _with_all_inside(levels[at]) if segment is ANY else _children(levels[at], segment)
+        for path, module, wrappers in entered:
+            levels[at + 1].setdefault(path, module)
+            passed = at + 1
+            for wrapper in wrappers:  # which may be in the path as `named_modules()` gives it
+                if passed < len(pattern) and pattern[passed] == NameSegment.of(wrapper):
+                    passed += 1
+                    levels[passed].setdefault(path, module)
+        if segment is ANY and not order and at + 1 < len(pattern):
+            order = {id(module): number for number, (_, module, _) in enumerate(entered)}
+        elif order:  # children of all these modules come before those of the next ones
+            levels[at + 1] = dict(sorted(levels[at + 1].items(), key=lambda found: order.get(id(found[1]), 0)))
+    return levels
+
+
+Entered: TypeAlias = list[tuple[str, nn.Module, tuple[str, ...]]]
+"""Modules with their paths, and the names inside the wrappers that were around them."""
+
+
+def _with_all_inside(level: Level) -> Entered:
+    """Return these modules and all in them, in the order of registration, each under its first path."""
+    found: Entered = []
     seen: set[int] = set()
-    waiting = [("", model)]
+    waiting: Entered = [(path, module, ()) for path, module in reversed(level.items())]
     while waiting:
-        path, module = waiting.pop()
+        entered = waiting.pop()
+        path, module, _ = entered
         if id(module) in seen:  # and all that it holds
             continue
         seen.add(id(module))
-        found[path] = module
-        children = _attributes(module).get("_modules")
+        found.append(entered)
+        children = children_of(module)
         if children:
-            prefix = f"{path}." if path else ""
-            for name, child in reversed(tuple(children.items())):
-                if isinstance(child, nn.Module):
-                    text = name if name.isidentifier() or name.isdecimal() else NameSegment.of(name).text
-                    waiting.append((prefix + text, inside_of(child)[0]))
+            waiting += reversed(_entered(path, children, children))
     return found
 
 
+def _children(level: Level, segment: Segment) -> Entered:
+    """Return the children that a segment means, of each of these modules; for a plain name, only it is looked up."""
+    found: Entered = []
+    for path, module in level.items():
+        children = children_of(module)
+        if not isinstance(segment, NameSegment):
+            found += _entered(path, children, names_at(module, children, segment))
+        elif segment.wild:
+            found += _entered(path, children, [*filter(segment.matches, tuple(children))])
+        elif segment.plain in children:
+            found += _entered(path, children, [segment.plain])
+    return found
+
+
+def _entered(path: str, children: dict[str, Any], names: Iterable[str]) -> Entered:
+    """Return the children of these names, each with its path and out of its wrappers."""
+    prefix = f"{path}." if path else ""
+    found: Entered = []
+    for name in tuple(names):
+        child = children.get(name)  # another thread may change them meanwhile
+        if isinstance(child, nn.Module):
+            text = name if name.isidentifier() or name.isdecimal() else NameSegment.of(name).text
+            inner, passed = inside_of(child) if type(child).__name__ in _WRAPPERS else (child, ())
+            found.append((prefix + text, inner, passed))
+    return found
+
+
+def children_of(module: nn.Module) -> dict[str, Any]:
+    """Return the children registered in a module, by name."""
+    return registry_of(module, "_modules")
+
+
+def registry_of(module: nn.Module, name: str) -> dict[str, Any]:
+    """Return one of a module's registries: ``_modules``, ``_parameters`` or ``_buffers``."""
+    held = _attributes(module).get(name)
+    return held if isinstance(held, dict) else {} if held is None else dict(held.items())  # of scripts
+
+
+def names_at(module: nn.Module, held: dict[str, Any], item: Segment) -> list[str]:
+    """Return the names that ``module[item]`` means in a list or dict of modules or parameters, which are `held`."""
+    if isinstance(module, nn.Sequential | nn.ModuleList):
+        numbered, size = dict(enumerate(held)), len(held)
+    elif isinstance(module, nn.ModuleDict | nn.ParameterDict | nn.ParameterList):
+        numbered = {int(name): name for name in tuple(held) if name.isdecimal()}
+        size = attributes_of(module).get("_size", 0)  # a ParameterList may hold other things than parameters, too
+    else:
+        return []
+    if isinstance(item, Slice):
+        return [numbered[at] for at in sorted(item.positions(size)) if at in numbered]
+    if isinstance(item, Item):
+        key = item.counted(size).key
+        name = numbered.get(key, key)  # type: ignore[call-overload]
+        return [name] if name in held else []
+    return [*held] if item is ANY_ITEM else []
+
+
 _attributes: Callable[[nn.Module], dict[str, Any]] = nn.Module.__dict__["__dict__"].__get__
-"""What `byname.reading.objects.attributes_of` gives for a module, without a search for it in every class."""
+"""Returns the ``__dict__`` of a module, as `byname.reading.objects.attributes_of` does, without a search."""
 
 
 def is_called(module: nn.Module) -> bool:
-    """Whether a module has a forward: a ``ModuleList`` has none."""
-    return "forward" in _attributes(module) or found_in(type(module), "forward") is not NEVER_CALLED
+    """Return whether a module has a forward; a ``ModuleList`` has none."""
+    if "forward" in _attributes(module) or namespace_of(type(module)).get("forward", NEVER_CALLED) is not NEVER_CALLED:
+        return True  # the usual cases, written out because every walk comes here
+    return found_in(type(module), "forward") is not NEVER_CALLED
 
 
 NEVER_CALLED = nn.Module.__dict__["forward"]
@@ -96,27 +192,28 @@ NEVER_CALLED = nn.Module.__dict__["forward"]
 
 
 def state_of(module: nn.Module, kind: str) -> dict[str, Any]:
-    """A module's own parameters or buffers, by name."""
-    held: dict[str, Any] = module.__dict__.get(
-        "_parameters" if kind == "parameter" else "_buffers", {}
-    )  # not in scripts
-    return {name: one for name, one in held.items() if one is not None}
+    """Return a module's own parameters or buffers, by name."""
+    return {name: one for name, one in snapshot(registry_of(module, REGISTRY[kind])) if one is not None}
 
 
-def computed_in(module: nn.Module) -> dict[str, nn.Module | None]:
-    """The names of tensors that are computed from parameters and used instead of one, as pruned or normed weights are.
+REGISTRY = {"parameter": "_parameters", "buffer": "_buffers"}
+"""The registry of a module that holds each kind of state."""
 
-    Each has the module that computes it, `torch.nn.utils.parametrize`'s, or None for a hook of the module.
-    """
-    held, parameters = module.__dict__, [*state_of(module, "parameter")]
-    made = {name for name, one in held.items() if is_tensor(one) and any(p.startswith(f"{name}_") for p in parameters)}
-    modules = held.get("_modules")  # of a module in TorchScript it is no dict
-    around = modules.get("parametrizations") if isinstance(modules, dict) else None
-    return {**dict.fromkeys(made), **({} if around is None else around.__dict__["_modules"])}
+
+def is_computed(module: nn.Module, name: str) -> bool:
+    """Return whether a hook of a module computes an attribute from a parameter, as pruned and normed weights are."""
+    parameters = registry_of(module, "_parameters")
+    return is_tensor(module.__dict__.get(name)) and any(one.startswith(f"{name}_") for one in tuple(parameters))
+
+
+def parametrizations_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules of `torch.nn.utils.parametrize` that compute parameters of a module, by their names."""
+    around = children_of(module).get("parametrizations")
+    return {} if around is None else children_of(around)
 
 
 def under(path: str, name: str) -> str:
-    """A path one name further."""
+    """Return a path one name further."""
     return f"{path}.{name}" if path else name
 
 
@@ -124,13 +221,7 @@ _FAST = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttentio
 
 
 def notes_on_fast_paths(model: nn.Module, hooked: Container[int], *, mode: bool) -> Iterator[str]:
-    """What to tell about the fast path of attention, which PyTorch leaves where hooks or a function mode are.
-
-    Args:
-        model: the watched model.
-        hooked: the modules with hooks, by ``id``.
-        mode: whether a function mode will be on.
-    """
+    """Yield notes on the fast path of attention, which PyTorch does not take where hooks or a function mode are."""
     for path, module in modules_by_path(model).items():
         if isinstance(module, _FAST) and (mode or any(id(inner) in hooked for inner in modules_in(module))):
             yield (

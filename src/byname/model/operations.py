@@ -37,9 +37,6 @@ def operation_name(function: Any) -> str | None:
     ('softmax', 'rsub')
     >>> operation_name(torch.Tensor.size) is None
     True
-
-    Args:
-        function: the function that a function mode receives: a function, a method, or the ``__get__`` of a property.
     """
     if type(function) not in _PLAIN:  # another callable may define a hash of its own
         return _name_of(function)
@@ -55,7 +52,7 @@ def operation_name(function: Any) -> str | None:
 
 
 def main_result(function: Any, result: Any) -> Any:
-    """Return what a call of an operation gives to the program: of ``flex_attention``, without what it needs itself.
+    """Return the result of an operation as the program gets it; of ``flex_attention`` only the first item.
 
     A function mode sees the operator inside of it, which returns a tuple: the result, and figures of its softmax.
     """
@@ -135,12 +132,8 @@ def operation_path(owner: str, name: str, count: int, names_taken: Collection[st
     >>> operation_path("", "relu", 0, {"relu"}), operation_path("", "relu", 1, {"relu_1"})
     ('relu_0', 'relu_01')
 
-    Args:
-        owner: the module's path; empty for the model itself.
-        name: the name that `operation_name` returns.
-        count: the number of earlier calls of that name in this call of the module.
-        names_taken: the other names after the module's path, see `taken`. If the name is one of them, the number gets a
-            leading zero, so that every place has a path of its own.
+    `count` is the number of earlier calls of that name in this call of the module. If a name is taken by something else
+    in the module, the number gets a leading zero, so that every place has a path of its own.
     """
     plain = f"{name}_{count}" if count else name
     if plain in names_taken:

@@ -1,85 +1,124 @@
-"""Which places of a model does a path mean? Modules first, then parameters, methods and their variables, operations."""
+"""Resolve: the places of a model that a path means: modules first, then parameters, methods, inputs, operations."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.called_functions import called_function, functions_called
-from byname.model.methods import calls_function, function_of, method_of, methods_of, names_reached, note_on_function
+from byname.model.methods import (
+    Namespace,
+    calls_function,
+    function_of,
+    method_of,
+    methods_of,
+    names_reached,
+    note_on_function,
+)
 from byname.model.module_tree import (
     NEVER_CALLED,
-    computed_in,
+    REGISTRY,
+    Level,
+    children_of,
     is_called,
+    is_computed,
     is_script,
     modules_by_path,
+    modules_reached,
+    names_at,
+    parametrizations_of,
+    registry_of,
     state_of,
     under,
     unseen_in_script,
+    with_all_inside,
 )
 from byname.model.operations import is_elementary, is_operation, is_part_of_attention, operations_like
-from byname.model.reach import Reached, Segments, follow, is_key, keys_of, modules_reached
 from byname.model.scopes import variables_of
-from byname.model.spot import Meaning, Spot
-from byname.place import ANY, AnyItem, Item, NameSegment, Place, Segment, Slice, begun, fits, is_wild, join
+from byname.model.spot import Kind, Meaning, Spot
+from byname.place import ANY, ANY_ITEM, Item, NameSegment, Place, Segment, Segments, Slice, ends_of, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, namespace_of
 
 
 def resolve(place: Place, model: nn.Module) -> Meaning:
-    """The places of a model that a path means.
-
-    Args:
-        place: the path.
-        model: the module that the path starts from.
+    """Return the places that a path means from a model on.
 
     Raises:
-        NoMatchError: if there is none; the message names the closest paths that exist.
-        BadArgumentError: if it leads into a scripted module.
+        NoMatchError: there is none; the message names the closest paths that exist.
+        BadArgumentError: the path leads into a scripted module.
     """
-    meaning = _meaning(place, model)
+    segments, alone = place.segments, not place.wild
+    levels = modules_reached(model, segments)
+    if alone and (spot := _only_module(segments, levels)) is not None:
+        return Meaning([spot])
+    meaning = _meaning(segments, model, levels, alone)
     of_value = Meaning([])
-    if place.segments[-1] == NameSegment("grad") and len(place.segments) > 1:
-        of_value = _meaning(Place(place.segments[:-1]), model)
+    if segments[-1] == _GRADIENT and len(segments) > 1:
+        of_value = _meaning(segments[:-1], model, levels[:-1], alone)
     if meaning.spots:
-        if of_value.spots and not place.wild:
-            value = str(Place(place.segments[:-1]))
+        if of_value.spots and alone:
             meaning.notes.append(
-                f"`{place}` was read as the {_called(meaning.spots[0])}; it could also be the gradient of `{value}`"
+                f"`{place}` was read as the {_called(meaning.spots[0])}; it could also be the gradient of "
+                f"`{join(segments[:-1])}`"
             )
         return meaning
     if of_value.spots:
         return Meaning([spot.with_gradient() for spot in of_value.spots], of_value.notes)
-    for _, module, _ in modules_reached(model, place.segments) if not place.wild else ():
+    for module in (module for level in levels for module in level.values()) if alone else ():
         if is_script(module):
             raise BadArgumentError(unseen_in_script(str(place), module))
     raise NoMatchError(_unmatched(place, model))
 
 
-def _meaning(place: Place, model: nn.Module) -> Meaning:
-    reached = [*modules_reached(model, place.segments)]
-    alone = not place.wild
+def _only_module(segments: Segments, levels: list[Level]) -> Spot | None:
+    """Return the module at an exact path if the path can be read in no other way, as nearly all paths; else None."""
+    for level, segment in zip(levels, segments, strict=False):
+        if len(level) != 1 or type(segment) is not NameSegment:
+            return None
+        (module,) = level.values()
+        name = segment.plain
+        if name in _WORDS or _has_method(module, name) or name in attributes_of(module) or is_operation(_bare(name)):
+            return None
+        if any(name in registry_of(module, registry) for registry in REGISTRY.values()):
+            return None
+    found = [(path, module) for path, module in levels[-1].items() if is_called(module)]
+    return Spot("module", found[0][0], found[0][1]) if len(found) == 1 else None
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"_\d+$", "", name)
+
+
+_GRADIENT, _INPUT = NameSegment("grad"), NameSegment("input")
+
+
+def _meaning(segments: Segments, model: nn.Module, levels: list[Level], alone: bool) -> Meaning:
+    reached = [(level, segments[at:]) for at, level in enumerate(levels) if level]
     kinds: dict[str, list[Spot]] = {}
     for kind in ("module", "parameter", "method", "input"):
-        spots = _unique(_spots(kind, reached, alone))
+        spots = _spots(kind, reached, model, alone)
         if spots:
             kinds[kind] = spots
             if not alone:  # what else a pattern could be read as is not said
                 break
     if not kinds:
-        last = ("operation", "anywhere", "function")
-        return Meaning(next((spots for kind in last if (spots := _unique(_spots(kind, reached, alone)))), []))
+        last = ("anywhere",) if isinstance(model, Namespace) else ("operation", "anywhere", "function")
+        return Meaning(next((spots for kind in last if (spots := _spots(kind, reached, model, alone))), []))
     first, *others = kinds
     notes = [
-        f"`{place}` was read as the {_called(kinds[first][0])}; it could also be the {_called(kinds[other][0])}"
+        f"`{join(segments)}` was read as the {_called(kinds[first][0])}; it could also be the "
+        f"{_called(kinds[other][0])}"
         for other in (others if alone else ())
     ]
     if alone and first == "module":
-        owners = {path: module for path, module, _ in reached}
+        owners = {path: module for level in levels for path, module in level.items()}
         found = (note_on_function(spot.path, owners, model) for spot in kinds[first])
         notes += [note for note in found if note is not None]
     return Meaning(kinds[first], notes)
@@ -89,96 +128,107 @@ def _called(spot: Spot) -> str:
     return f"method {spot.method}" if spot.name == "return" else spot.kind
 
 
-def _unique(spots: Iterable[Spot]) -> list[Spot]:
-    """Each place once, under the first of the names that were asked for."""
+def _spots(kind: str, reached: list[tuple[Level, Segments]], model: nn.Module, alone: bool) -> list[Spot]:
+    """Return the places of one kind, in the order of registration, each once, under its first name."""
+    read = _READERS[kind]
+    read_at = [spots for level, rest in reached if (spots := [*read(level, rest, alone)])]
+    spots = [*chain.from_iterable(read_at)]
+    if len(read_at) > 1 and not alone:
+        order = {id(module): number for number, module in enumerate(modules_by_path(model).values())}
+        spots.sort(key=lambda spot: order.get(id(spot.module), 0))
+    if len({id(spot.module) for spot in spots}) == len(spots):
+        return spots
     found: dict[object, Spot] = {}
-    for spot in spots:
-        key = (id(spot.module), spot.kind, spot.name, spot.method, spot.items, spot.nth)
-        found.setdefault(key, spot)
+    for one in spots:
+        found.setdefault((id(one.module), one.kind, one.name, one.method, one.items, one.nth), one)
     return [*found.values()]
 
 
-def _spots(kind: str, reached: list[Reached], alone: bool) -> Iterator[Spot]:
-    read = _READERS[kind]
-    for path, module, rests in reached:
-        for rest in rests:
-            yield from read(path, module, rest, alone)
+def _outputs(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+    if _are_items(rest):
+        for path, module in level.items():
+            if is_called(module) and not (rest and names_at(module, children_of(module), rest[0])):
+                yield Spot("module", path or "forward", module, items=rest, alone=alone)
 
 
-def _outputs(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
-    if is_called(module) and _is_output(module, rest):
-        yield Spot("module", path or "forward", module, items=rest, alone=alone)
-
-
-def _is_output(module: nn.Module, rest: Segments) -> bool:
-    return _are_items(rest) and not (rest and _is_child(module, rest[0]))
-
-
-def _is_child(module: nn.Module, item: Segment) -> bool:
-    return any(is_key(item, keys) for keys in keys_of(module, module._modules).values())
-
-
-def _inputs(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
-    """What a module is called with: the first argument, or those that the items name."""
-    if rest and rest[0] == _INPUT and is_called(module) and _are_items(rest[1:]):
-        yield Spot("input", under(path, "input"), module, items=rest[1:], alone=alone)
-
-
-_INPUT = NameSegment("input")
+def _inputs(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+    """Yield the inputs of modules: the first argument, or those that the items name."""
+    if rest and rest[0] == _INPUT and _are_items(rest[1:]):
+        for path, module in level.items():
+            if is_called(module):
+                yield Spot("input", under(path, "input"), module, items=rest[1:], alone=alone)
 
 
 def _are_items(segments: Segments) -> bool:
-    return all(isinstance(one, Item | AnyItem | Slice) for one in segments)
+    return all(one is ANY_ITEM or isinstance(one, Item | Slice) for one in segments)
 
 
-def _states(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
-    if len(rest) == 1:
-        of_lists = isinstance(module, nn.ParameterList | nn.ParameterDict)
-        keys = keys_of(module, module.__dict__["_parameters"]) if of_lists else {}
-        for kind in ("parameter", "buffer"):
-            for name in state_of(module, kind):
-                if fits(rest[0], NameSegment.of(name)) or is_key(rest[0], keys.get(name, ())):
+def _states(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+    for path, module in level.items() if len(rest) == 1 else ():
+        for kind in _KINDS:
+            held = registry_of(module, REGISTRY[kind])
+            for name in _names_of(module, held, rest[0]):
+                if held.get(name) is not None:  # another thread may remove it meanwhile
                     yield Spot(kind, under(path, name), module, name, alone=alone)
-        for name, made_by in computed_in(module).items():
+        for name in _names_of(module, module.__dict__, rest[0]):
+            if is_computed(module, name):
+                yield Spot("computed", under(path, name), module, name, alone=alone)
+        for name, made_by in parametrizations_of(module).items():
             if fits(rest[0], NameSegment.of(name)):
-                of, held = (module, name) if made_by is None else (made_by, "")
-                yield Spot("computed", under(path, name), of, held, alone=alone)
+                yield Spot("computed", under(path, name), made_by, alone=alone)
 
 
-def _in_methods(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
+_WORDS = frozenset({"forward", "grad", "input"})
+
+_KINDS: tuple[Kind, ...] = ("parameter", "buffer")
+
+
+def _names_of(module: nn.Module, held: dict[str, Any], segment: Segment) -> Collection[str]:
+    """Return the names of parameters or buffers that a segment means."""
+    if not isinstance(segment, NameSegment):
+        return names_at(module, held, segment) if isinstance(module, nn.ParameterList | nn.ParameterDict) else ()
+    if segment.wild:
+        return [*filter(segment.matches, tuple(held))]
+    return (segment.plain,) if segment.plain in held else ()
+
+
+def _in_methods(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
     if not rest or not isinstance(rest[0], NameSegment):
         return
     first, tail = rest[0], rest[1:]
-    for method in [first.plain] if not first.wild else [one for one in methods_of(module) if first.matches(one)]:
-        if not _has_method(module, method):
-            continue
-        if _are_items(tail):
-            yield _returned(path, module, method, tail, alone)
-        else:
-            yield from _variables(path, module, method, tail, alone)
+    for path, module in level.items():
+        for method in filter(first.matches, methods_of(module)) if first.wild else [first.plain]:
+            if not _has_method(module, method):
+                continue
+            if _are_items(tail):
+                yield _returned(path, module, method, tail, alone)
+            else:
+                yield from _variables(path, module, method, tail, alone)
 
 
-def _in_functions(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
-    """Variables, operations and return values of functions that a module calls."""
+def _in_functions(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+    """Yield variables, operations and return values of functions that modules call."""
     if not rest or not isinstance(rest[0], NameSegment):
         return
     first, tail = rest[0], rest[1:]
-    if len(tail) == 1 and isinstance(tail[0], NameSegment) and is_part_of_attention(first.plain, part := tail[0].plain):
-        yield Spot("operation", under(path, f"{first.plain}.{part}"), module, part, first.plain, alone=alone)
-        return
-    for name in [first.plain] if not first.wild else [one for one in functions_called(module) if first.matches(one)]:
-        function = called_function(module, name)
-        if function is None:
+    part = tail[0].plain if len(tail) == 1 and isinstance(tail[0], NameSegment) else ""
+    for path, module in level.items():
+        if is_part_of_attention(first.plain, part):
+            yield Spot("operation", under(path, f"{first.plain}.{part}"), module, part, first.plain, alone=alone)
             continue
-        if _are_items(tail):
-            yield _returned(path, module, name, tail, alone)
-            continue
-        found = [*_variables_of(function, path, module, name, tail, alone)]
-        yield from found or _operations(path, module, tail, alone, name)
+        for name in filter(first.matches, functions_called(module)) if first.wild else [first.plain]:
+            function = called_function(module, name)
+            if function is None:
+                continue
+            if _are_items(tail):
+                yield _returned(path, module, name, tail, alone)
+                continue
+            found = [*_variables_of(function, path, module, name, tail, alone)]
+            yield from found or _operations({path: module}, tail, alone, name)
 
 
 def _returned(path: str, module: nn.Module, method: str, items: Segments, alone: bool) -> Spot:
-    if method == "forward":
+    if method == "forward" and not isinstance(module, Namespace):
         return Spot("module", under(path, method), module, items=items, alone=alone)
     return Spot("variable", under(path, method), module, "return", method, items, alone=alone)
 
@@ -201,7 +251,8 @@ def _variables_of(
     tail, nth = _assignment(tail)
     mark = "" if nth is None else f"@{nth}"
     found = {name: _left(name, tail) for name in names}
-    whole = [name for name, left in found.items() if () in left and not (name == names[0] and is_wild(tail[0]))]
+    owner = () if isinstance(module, Namespace) and names and names[0] not in ("self", "cls") else names[:1]
+    whole = [name for name, left in found.items() if () in left and not (name in owner and is_wild(tail[0]))]
     for name in whole:
         yield Spot("variable", f"{under(path, method)}.{name}{mark}", module, name, method, alone=alone, nth=nth)
     if whole:
@@ -225,29 +276,30 @@ def _assignment(tail: Segments) -> tuple[Segments, int | None]:
 _NTH = re.compile(r"([^@]+)@(\d+|-1)")
 
 
-def _left(variable: str, tail: Segments) -> set[Segments]:
-    """What is left of a pattern after the name of a variable, which has dots in it if it is a nested function's."""
-    reached = begun(tail, {0})
-    for part in variable.split("."):
-        reached = begun(tail, follow(tail, reached, NameSegment.of(part)))
-    return {tail[position:] for position in reached}
+def _left(variable: str, tail: Segments) -> list[Segments]:
+    """Return the rests of a pattern after the name of a variable; a nested function's has dots in it."""
+    parts = [NameSegment.of(part) for part in variable.split(".")]
+    ends = [at for at in range(len(tail) + 1) if len(parts) in ends_of(tail[:at], parts)]
+    return [tail[one:] for at in ends for one in ((at - 1, at) if at and tail[at - 1] is ANY else (at,))]
 
 
-def _in_any_method(path: str, module: nn.Module, rest: Segments, alone: bool) -> Iterator[Spot]:
-    """Variables where ``**`` stands for the method too."""
-    if len(rest) > 1 and rest[0] == ANY:
-        for method in methods_of(module):
-            if _has_method(module, method):
-                yield from _variables(path, module, method, rest[1:], alone)
+def _in_any_method(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+    """Yield variables where ``**`` stands for modules and for the method too."""
+    if len(rest) > 1 and rest[0] is ANY:
+        for path, module in with_all_inside(level).items():
+            for method in methods_of(module):
+                if _has_method(module, method):
+                    yield from _variables(path, module, method, rest[1:], alone)
 
 
-def _operations(path: str, module: nn.Module, rest: Segments, alone: bool, function: str = "") -> Iterator[Spot]:
+def _operations(level: Level, rest: Segments, alone: bool, function: str = "") -> Iterator[Spot]:
     if not rest or not isinstance(rest[0], NameSegment) or not _are_items(rest[1:]):
         return
     name = rest[0]
-    if name.wild or is_operation(re.sub(r"_\d+$", "", name.plain)) or is_operation(name.plain):
+    if name.wild or is_operation(_bare(name.plain)) or is_operation(name.plain):
         label = f"{function}.{name.text}" if function else name.text
-        yield Spot("operation", under(path, label), module, name.text, function, rest[1:], alone=alone)
+        for path, module in level.items():
+            yield Spot("operation", under(path, label), module, name.text, function, rest[1:], alone=alone)
 
 
 _READERS = {
@@ -259,10 +311,12 @@ _READERS = {
     "anywhere": _in_any_method,
     "function": _in_functions,
 }
-"""How the rest of a pattern is read at a module that its beginning leads to."""
+"""For each kind of place, the function that reads the rest of a pattern at the modules that its beginning leads to."""
 
 
 def _has_method(module: nn.Module, name: str) -> bool:
+    if isinstance(module, Namespace):
+        return name in module.functions
     if name in attributes_of(module):
         held = attributes_of(module)[name]
         of_torch = isinstance(held, FunctionType | BuiltinFunctionType) and _is_torchs(held)
@@ -276,7 +330,7 @@ def _has_method(module: nn.Module, name: str) -> bool:
 
 
 def _is_torchs(function: FunctionType | BuiltinFunctionType) -> bool:
-    """Whether a function is one of PyTorch's; some of those in C do not say so."""
+    """Return whether a function is one of PyTorch's; some of those in C do not say so."""
     return str(function.__module__ or "torch").partition(".")[0] == "torch"
 
 
@@ -298,20 +352,18 @@ def _unmatched(place: Place, model: nn.Module) -> str:
 
 
 def never_called(path: str, container: nn.Module) -> str:
-    """What to say of a module without a forward."""
+    """Return a sentence about a module without a forward."""
     return f"`{path}` is a {type(container).__name__}, which is never called; what it holds is `{path}.*`"
 
 
 _OUTPUTS, _GIVEN = frozenset({"output", "outputs", "out"}), frozenset({"input", "inputs", "args"})
-"""What other libraries call what a module returns, and what it is given."""
+"""The words of other libraries for the output of a module, and for its arguments."""
 
 
 def _in_other_words(place: Place, model: nn.Module) -> str:
-    """What to ask for where the path has the words of another library."""
+    """Return a hint at the path to ask for, if a path has a word of another library; else an empty string."""
     owner, word = place.segments[:-1], str(place.segments[-1])
-    module = (
-        next((module for _, module, rests in modules_reached(model, owner) if () in rests), None) if owner else model
-    )
+    module = next(iter(modules_reached(model, owner)[-1].values()), None)
     if module is None:
         return ""
     asked = join(owner)
@@ -321,7 +373,7 @@ def _in_other_words(place: Place, model: nn.Module) -> str:
 
 
 def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
-    """The paths of a model to compare a mistaken one with: each is a place that a forward may come to."""
+    """Yield the paths of a model to compare a mistaken one with; a forward may reach each of these places."""
     texts = {one.plain for one in place.segments if isinstance(one, NameSegment)}
     modules = modules_by_path(model)
     reached = names_reached(modules.values())
@@ -341,7 +393,7 @@ def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
 
 
 def _methods(module: nn.Module, reached: Collection[str]) -> list[str]:
-    """The methods of a module that a forward may come to; not static ones, which are no places."""
+    """Return the methods of a module that a forward may reach, without static ones, which are no places."""
     if found_in(type(module), "forward") is NEVER_CALLED:
         return []
     names = [name for name in methods_of(module) if name in reached and not is_elementary(module)]
@@ -349,26 +401,25 @@ def _methods(module: nn.Module, reached: Collection[str]) -> list[str]:
 
 
 def _in_functions_near(place: Place, model: nn.Module) -> Iterator[str]:
-    """Functions that the modules call to which a path leads, and variables of the function that it names."""
-    for path, module, rests in modules_reached(model, place.segments) if not place.wild else ():
-        for rest in rests:
-            if not rest or not isinstance(rest[0], NameSegment) or is_elementary(module):
+    """Yield the functions that modules on the way of a path call, and the variables of the function that it names."""
+    levels = [] if place.wild else modules_reached(model, place.segments)
+    for level, first, after in zip(levels, place.segments, (*place.segments[1:], None), strict=False):
+        for path, module in level.items():
+            if not isinstance(first, NameSegment) or is_elementary(module):
                 continue
             yield from (under(path, name) for name in functions_called(module))
-            if len(rest) > 1 and (function := called_function(module, rest[0].plain)) is not None:
-                yield from (f"{under(path, rest[0].plain)}.{name}" for name in variables_of(function))
+            if after and (function := called_function(module, first.plain)) is not None:
+                yield from (f"{under(path, first.plain)}.{name}" for name in variables_of(function))
 
 
 def _operations_near(
     place: Place, model: nn.Module, modules: dict[str, nn.Module], reached: Collection[str]
 ) -> Iterator[str]:
-    """Operations spelled nearly like the last name that modules call to which the rest leads, or nearly leads."""
+    """Yield operations with names like the last one of a path, called where the rest of it leads, or nearly leads."""
     names = operations_like(str(place.segments[-1]))
     owner = place.segments[:-1]
-    owners = [(path, module) for path, module, rests in modules_reached(model, owner) if () in rests] if owner else []
-    if owners or not owner:
-        asked = [(join(owner), module) for _, module in owners] or [("", model)]
-    else:
+    asked = [(join(owner), module) for module in modules_reached(model, owner)[-1].values()]
+    if not asked:
         near = difflib.get_close_matches(join(owner), modules, n=3, cutoff=0.6)
         asked = [(path, modules[path]) for path in near]
     for path, module in asked:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.model.methods import method_of
-from byname.model.scopes import Function, definition_of
+from byname.model.scopes import Function, definition_of, statements_in
 from byname.source.code import stands_for
 
 Returned: TypeAlias = Literal["tuple", "dict", "tensor", ""]
@@ -21,13 +20,10 @@ _DEEPEST = 5
 
 
 def returned_by(module: nn.Module) -> Returned:
-    """Return what the forward of a module returns, by its source; nothing runs.
+    """Return the kind of value that the forward of a module returns, by its source; nothing runs.
 
     >>> returned_by(nn.LSTM(1, 1)), returned_by(nn.Linear(1, 1)), returned_by(nn.Sequential())
     ('tuple', 'tensor', '')
-
-    Args:
-        module: the module.
     """
     return _of_module(module, 0)
 
@@ -39,7 +35,8 @@ def items_returned(module: nn.Module) -> int | None:
     (2, None)
     """
     definition = _definition(module)
-    returned = [one.value for one in _statements(definition) if isinstance(one, ast.Return)] if definition else []
+    body = definition.body if definition else []
+    returned = [one.value for one in statements_in(body) if isinstance(one, ast.Return)]
     lengths = {_length(one) for one in returned}
     return lengths.pop() if len(lengths) == 1 else None
 
@@ -68,23 +65,17 @@ def _of_module(module: nn.Module, depth: int) -> Returned:
 
 
 class _Forward:
-    """The source of a forward.
-
-    Args:
-        module: the module.
-        definition: the syntax tree of its forward.
-        depth: the number of modules that were followed to this one.
-    """
+    """The source of a forward; `depth` is the number of modules that were followed to this one."""
 
     def __init__(self, module: nn.Module, definition: Function, depth: int) -> None:
         self._module = module
         self._definition = definition
         self._depth = depth
-        self._own = list(_statements(definition))
+        self._own = list(statements_in(definition.body))
         self._seen: set[str] = set()
 
     def returned(self) -> Returned:
-        """Return what it returns: as written in a return, else as annotated, else as its variables and calls say."""
+        """Return the kind: as written in a return, else as annotated, else as its variables and calls show."""
         values = [one.value for one in self._own if isinstance(one, ast.Return) and one.value is not None]
         plain = [kind for one in values if (kind := _display(one))]
         annotation = self._definition.returns
@@ -95,7 +86,6 @@ class _Forward:
         return _either([self._kind(one) for one in values])
 
     def _kind(self, node: ast.expr) -> Returned:
-        """Return what an expression is."""
         if isinstance(node, ast.IfExp):
             return _either([self._kind(node.body), self._kind(node.orelse)])
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -108,7 +98,7 @@ class _Forward:
         return _display(node) if inner is None else _of_module(inner, self._depth + 1)
 
     def _assigned(self, name: str) -> list[ast.expr]:
-        """Return what a variable is assigned."""
+        """Return the expressions that a variable is assigned."""
         assignments = [one for one in self._own if isinstance(one, ast.Assign)]
         return [one.value for one in assignments if any(_is(target, name) for target in one.targets)]
 
@@ -121,22 +111,12 @@ class _Forward:
         return inner
 
 
-def _statements(definition: Function) -> Iterator[ast.AST]:
-    """Yield what is in a function, without the functions inside it."""
-    waiting: list[ast.AST] = list(definition.body)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, Function | ast.Lambda | ast.ClassDef | ast.expr):
-            waiting += ast.iter_child_nodes(node)
-
-
 def _display(node: ast.expr) -> Returned:
     return "tuple" if isinstance(node, ast.Tuple) else "dict" if isinstance(node, ast.Dict) else ""
 
 
 def _either(kinds: list[Returned]) -> Returned:
-    """Return what one of several is: a container if any is, a tensor if all are."""
+    """Return the kind of one of several values: a container if any is one, a tensor if all are."""
     containers = [kind for kind in kinds if kind in ("tuple", "dict")]
     if containers:
         return containers[0]

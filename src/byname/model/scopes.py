@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 from byname.source.code import ThisCode, source_of, stands_for
 from byname.source.location import Site, site_of
@@ -53,7 +53,7 @@ class Scope:
 def scope_of(node: Function | ast.ClassDef, parent: Scope | None, number: int) -> Scope:
     """Return the scope that a definition opens."""
     path = "" if parent is None else f"{parent.path}{node.name}."
-    declared = list(_declarations(node.body))
+    declared = [one for one in statements_in(node.body) if isinstance(one, ast.Global | ast.Nonlocal)]
     outside = frozenset(name for one in declared if isinstance(one, ast.Global) for name in one.names)
     enclosing = frozenset(name for one in declared if isinstance(one, ast.Nonlocal) for name in one.names)
     if isinstance(node, ast.ClassDef):
@@ -64,12 +64,8 @@ def scope_of(node: Function | ast.ClassDef, parent: Scope | None, number: int) -
     return Scope(path, names, outside, enclosing, parent, f"_byname_run_{number}")
 
 
-def variables_in(node: Function) -> tuple[str, ...]:
-    """Return the variables of a function, in order; those of functions inside it as ``inner.u``."""
-    return tuple(dict.fromkeys(_variables(node, None)))
-
-
 def _variables(node: Function | ast.ClassDef, parent: Scope | None) -> Iterator[str]:
+    """Yield the variables of a function, in order; those of functions inside it as ``inner.u``."""
     scope = scope_of(node, parent, 0)
     yield from (scope.path + name for name in scope.names)
     for inner in nested_in(node.body):
@@ -78,7 +74,7 @@ def _variables(node: Function | ast.ClassDef, parent: Scope | None) -> Iterator[
 
 def nested_in(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
     """Yield the functions and classes that a body defines, in order."""
-    for statement in _statements(body):
+    for statement in statements_in(body):
         if isinstance(statement, Function | ast.ClassDef):
             yield statement
 
@@ -92,20 +88,24 @@ def arguments_of(node: Function) -> list[str]:
 
 def names_in(body: list[ast.stmt]) -> Iterator[str]:
     """Yield the names that a body binds in its own scope, in the order of the source."""
-    for statement in _statements(body):
+    for statement in statements_in(body):
         yield from bound_by(statement)
 
 
-def bound_by(statement: ast.stmt | ast.ExceptHandler | ast.match_case) -> Iterator[str]:
+def bound_by(statement: Statement) -> Iterator[str]:
     """Yield the names that a statement, without the blocks in it, binds or deletes in its own scope."""
-    if isinstance(statement, Function | ast.ClassDef):
-        yield statement.name
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names if alias.name != "*")
-    if isinstance(statement, ast.ExceptHandler) and statement.name:
-        yield statement.name
+    yield from filter(None, map(name_of, targets(statement)))
+
+
+def targets(statement: ast.AST) -> Iterator[Any]:
+    """Yield what a statement, without the blocks in it, binds, deletes or stores into, in the order of the source.
+
+    These are names, items, attributes, ``:=``, patterns, imports, handlers and definitions.
+    """
+    if isinstance(statement, Function | ast.ClassDef | ast.ExceptHandler):
+        yield statement
     for head in heads(statement):
-        yield from _bound_in(head)
+        yield from _targets_in(head)
 
 
 def heads(statement: ast.AST) -> Iterator[ast.AST]:
@@ -117,47 +117,48 @@ def heads(statement: ast.AST) -> Iterator[ast.AST]:
             yield part
 
 
-def _bound_in(node: ast.AST) -> Iterator[str]:
-    """Yield the names that an expression, target or pattern binds, except in scopes that it opens itself."""
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        yield node.id
-    for part in [] if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node):
-        if not (isinstance(node, ast.comprehension) and part is node.target):
-            yield from _bound_in(part)
-    if isinstance(node, ast.pattern) and (name := captured_by(node)):
-        yield name
+def _targets_in(node: Any) -> Iterator[Any]:
+    """Yield the targets in an expression, target or pattern, except in scopes that it opens itself."""
+    itself = isinstance(node, ast.NamedExpr | ast.alias) or not isinstance(getattr(node, "ctx", _LOAD), ast.Load)
+    if itself and not isinstance(node, ast.Tuple | ast.List | ast.Starred):
+        yield node
+    inner = () if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
+    for part in inner:
+        if part is not getattr(node, "target", None):  # of a comprehension, or of `:=`
+            yield from _targets_in(part)
+    if isinstance(node, ast.pattern) and name_of(node):
+        yield node
 
 
-def captured_by(node: ast.AST) -> str | None:
-    """Return the name under which a pattern captures its match; None if it captures none."""
-    if isinstance(node, ast.MatchMapping):
-        return node.rest
-    return node.name if isinstance(node, ast.MatchAs | ast.MatchStar) else None
+_LOAD = ast.Load()
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt | ast.ExceptHandler | ast.match_case]:
+def name_of(target: Any) -> str:
+    """Return the name that a target from `targets` binds; empty if there is none."""
+    match target:
+        case ast.Name():
+            return target.id
+        case ast.NamedExpr():
+            return target.target.id
+        case ast.alias():
+            return target.asname or target.name.partition(".")[0].strip("*")
+        case ast.MatchMapping():
+            return target.rest or ""
+    return getattr(target, "name", None) or ""
+
+
+Statement: TypeAlias = ast.stmt | ast.ExceptHandler | ast.match_case
+
+
+def statements_in(body: Sequence[Statement]) -> Iterator[Statement]:
     """Yield every statement of a body in source order, including nested blocks, but not functions or classes."""
     for statement in body:
         yield statement
-        if isinstance(statement, Function | ast.ClassDef):
-            continue
-        for block in ("body", "handlers", "cases", "orelse", "finalbody"):
-            for inner in getattr(statement, block, ()):
-                yield from _inside(inner)
+        for block in () if isinstance(statement, Function | ast.ClassDef) else _BLOCKS:
+            yield from statements_in(getattr(statement, block, ()))
 
 
-def _inside(
-    part: ast.stmt | ast.ExceptHandler | ast.match_case,
-) -> Iterator[ast.stmt | ast.ExceptHandler | ast.match_case]:
-    if isinstance(part, ast.stmt):
-        yield from _statements([part])
-    else:
-        yield part
-        yield from _statements(part.body)
-
-
-def _declarations(body: list[ast.stmt]) -> Iterator[ast.Global | ast.Nonlocal]:
-    yield from (one for one in _statements(body) if isinstance(one, ast.Global | ast.Nonlocal))
+_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
 
 
 def definition_of(code: CodeType) -> Function | None:
@@ -201,9 +202,8 @@ def _variables_of(this: ThisCode) -> tuple[str, ...]:
     code = this.code
     assert code is not None
     definition = definition_of(code)
-    if definition is not None:
-        return variables_in(definition)
-    return tuple(dict.fromkeys([*code.co_varnames, *code.co_cellvars]))
+    names = [*code.co_varnames, *code.co_cellvars] if definition is None else _variables(definition, None)
+    return tuple(dict.fromkeys(names))
 
 
 def sites_of(function: FunctionType) -> Mapping[str, Site]:
@@ -231,7 +231,7 @@ def _sites_in(
     if isinstance(node, Function):
         head = site_of(code, node, None, name)
         yield from ((scope.path + argument, head) for argument in arguments_of(node))
-    for statement in _statements(node.body):
+    for statement in statements_in(node.body):
         if isinstance(node, Function):
             part = statement.pattern if isinstance(statement, ast.match_case) else statement
             for variable in bound_by(statement):

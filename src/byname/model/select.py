@@ -1,23 +1,29 @@
-"""Select: `byname.select`, and the selectors that decide from one call alone."""
+"""Select: `byname.select`, which makes selectors."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.model.call_graph import ModelCall, is_place
-from byname.model.families import FAMILIES, attention_in_steps, family_named, inside_of_others, is_pattern_in_python
-from byname.model.online import Test
-from byname.model.operations import ATTENTIONS, is_part_of_attention, operation_name
-from byname.model.selectors import Counted, Look, Selector
-from byname.place import NameSegment, Place, Segment, ends_of, parse
-from byname.reading.modules import own_parameters
-from byname.reading.objects import attributes_of, parents_of
+from byname.model.call_graph import ModelCall
+from byname.model.families import FAMILIES
+from byname.model.operations import operation_name
+from byname.model.predicates import (
+    AtPath,
+    Attention,
+    Everything,
+    InFamily,
+    OfModule,
+    Parametrized,
+    State,
+    TheOperation,
+    Where,
+)
+from byname.model.selectors import Selector
+from byname.place import parse
 from byname.table import closest
 
 
@@ -56,6 +62,23 @@ class Select:
         """Every module that has parameters of its own."""
         return Parametrized()
 
+    @property
+    def parameter(self) -> State:
+        """Every parameter of the model, each once; ``select.parameter.grad`` is the accumulated gradient of each.
+
+        Joined by ``&`` with a selector of modules it means the parameters in these modules, at any depth.
+
+        >>> from byname import select
+        >>> select.parameter & ~select.norm, select.parameter.path("layers.*").grad
+        (select.parameter & ~select.norm, select.parameter.grad & select.path('layers.*'))
+        """
+        return State("parameter")
+
+    @property
+    def buffer(self) -> State:
+        """Every buffer of the model, each once; see `parameter`."""
+        return State("buffer")
+
     def path(self, pattern: str) -> Selector:
         """Return a selector of the modules and operations whose path matches.
 
@@ -84,10 +107,8 @@ class Select:
         Raises:
             BadArgumentError: `which` is neither.
         """
-        if isinstance(which, type):
-            return OfClass(which)
-        if isinstance(which, nn.Module):
-            return TheModule(which)
+        if isinstance(which, type | nn.Module):
+            return OfModule(which)
         raise BadArgumentError(
             f"select.module takes a class such as nn.Linear, or a module; this is of type {type(which).__name__}. "
             "For a path there is select.path, for a function select.op"
@@ -130,7 +151,8 @@ class Select:
 
         Args:
             function: called with a `ModelCall`, which has ``path``, ``operation``, ``kind`` and ``module``; with an
-                ``example=`` also ``shapes`` and the other fields.
+                ``example=`` also ``shapes`` and the other fields. After ``select.parameter &`` it is called with each
+                parameter, whose ``kind`` is ``"parameter"`` and whose ``module`` is the one that has it.
 
         Raises:
             BadArgumentError: `function` is not callable.
@@ -148,7 +170,7 @@ class Select:
         return Attention(name) if name == "attention" else InFamily(name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*FAMILIES, "all", "module", "op", "parametrized", "path", "where"})
+        return sorted({*FAMILIES, "all", "buffer", "module", "op", "parameter", "parametrized", "path", "where"})
 
     def __repr__(self) -> str:
         return "select"
@@ -156,271 +178,3 @@ class Select:
 
 select = Select()
 """Makes selectors, see `Select`."""
-
-
-class Predicate(Selector):
-    """A selector that decides from one call alone."""
-
-    __slots__ = ()
-
-    def _in(self, look: Look) -> frozenset[int]:
-        return frozenset(index for index, call in enumerate(look.flow.calls) if self._takes(call))
-
-    def _test(self) -> Test:
-        return self._takes
-
-    def _hint(self, calls: Sequence[ModelCall]) -> str:
-        return "" if any(map(self._takes, calls)) else self._where_hidden(calls)
-
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
-        """Return which of these calls, none of them selected, contains the wanted operation; empty if none is known."""
-        return ""
-
-    @abstractmethod
-    def _takes(self, call: ModelCall) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Everything(Predicate):
-    """Every place."""
-
-    def _text(self) -> str:
-        return "select.all"
-
-    def _takes(self, call: ModelCall) -> bool:
-        return is_place(call)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class InFamily(Predicate):
-    """Modules and functions of one family, except functions inside a module of the family."""
-
-    name: str
-
-    def _text(self) -> str:
-        return f"select.{self.name}"
-
-    def _wanted(self) -> str:
-        return self.name
-
-    def _takes(self, call: ModelCall) -> bool:
-        family = family_named(self.name)
-        if call.kind == "module":
-            return family.has_module(call.module)
-        return is_place(call) and family.has_operation(call.operation) and not family.includes_inside(call.module)
-
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
-        family = family_named(self.name)
-        for call in calls:
-            if call.kind == "operation" and is_place(call) and family.has_operation(call.operation):  # but not selected
-                return (
-                    f"the {call.operation} is a step of {type(call.module).__name__}, which is one place as a whole: "
-                    f"select.op({call.operation!r})"
-                )
-        return inside_of_others(self.name, calls)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Attention(InFamily):
-    """Calls of attention, one place each; and the steps inside of them, with ``attention="explicit"``.
-
-    >>> select.attention.pattern
-    select.attention.pattern
-    """
-
-    @property
-    def scores(self) -> Selector:
-        """What enters the softmax of each call of ``scaled_dot_product_attention``, and of `nn.MultiheadAttention`."""
-        return PartOfAttention("scores")
-
-    @property
-    def pattern(self) -> Selector:
-        """The probabilities of each call of ``scaled_dot_product_attention``, and of `nn.MultiheadAttention`.
-
-        Of an attention that is written in Python, known by the name of its class, they are the result of its softmax.
-        """
-        return PartOfAttention("pattern")
-
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
-        return InFamily._where_hidden(self, calls) or attention_in_steps(calls)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class PartOfAttention(Predicate):
-    """A step of calls of attention that run step by step."""
-
-    part: str
-
-    def _text(self) -> str:
-        return f"select.attention.{self.part}"
-
-    def _wanted(self) -> str:
-        return ATTENTIONS[0]
-
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
-        for call in calls:
-            if call.operation == "flex_attention":
-                return (
-                    f'`{call.path}` computes its pattern from a function of the scores, and attention="explicit" does '
-                    "not run it step by step: write it with scaled_dot_product_attention to see its steps, or give "
-                    'attn_implementation="eager" for a model of transformers'
-                )
-        return attention_in_steps(calls)
-
-    def _takes(self, call: ModelCall) -> bool:
-        if self.part == "pattern" and is_pattern_in_python(call):
-            return True
-        function = call.path.split(".")[-2:-1]
-        return call.operation == self.part and any(is_part_of_attention(one, self.part) for one in function)
-
-
-def means_parts(selector: Selector) -> bool:
-    """Return whether a selector asks for steps of attention."""
-    return isinstance(selector, PartOfAttention) or any(map(means_parts, selector._parts()))
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Parametrized(Predicate):
-    """Modules that have parameters of their own."""
-
-    def _text(self) -> str:
-        return "select.parametrized"
-
-    @property
-    def only_modules(self) -> bool:
-        """Whether the selector can select only modules."""
-        return True
-
-    def _takes(self, call: ModelCall) -> bool:
-        if call.kind != "module":
-            return False
-        children = attributes_of(call.module).get("_modules") or {}
-        return bool(own_parameters(call.module)) or "parametrizations" in children
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class OfClass(Predicate):
-    """Modules of a class or of a subclass of it."""
-
-    kind: type
-
-    def _text(self) -> str:
-        return f"select.module({_class_text(self.kind)})"
-
-    @property
-    def only_modules(self) -> bool:
-        """Whether the selector can select only modules."""
-        return True
-
-    def _wanted(self) -> str:
-        return self.kind.__name__
-
-    def _takes(self, call: ModelCall) -> bool:
-        return call.kind == "module" and self.kind in parents_of(type(call.module))
-
-
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class TheModule(Predicate):
-    """One module."""
-
-    module: nn.Module
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is TheModule and other.module is self.module
-
-    def __hash__(self) -> int:
-        return hash(id(self.module))
-
-    def _text(self) -> str:
-        return f"select.module(<{type(self.module).__name__} at {id(self.module):#x}>)"
-
-    @property
-    def only_modules(self) -> bool:
-        """Whether the selector can select only modules."""
-        return True
-
-    def _takes(self, call: ModelCall) -> bool:
-        return call.kind == "module" and call.module is self.module
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TheOperation(Predicate):
-    """Calls of one function, except those inside leaf modules."""
-
-    name: str
-
-    def _text(self) -> str:
-        return f"select.op({self.name!r})"
-
-    def _wanted(self) -> str:
-        return self.name
-
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
-        return inside_of_others(self.name, calls)
-
-    def _takes(self, call: ModelCall) -> bool:
-        return call.kind == "operation" and call.operation == self.name and is_place(call)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class AtPath(Predicate):
-    """Calls whose path matches a pattern; an operation inside a leaf module only if the leaf module does not match."""
-
-    pattern: Place
-
-    def _text(self) -> str:
-        return f"select.path({str(self.pattern)!r})"
-
-    def reaches_into(self, path: str) -> bool:
-        """Return whether an operation inside that module may match while the module itself does not."""
-        last, segments = self.pattern.segments[-1], _segments(path)
-        if not isinstance(last, NameSegment) or self._has(segments):
-            return False
-        return len(segments) in ends_of(self.pattern.segments[:-1], segments)
-
-    def _has(self, path: Sequence[Segment]) -> bool:
-        return len(path) in ends_of(self.pattern.segments, path)
-
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
-        last = self.pattern.segments[-1]
-        return inside_of_others(last.plain, calls) if isinstance(last, NameSegment) else ""
-
-    def _takes(self, call: ModelCall) -> bool:
-        path = _segments(call.path)
-        if call.kind == "module" and self._has((*path, _FORWARD)) and self.pattern.segments[-1] == _FORWARD:
-            return True
-        return self._has(path) and (is_place(call) or not self._has(path[:-1]))
-
-
-_FORWARD = NameSegment("forward")
-"""An optional suffix of a module's path, and the path of the model itself."""
-
-
-def _segments(path: str) -> tuple[Segment, ...]:
-    return parse(path).segments if path else ()
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Where(Predicate):
-    """Places for which a function of the user returns True."""
-
-    function: Callable[[ModelCall], bool]
-
-    def _text(self) -> str:
-        return f"select.where({getattr(self.function, '__qualname__', type(self.function).__name__)})"
-
-    def _hint(self, calls: Sequence[ModelCall]) -> str:
-        return ""
-
-    def _takes(self, call: ModelCall) -> bool:
-        return is_place(call) and bool(self.function(call))
-
-
-def goes_by_class(selector: Selector) -> bool:
-    """Return whether it is known of each module of ``torch.nn``, before anything runs, if a selector means it."""
-    return not isinstance(selector, Where | Counted) and all(map(goes_by_class, selector._parts()))
-
-
-def _class_text(kind: type) -> str:
-    in_torch = getattr(nn, kind.__name__, None) is kind
-    return f"nn.{kind.__name__}" if in_torch else kind.__qualname__

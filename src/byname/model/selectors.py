@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, TypeAlias
 
 from byname.errors import BadArgumentError, NoMatchError, NotASelectorError
-from byname.model.call_graph import Flow, ModelCall, is_place
-from byname.model.counts import bounds, steps, whole
-from byname.model.dataflow import after, before, first_before, next_after
-from byname.model.online import Online, Test
+from byname.model.call_graph import Flow, ModelCall, connected, is_place
 from byname.table import closest, counted
 from byname.text import printable
+
+Test: TypeAlias = Callable[[ModelCall], bool]
+"""Returns whether a place is selected; called once per place, in the order of the run. It may count its calls."""
+
+
+class Online:
+    """Decides for each call of a first run whether a selector selects it, once per place."""
+
+    def __init__(self, test: Test) -> None:
+        self._test = test
+        self._answers: dict[str, bool] = {}
+
+    def see(self, call: ModelCall) -> bool:
+        """Return whether the selector selects this call, whose inputs and outputs may be missing."""
+        if call.path not in self._answers:
+            self._answers[call.path] = self._test(call)
+        return self._answers[call.path]
 
 
 class Look:
@@ -50,9 +64,8 @@ class Selector:
             NoMatchError: no call is selected. A part of an expression may select none.
         """
         look = Look(flow)
-        found = look.found(self)
-        if not found:
-            raise no_match(self, flow.calls, {part: len(look.found(part)) for part in _all_parts(self)})
+        if not (found := look.found(self)):
+            raise no_match(self, flow.calls, {part: len(look.found(part)) for part in all_of(self) if part is not self})
         return tuple(sorted(found))
 
     def online(self) -> Online:
@@ -62,10 +75,13 @@ class Selector:
             BadArgumentError: the selector needs the whole run.
         """
         if self.needs_example:
-            raise BadArgumentError(
-                f"{self} can only be told when a run is over: pass example= with an input of the model"
-            )
+            raise BadArgumentError(f"{self} needs a complete run: pass example= with an input of the model")
         return Online(self._test())
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether it may select operations inside some leaf module."""
+        return any(part.looks_inside for part in self._parts())
 
     def reaches_into(self, path: str) -> bool:
         """Return whether it may select operations inside the leaf module at that path."""
@@ -82,11 +98,11 @@ class Selector:
         Raises:
             NotASelectorError, BadArgumentError: `other` or `within` is invalid.
         """
-        return After(self, _selector("after", other), steps(within))
+        return Follows(self, "after", _selector("after", other), _steps(within))
 
     def before(self, other: Selector, *, within: int | None = None) -> Selector:
         """Return a selector of the places whose data flows into one of the other places; see `after`."""
-        return Before(self, _selector("before", other), steps(within))
+        return Follows(self, "before", _selector("before", other), _steps(within))
 
     def next_after(self, other: Selector) -> Selector:
         """Return a selector of the place that data from the other place reaches first, whatever lies between.
@@ -104,21 +120,21 @@ class Selector:
         Raises:
             NotASelectorError: `other` is not a selector.
         """
-        return NextAfter(self, _selector("next_after", other), None)
+        return Follows(self, "next_after", _selector("next_after", other))
 
     def first_before(self, other: Selector) -> Selector:
         """Return a selector of the nearest place whose data reaches the other place; see `next_after`."""
-        return FirstBefore(self, _selector("first_before", other), None)
+        return Follows(self, "first_before", _selector("first_before", other))
 
     @property
     def first(self) -> Selector:
         """The first place in the order of the run."""
-        return At(self, 0)
+        return Counted.at(self, 0)
 
     @property
     def last(self) -> Selector:
         """The last place in the order of the run."""
-        return At(self, -1)
+        return Counted.at(self, -1)
 
     @property
     def needs_example(self) -> bool:
@@ -128,24 +144,51 @@ class Selector:
     @property
     def only_modules(self) -> bool:
         """Whether the selector can select only modules."""
-        return False
+        return self._only("module")
+
+    @property
+    def only_states(self) -> bool:
+        """Whether the selector can select only parameters, buffers and their gradients."""
+        return self._only("state")
+
+    @property
+    def about_states(self) -> bool:
+        """Whether the selector, or a part of it, selects parameters or buffers."""
+        return any(part.about_states for part in self._parts())
+
+    @property
+    def grad(self) -> Selector:
+        """The accumulated gradients of the selected parameters; see `Select.parameter`.
+
+        Raises:
+            BadArgumentError: the selector does not select parameters.
+        """
+        if self.only_states:
+            return self._of_gradients()
+        raise BadArgumentError(
+            f"{self}: .grad is for select.parameter; the gradient of what a module or function returns is asked for by "
+            "its path, such as 'layers.*.grad'"
+        )
 
     def __and__(self, other: Selector) -> Selector:
-        return Both(self, _selector("&", other))
+        return Pair("&", self, _selector("&", other))
 
     def __or__(self, other: Selector) -> Selector:
-        return Either(self, _selector("|", other))
+        return Pair("|", self, _selector("|", other))
 
     def __xor__(self, other: Selector) -> Selector:
-        return OneOf(self, _selector("^", other))
+        return Pair("^", self, _selector("^", other))
 
     def __invert__(self) -> Selector:
         return Not(self)
 
     def __getitem__(self, position: int | slice) -> Selector:
-        if type(position) is slice:
-            return SlicedPart(self, *bounds(position))
-        return At(self, whole(position))
+        if type(position) is not slice:
+            return Counted.at(self, _whole(position))
+        if position.step is not None:
+            raise BadArgumentError("a slice of a selector has no step; combine several, as in s[0] | s[2]")
+        start, stop = (None if one is None else _whole(one) for one in (position.start, position.stop))
+        return Counted(self, start, stop)
 
     __iter__ = None
     __contains__ = None
@@ -162,7 +205,17 @@ class Selector:
         """Return the selectors that this one combines."""
         return ()
 
+    def _of_gradients(self) -> Selector:
+        """Return this expression with the gradients of the parameters instead of the parameters."""
+        parts = {one.name: getattr(self, one.name) for one in fields(self)}
+        inner = {name: part._of_gradients() for name, part in parts.items() if isinstance(part, Selector)}
+        return replace(self, **inner)
+
     def _looks_ahead(self) -> bool:
+        return False
+
+    def _only(self, kind: str) -> bool:
+        """Return whether it can select only modules, or only states: parameters, buffers and their gradients."""
         return False
 
     @abstractmethod
@@ -210,11 +263,16 @@ class Not(Selector):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pair(Selector):
-    """Two selectors joined by an operator."""
+    """The places that two selectors joined by an operator select."""
 
+    sign: str
     left: Selector
     right: Selector
-    sign = ""
+
+    @property
+    def level(self) -> int:  # type: ignore[override]
+        """The precedence of the operator."""
+        return "|^&".index(self.sign)
 
     def _text(self) -> str:
         return f"{self.left._within(self.level)} {self.sign} {self.right._within(self.level + 1)}"
@@ -222,123 +280,64 @@ class Pair(Selector):
     def _parts(self) -> tuple[Selector, ...]:
         return (self.left, self.right)
 
-    @property
-    def only_modules(self) -> bool:
-        """Whether the selector can select only modules."""
-        return self.left.only_modules and self.right.only_modules
+    def _only(self, kind: str) -> bool:
+        return (any if self.sign == "&" else all)([self.left._only(kind), self.right._only(kind)])
 
     def _in(self, look: Look) -> frozenset[int]:
-        found: frozenset[int] = self._sets(look.found(self.left), look.found(self.right))
+        found: frozenset[int] = OPERATORS[self.sign](look.found(self.left), look.found(self.right))
         return found
 
     def _test(self) -> Test:
-        left, right = self.left._test(), self.right._test()
-        return lambda call: bool(self._truths(left(call), right(call)))  # evaluate both: each may count calls
-
-    _sets: ClassVar[Any]
-    _truths: ClassVar[Any]
+        join, left, right = OPERATORS[self.sign], self.left._test(), self.right._test()
+        return lambda call: bool(join(left(call), right(call)))  # evaluate both: each may count calls
 
 
-class Both(Pair):
-    """The places that both select."""
-
-    __slots__ = ()
-    level, sign = 2, "&"
-    _sets = _truths = staticmethod(operator.and_)
-
-    @property
-    def only_modules(self) -> bool:
-        """Whether the selector can select only modules."""
-        return self.left.only_modules or self.right.only_modules
-
-
-class OneOf(Pair):
-    """The places that exactly one of the two selects."""
-
-    __slots__ = ()
-    level, sign = 1, "^"
-    _sets = _truths = staticmethod(operator.xor)
-
-
-class Either(Pair):
-    """The places that at least one of the two selects."""
-
-    __slots__ = ()
-    level, sign = 0, "|"
-    _sets = _truths = staticmethod(operator.or_)
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {"&": operator.and_, "^": operator.xor, "|": operator.or_}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Counted(Selector):
-    """The places of another selector at some positions in the order of the run."""
+    """The places of another selector at one position, or at those of a slice, in the order of the run."""
 
     inner: Selector
+    start: int | None
+    stop: int | None
+    alone: bool = False
+
+    @classmethod
+    def at(cls, inner: Selector, position: int) -> Counted:
+        """Return the selector of the place at one position."""
+        return cls(inner, position, position + 1 or None, alone=True)
+
+    def _text(self) -> str:
+        start, stop = ("" if one is None else str(one) for one in (self.start, self.stop))
+        return f"{self.inner._within(4)}[{start if self.alone else f'{start}:{stop}'}]"
 
     def _parts(self) -> tuple[Selector, ...]:
         return (self.inner,)
 
-    @property
-    def only_modules(self) -> bool:
-        """Whether the selector can select only modules."""
-        return self.inner.only_modules
+    def _looks_ahead(self) -> bool:
+        return any(one is not None and one < 0 for one in (self.start, self.stop))
+
+    def _only(self, kind: str) -> bool:
+        return self.inner._only(kind)
 
     def _in(self, look: Look) -> frozenset[int]:
         calls, found = look.flow.calls, sorted(look.found(self.inner))
         paths = list(dict.fromkeys(calls[index].path for index in found))
-        wanted = set(self._of(paths))
+        wanted = set(self.of(paths))
         return frozenset(index for index in found if calls[index].path in wanted)
 
     def _test(self) -> Test:
         inner, numbers = self.inner._test(), count()
         return lambda call: inner(call) and self._takes_number(next(numbers))
 
-    @abstractmethod
-    def _of(self, paths: list[str]) -> list[str]: ...
-
-    @abstractmethod
-    def _takes_number(self, number: int) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class At(Counted):
-    """The place at one position."""
-
-    position: int
-
-    def _text(self) -> str:
-        return f"{self.inner._within(4)}[{self.position}]"
-
-    def _looks_ahead(self) -> bool:
-        return self.position < 0
-
-    def _of(self, paths: list[str]) -> list[str]:
-        return [paths[self.position]] if -len(paths) <= self.position < len(paths) else []
+    def of(self, ordered: list[Any]) -> list[Any]:
+        """Return those at the positions."""
+        return ordered[self.start : self.stop]
 
     def _takes_number(self, number: int) -> bool:
-        return number == self.position
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class SlicedPart(Counted):
-    """The places of a slice."""
-
-    start: int | None
-    stop: int | None
-    step: int | None
-
-    def _text(self) -> str:
-        start, stop, step = ("" if one is None else str(one) for one in (self.start, self.stop, self.step))
-        return f"{self.inner._within(4)}[{start}:{stop}{':' + step if step else ''}]"
-
-    def _looks_ahead(self) -> bool:
-        return any(one is not None and one < 0 for one in (self.start, self.stop, self.step))
-
-    def _of(self, paths: list[str]) -> list[str]:
-        return paths[self.start : self.stop : self.step]
-
-    def _takes_number(self, number: int) -> bool:
-        stop = number + 1 if self.stop is None else self.stop
-        return number in range(self.start or 0, stop, self.step or 1)
+        return (self.start or 0) <= number and (self.stop is None or number < self.stop)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -346,9 +345,9 @@ class Follows(Selector):
     """The places of one selector that the flow of data connects with the places of another."""
 
     inner: Selector
+    verb: str
     other: Selector
-    within: int | None
-    verb = ""
+    within: int | None = None
 
     def _text(self) -> str:
         within = "" if self.within is None else f", within={self.within}"
@@ -360,56 +359,20 @@ class Follows(Selector):
     def _looks_ahead(self) -> bool:
         return True
 
-    @property
-    def only_modules(self) -> bool:
-        """Whether the selector can select only modules."""
-        return self.inner.only_modules
+    def _only(self, kind: str) -> bool:
+        return self.inner._only(kind)
 
     def _in(self, look: Look) -> frozenset[int]:
-        found: frozenset[int] = self._found(look.flow, look.found(self.inner), look.found(self.other), self.within)
-        return found
+        return connected(self.verb, look.flow, look.found(self.inner), look.found(self.other), self.within)
 
     def _test(self) -> Test:
         raise AssertionError("the flow of data is not known before the run is over")
 
-    _found: ClassVar[Any]
-
-
-class After(Follows):
-    """The places that data from the other places reaches."""
-
-    __slots__ = ()
-    verb, _found = "after", staticmethod(after)
-
-
-class Before(Follows):
-    """The places whose data reaches the other places."""
-
-    __slots__ = ()
-    verb, _found = "before", staticmethod(before)
-
-
-class NextAfter(Follows):
-    """The first place that data from each of the other places reaches."""
-
-    __slots__ = ()
-    verb, _found = "next_after", staticmethod(lambda flow, these, others, _: next_after(flow, these, others))
-
-
-class FirstBefore(Follows):
-    """The nearest place whose data reaches each of the other places."""
-
-    __slots__ = ()
-    verb, _found = "first_before", staticmethod(lambda flow, these, others, _: first_before(flow, these, others))
-
 
 def no_match(selector: Selector, calls: Sequence[ModelCall], counts: dict[Selector, int] | None = None) -> NoMatchError:
-    """Return the error for a selector that matches nothing; its message names what the model calls.
+    """Return the error for a selector that matches nothing; its message names the calls of the model.
 
-    Args:
-        selector: the selector.
-        calls: the calls of the model.
-        counts: the number of calls that each part of the expression selects.
+    `counts` are the numbers of calls that each part of the expression selects.
     """
     parts = [f"{part} matches {counted(found, 'call')}" for part, found in (counts or {}).items()]
     modules = dict.fromkeys(call.operation for call in calls if call.kind == "module")
@@ -418,20 +381,21 @@ def no_match(selector: Selector, calls: Sequence[ModelCall], counts: dict[Select
         f"of its parts, {', '.join(parts)}" if parts else "",
         f"its modules are {closest(selector._wanted(), modules)}" if modules else "",
         f"its functions {closest(selector._wanted(), names)}" if names else "",
-        *dict.fromkeys(part._hint(calls) for part in (selector, *_all_parts(selector))),
+        *dict.fromkeys(part._hint(calls) for part in all_of(selector)),
     ]
     return NoMatchError(f"{selector} matches nothing that this model calls: {'; '.join(one for one in there if one)}")
 
 
 def is_counted(selector: Selector) -> bool:
     """Return whether the selector, or a part of it, goes by positions in the order of the run."""
-    return isinstance(selector, Counted) or any(isinstance(part, Counted) for part in _all_parts(selector))
+    return any(isinstance(part, Counted) for part in all_of(selector))
 
 
-def _all_parts(selector: Selector) -> Iterator[Selector]:
+def all_of(selector: Selector) -> Iterator[Selector]:
+    """Yield the selector, and every part of it at any depth."""
+    yield selector
     for part in selector._parts():
-        yield part
-        yield from _all_parts(part)
+        yield from all_of(part)
 
 
 def _selector(sign: str, other: object) -> Selector:
@@ -441,3 +405,15 @@ def _selector(sign: str, other: object) -> Selector:
             f"not {type(other).__name__}"
         )
     return other
+
+
+def _steps(within: int | None) -> int | None:
+    if within is not None and _whole(within) < 1:
+        raise BadArgumentError(f"within= counts the steps from one call to another, 1 for the next one; not {within}")
+    return within
+
+
+def _whole(position: object) -> int:
+    if isinstance(position, bool) or not hasattr(type(position), "__index__"):
+        raise BadArgumentError(f"a whole number is needed here, not {position!r}")
+    return operator.index(position)  # type: ignore[arg-type]

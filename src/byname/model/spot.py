@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
 
 from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.model.called_functions import code_of_place
-from byname.place import Segment, join
+from byname.model.module_tree import REGISTRY
+from byname.place import Segments, after_a_name
 
 Kind: TypeAlias = Literal["module", "input", "parameter", "buffer", "computed", "variable", "operation"]
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(NamedTuple):
     """One resolved place of a model.
 
     Attributes:
@@ -38,10 +38,10 @@ class Spot:
     module: nn.Module
     name: str = ""
     method: str = ""
-    items: tuple[Segment, ...] = ()
+    items: Segments = ()
     gradient: bool = False
     alone: bool = True
-    without: tuple[tuple[Segment, ...], ...] = ()
+    without: tuple[Segments, ...] = ()
     nth: int | None = None
 
     @property
@@ -49,18 +49,13 @@ class Spot:
         """The path with items and ``.grad``."""
         return self.of_item(self.items) if self.items or self.gradient else self.path
 
-    def of_item(self, items: tuple[Segment, ...]) -> str:
+    def of_item(self, items: Segments) -> str:
         """Return the path of an item of the value, or of the item's gradient."""
-        return self.path + _joined(items) + (".grad" if self.gradient else "")
+        return self.path + after_a_name(items) + (".grad" if self.gradient else "")
 
     def with_gradient(self) -> Spot:
         """Return this place with its gradient instead of its value."""
-        return replace(self, gradient=True)
-
-
-def _joined(items: tuple[Segment, ...]) -> str:
-    text = join(items)
-    return f".{text}" if text and not text.startswith("[") else text
+        return self._replace(gradient=True)
 
 
 @dataclass(slots=True)
@@ -83,12 +78,8 @@ class Meaning:
 def each_once(spots: Iterable[Spot], *, reads: bool = False) -> tuple[list[Spot], list[Spot], list[str]]:
     """Return each place once, the first spot of each spot's place, and notes on places that have several names.
 
-    An item that an earlier path already covers is left out of later paths to the same value.
-
-    Args:
-        spots: the places.
-        reads: whether the values are only read. A module, a buffer and the gradient of a parameter may then appear
-            under each path that was asked for.
+    An item that an earlier path already covers is left out of later paths to the same value. If the values are only
+    read, a module, a buffer and the gradient of a parameter may appear under each path that was asked for.
     """
     found: dict[Hashable, Spot] = {}
     items: dict[Hashable, list[Spot]] = {}
@@ -100,14 +91,19 @@ def each_once(spots: Iterable[Spot], *, reads: bool = False) -> tuple[list[Spot]
         firsts.append(first)
         if first is not spot:
             if spot.alone and spot.full != first.full:
-                notes.append(f"`{spot.full}` is the same place as `{first.full}`, and is told once, as `{first.full}`")
+                notes.append(note_on_name(spot, first))
             continue
         if spot.items:
             others = items.setdefault(value, [])
             without = tuple(one.items for one in others)
-            found[value, spot.items] = replace(spot, without=without)
+            found[value, spot.items] = spot._replace(without=without)
             others.append(spot)
     return [*found.values()], firsts, notes
+
+
+def note_on_name(spot: Spot, first: Spot) -> str:
+    """Return a note on a place that is reported under another name."""
+    return f"`{spot.full}` is the same place as `{first.full}`, and is reported once, as `{first.full}`"
 
 
 def _value_of(spot: Spot, reads: bool) -> tuple[Hashable, ...]:
@@ -122,6 +118,5 @@ def _value_of(spot: Spot, reads: bool) -> tuple[Hashable, ...]:
     if reads and spot.kind == "module" and spot.alone:
         return spot.kind, id(spot.module), spot.path
     if not reads and (spot.kind == "buffer" or (spot.kind == "parameter" and spot.gradient)):
-        registry = "_buffers" if spot.kind == "buffer" else "_parameters"
-        return spot.kind, id(spot.module.__dict__[registry].get(spot.name))
+        return spot.kind, id(spot.module.__dict__[REGISTRY[spot.kind]].get(spot.name))
     return spot.kind, id(spot.module), spot.name

@@ -1,24 +1,26 @@
-"""The ``where`` of a call: the places and the selectors that it means in a model."""
+"""Where: the places, modules and selectors that the argument ``where`` of a call means in a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
-from byname.model.module_tree import inside_of, is_called, is_script, modules_by_path, unseen_in_script
+from byname.model.call_graph import Flow, ModelCall
+from byname.model.module_tree import REGISTRY, inside_of, is_called, is_script, modules_by_path, unseen_in_script
 from byname.model.resolve import never_called, resolve
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning, Spot, each_once
+from byname.model.states import states_of, with_paths
 from byname.place import Place, parse
 from byname.reading.objects import parents_of
 
 
 def unwrapped(model: Any) -> nn.Module:
-    """The module inside of wrappers for several processes or devices, and of compiled ones."""
+    """Return the module inside wrappers for several processes or devices, or inside a compiled module."""
     if not isinstance(model, nn.Module):
         raise NotAModuleError(f"a model is an nn.Module; this is {type(model).__name__}")
     inner, _ = inside_of(model)
@@ -30,19 +32,15 @@ def unwrapped(model: Any) -> nn.Module:
 
 
 def meaning_of(where: Any, model: nn.Module, *, reads: bool = False) -> tuple[Meaning, list[Selector]]:
-    """The places that ``where`` means, and the selectors in it, which are told only by what the model calls.
-
-    Args:
-        where: as in `attach`.
-        model: the module that paths start from.
-        reads: as in `attach`.
-    """
+    """Return the places that ``where`` means, and the selectors in it, which are resolved when the model runs."""
     meaning, selectors = Meaning([]), []
-    for one in parts_of(where):
+    for one in parts_of(where, model):
         if isinstance(one, Selector):
-            selectors.append(one)
-            continue
-        found = _meaning(one, model)
+            if not one.only_states:
+                selectors.append(one)
+            if not one.about_states:
+                continue
+        found = states_of(one, model, reads=reads) if isinstance(one, Selector) else _meaning(one, model)
         found.spots = without_scripts(found.spots)
         meaning.asked.append((one, found.spots))
         meaning.spots += found.spots
@@ -50,37 +48,36 @@ def meaning_of(where: Any, model: nn.Module, *, reads: bool = False) -> tuple[Me
         operations = [spot for spot in found.spots if spot.kind == "operation"]
         if operations:
             meaning.operations[str(one)] = operations
-    meaning.spots, firsts, notes = each_once(meaning.spots, reads=reads)
-    rest = iter(firsts)
-    meaning.asked = [(asked, list(islice(rest, len(spots)))) for asked, spots in meaning.asked]
-    meaning.notes += notes
+    if len(meaning.asked) > 1 or any(spot.items or spot.kind != "module" for spot in meaning.spots):
+        meaning.spots, firsts, notes = each_once(meaning.spots, reads=reads)
+        rest = iter(firsts)
+        meaning.asked = [(asked, list(islice(rest, len(spots)))) for asked, spots in meaning.asked]
+        meaning.notes += notes
     return meaning, [*dict.fromkeys(selectors)]
 
 
-def parts_of(where: Any) -> tuple[Any, ...]:
-    """The parts of a ``where``: paths, selectors, classes of modules, and modules.
-
-    Raises:
-        BadArgumentError: if it is empty, or has something else in it.
-    """
-    if isinstance(where, str | Place | Selector | nn.Module | type):
+def parts_of(where: Any, model: nn.Module) -> tuple[Any, ...]:
+    """Return the parts of a ``where``: paths, selectors, classes of modules, and modules; parameters by their paths."""
+    where = with_paths(where, model)
+    if isinstance(where, (*_PARTS, type)):
         where = (where,)
     several = isinstance(where, Sequence | set | frozenset)
     wrong = [repr(one)[:80] for one in where if not _is_part(one)] if several else [type(where).__name__]
     if wrong or not where:
         hint = "; byname.record alone takes a mapping, from places to their options" * isinstance(where, Mapping)
-        hint += "; `list` makes a list of it" * isinstance(where, Iterator)
         raise BadArgumentError(
             "where= is a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, a "
-            f"module, or a sequence of these, not {wrong[0] if wrong else f'an empty {type(where).__name__}'}{hint}"
+            "module, a parameter, or a sequence of these, "
+            f"not {wrong[0] if wrong else f'an empty {type(where).__name__}'}{hint}"
         )
     return tuple(where)
 
 
+_PARTS = (str, Place, Selector, nn.Module)
+
+
 def _is_part(one: Any) -> bool:
-    return isinstance(one, str | Place | Selector | nn.Module) or (
-        isinstance(one, type) and nn.Module in parents_of(one)
-    )
+    return isinstance(one, _PARTS) or (isinstance(one, type) and nn.Module in parents_of(one))
 
 
 def _meaning(where: Any, model: nn.Module) -> Meaning:
@@ -103,13 +100,47 @@ def _meaning(where: Any, model: nn.Module) -> Meaning:
     return Meaning([Spot("module", path or "forward", module, alone=alone) for path, module in found])
 
 
-def without_scripts(spots: list[Spot]) -> list[Spot]:
-    """The places that can be got at, where some were asked for by wildcards.
+def modules_of(model: nn.Module, where: Any) -> dict[str, nn.Module]:
+    """Return the modules that a ``where`` means, by path; the model does not run."""
+    meaning, selectors = meaning_of(where, model)
+    for spot in meaning.spots:
+        if spot.kind != "module" or spot.items or spot.gradient:
+            verbs = _FOR_STATES if spot.kind in REGISTRY else _FOR_VALUES
+            raise BadArgumentError(f"`{spot.full}` is no module; {verbs} the one there")
+    found = {spot.path: spot.module for spot in meaning.spots}
+    for selector in selectors:
+        found.update(_selected(selector, model))
+    return found
 
-    Raises:
-        BadArgumentError: for a place in a scripted module that was asked for by its own path.
-    """
-    lost = [spot for spot in spots if is_script(spot.module) and spot.kind not in ("parameter", "buffer")]
+
+_FOR_STATES = "byname.interject and byname.patch put another value in the place of"
+_FOR_VALUES = f"byname.rewrite, {_FOR_STATES}"
+
+
+def _selected(selector: Selector, model: nn.Module) -> dict[str, nn.Module]:
+    if selector.needs_example:
+        raise BadArgumentError(
+            f"{selector} depends on how the model runs; modules are taken as they are registered here. Give their paths"
+        )
+    calls = calls_of(modules_by_path(model))
+    try:
+        found = selector.matches(Flow(tuple(calls), {}, {}))
+        return {calls[index].path or "forward": calls[index].module for index in found}
+    except NoMatchError:
+        raise NoMatchError(
+            f"{selector} matches no module of this {type(model).__name__}; where it means functions, {_FOR_VALUES} "
+            "theirs"
+        ) from None
+
+
+def calls_of(modules: Mapping[str, nn.Module]) -> list[ModelCall]:
+    """Return a call of each module that can be called, with neither inputs nor outputs."""
+    return [ModelCall(path, type(one).__name__, "module", one) for path, one in modules.items() if is_called(one)]
+
+
+def without_scripts(spots: list[Spot]) -> list[Spot]:
+    """Return the places that can be observed, without those in scripted modules that wildcards matched."""
+    lost = [spot for spot in spots if spot.kind not in REGISTRY and is_script(spot.module)]
     for spot in lost:
         if spot.alone or len(lost) == len(spots):
             raise BadArgumentError(unseen_in_script(spot.full, spot.module))

@@ -1,4 +1,4 @@
-"""History: the names that the logs of the trackers remember, of tensors that no variable holds now."""
+"""History: the former names of tensors that no variable holds now, from the logs of the trackers."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from byname.tracking.log import Call
 from byname.tracking.lookup import SiteLookup, making_of, note_of, output_spot
 
 
-class History(NamedTuple):
-    """Where a tensor was made, and the name that it was given there, though no variable holds it now.
+class Past(NamedTuple):
+    """The site that made a tensor, and the name that its statement gave it, though no variable holds it now.
 
-    The name is not `exact`: it belongs to a variable that is gone or holds another value. A caller that knows a
-    statement that read this tensor and rebound the variable can give an exact name (`rebound_by`).
+    The name is not `exact`: its variable is gone or holds another value. With a statement that read this tensor and
+    rebound the variable, `rebound_by` gives an exact name.
     """
 
     site: Site | None
     former: Name | None
 
 
-def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> History:
-    """Return where a tensor comes from, according to the trackers. Callers hold `DisableTorchFunction`."""
+def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Past:
+    """Return the history of a tensor, according to the trackers. Callers hold `DisableTorchFunction`."""
     spot, code = making_of(tensor, lookup)
     return UNKNOWN if spot is None else history_at(spot, code)
 
 
-def history_at(spot: Expression, code: CodeType | None) -> History:
+def history_at(spot: Expression, code: CodeType | None) -> Past:
     """Return the history of the tensors that an expression of this code made."""
     named = None if code is None else name_at(spot, code)
     if spot.in_place:
-        return History(None, None if named is None else replace(named, site=None))
-    return History(spot.site, named)
+        return Past(None, None if named is None else replace(named, site=None))
+    return Past(spot.site, named)
 
 
-UNKNOWN = History(None, None)
+UNKNOWN = Past(None, None)
 
 
 def name_at(spot: Expression, code: CodeType) -> Name | None:
@@ -54,7 +54,7 @@ def name_at(spot: Expression, code: CodeType) -> Name | None:
 
 
 def name_around(spot: Expression, code: CodeType) -> Name | None:
-    """Return the variable that a statement assigns, as the name of an expression's value or of what that is part of."""
+    """Return the variable that a statement assigns, as the name of an expression's value or of a part of that value."""
     named = name_at(replace(spot, whole=True), code)
     return named if named is None or spot.whole else replace(named, relation="part of")
 
@@ -64,8 +64,7 @@ def rebound_by(tensor: torch.Tensor, call: Call, inputs: int, index: int | None 
 
     Args:
         tensor: a tensor without a node.
-        call: a call that used the tensor.
-        inputs: the number of inputs of the call's node.
+        call: a call that used the tensor; its node has `inputs` inputs.
         index: the position of the tensor among them, or None if it is not known.
     """
     spot = call.line.spot
@@ -94,7 +93,7 @@ def _taken(call: Call, spot: Expression, inputs: int, index: int) -> str | None:
 
 
 def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Expression) -> bool:
-    """Return whether the variable surely held the tensor just before a statement rebound it.
+    """Return whether the variable certainly held the tensor just before a statement rebound it.
 
     It did if the same function made the tensor as the value of that variable, and no third statement binds it.
     """
@@ -111,7 +110,7 @@ def _was_called(tensor: torch.Tensor, variable: str, call: Call, spot: Expressio
 
 
 def _kept_as(target: str, code: CodeType) -> tuple[str, str | None]:
-    """Return how a target of this code keeps its value, and its scope; None if the code belongs to no loaded module."""
+    """Return the kind (`Name.how`) and scope of a target of this code; no scope if the code is of no loaded module."""
     at_top = code.co_name == "<module>"
     scope = module_of(code) if at_top else scope_of(code)
     if not target.isidentifier():
@@ -122,10 +121,9 @@ def _kept_as(target: str, code: CodeType) -> tuple[str, str | None]:
 
 
 def name_of_output(call: Call, number: int, output: int) -> Name | None:
-    """Return the name that a result of a call was given, though the result itself is gone.
+    """Return the name that its statement gave a result of a call, though the result itself is gone.
 
     Args:
-        call: the call.
         number: the sequence number of the node whose output to name; the last node that a call makes is its result's.
         output: the position among the node's outputs.
     """

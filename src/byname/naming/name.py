@@ -1,12 +1,19 @@
-"""Name: one name of a tensor: an expression, the scope where it is valid, and how certain it is."""
+"""Name: one name of a tensor, the scope where it is valid, and whether it is exact; and tags, names given by hand."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from torch.utils.weak import WeakIdKeyDictionary
+
+from byname.errors import BadArgumentError
 from byname.source.location import Site
 from byname.text import printable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +32,8 @@ class Name:
         rebound_at: the statement that gave the name to another tensor.
         site: where the tensor was made, if that is known.
         relation: the relation of the tensor to the one that the path names (``view of``); empty if it is that tensor.
-        text: the name in words, if the path would be hard to read; empty if the path is used. Without a name: how far
-            byname looked, if it did not look at everything.
+        text: the name in words, if the path would be hard to read; otherwise empty. Without a name: how far byname
+            searched, if it stopped at a bound.
 
     >>> str(Name("model.fc.weight", "parameter", "__main__"))
     'model.fc.weight'
@@ -63,9 +70,17 @@ def _line(site: Site) -> str:
     return f"{site}" if site.caller is None or site.caller.file == site.file else f"{site}, called at {site.caller}"
 
 
+def with_site(name: Name, site: Site | None) -> Name:
+    """Return a name with the line that made the tensor, if that is known."""
+    return name if site is None else replace(name, site=site)
+
+
 def unnamed(site: Site | None = None, among: str = "") -> Name:
-    """Return the name of a tensor for which the program has none; `among` says how far byname looked."""
+    """Return the name of a tensor for which the program has none; `among` says how far byname searched."""
     return Name("", "unnamed", exact=False, site=site, text=among)
+
+
+NAMELESS = unnamed()
 
 
 def quote(name: Name) -> str:
@@ -95,3 +110,52 @@ def quote_at(name: Name, site: Site | None) -> str:
 def at(site: Site | None) -> str:
     """Return `` at train.py:12``, or an empty string if the line is not known."""
     return "" if site is None else f" at {site}"
+
+
+_TAGS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Tag by object. Process-wide because the function `tag` is; an entry goes when its object goes."""
+
+
+def tag(obj: T, name: str) -> T:
+    """Give a tensor a name by hand; or a module or optimizer, and with it everything it owns.
+
+    The tag comes before every other name. It is held weakly: nothing is written on the object and nothing is kept
+    alive. A second tag replaces the first.
+
+    Args:
+        obj: a tensor, a module, an optimizer, or any object that can be referred to weakly.
+        name: the name, such as ``"latent"``; a parameter of a module so tagged is then ``latent.fc.weight``.
+
+    Returns:
+        `obj` itself, so that the call can stand inside an expression.
+
+    Raises:
+        BadArgumentError: the name is empty or no text, or the object cannot be referred to weakly.
+
+    >>> import byname, torch
+    >>> noise = [byname.tag(torch.ones(3), "noise")]
+    >>> str(byname.name(noise[0]))
+    'noise'
+    """
+    if not issubclass(type(name), str) or not name.strip():
+        given = repr(name) if type(name) is str else type(name).__name__
+        raise BadArgumentError(f"a tag must be a string that is not blank, but got {given}")
+    try:
+        weakref.ref(obj)
+    except TypeError:
+        raise BadArgumentError(
+            f"an object of type {type(obj).__name__} cannot be tagged: Python cannot refer to it weakly; "
+            "tag the tensors in it one by one"
+        ) from None
+    _TAGS[obj] = name
+    return obj
+
+
+def tag_of(obj: object) -> str | None:
+    """Return the tag of an object, or None."""
+    return _TAGS.get(obj) if _TAGS else None  # type: ignore[no-untyped-call]
+
+
+def tagged() -> list[tuple[str, object]]:
+    """Return every tag with its living object."""
+    return [(name, obj) for obj, name in list(_TAGS.items())]  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ import torch
 from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
-from byname.naming.name import Name, unnamed
+from byname.naming.name import Name, unnamed, with_site
 from byname.naming.reference_path import Names, ReferencePath, Unwritten
 from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
@@ -28,13 +28,13 @@ from byname.tracking.lookup import SiteLookup
 def name(tensor: torch.Tensor, *, roots: Any = None) -> Name:
     """Return the best name that the program has for a tensor.
 
-    Looks at tags, the variables of every running function of every thread, the globals of the program's modules, and
-    what these hold: attributes, items, parameters, optimizer state, closures, suspended generators. What is not found
-    that way costs a pass over the heap. Nothing of the program is run, changed or kept alive.
+    It searches tags, the variables of every running function of every thread, the globals of the program's modules, and
+    the objects that these hold: attributes, items, parameters, optimizer state, closures, suspended generators. A
+    tensor that is not found that way costs a pass over the heap. Nothing of the program is run, changed or kept alive.
 
     Args:
         tensor: the tensor, of any class.
-        roots: where to look instead: an object, a module, the name of a variable (then the modules that define such a
+        roots: where to search instead: an object, a module, the name of a variable (then the modules that define such a
             variable are searched), or a sequence of these.
 
     Returns:
@@ -70,12 +70,13 @@ def names(tensor: torch.Tensor, *, roots: Any = None) -> tuple[Name, ...]:
     """
     if not is_tensor(tensor):
         raise NotATensorError(f"byname.name() expects a tensor, but got {_what_it_is(tensor)}")
-    found = find(Targets([tensor]), roots=roots)
-    return found.names(tensor)
+    if roots is None:
+        return find(Targets([tensor])).names(tensor)
+    with collection_paused():
+        return NameIndex([search(given_roots(roots))]).names(tensor)
 
 
 def _what_it_is(thing: Any) -> str:
-    """Return the class of an argument that is not a tensor, with a hint at the likely intention."""
     if thing is None:
         return "NoneType; the tensor of a row is None once the program has let go of it"
     is_module = issubclass(type(thing), torch.nn.Module)
@@ -90,93 +91,76 @@ class Named(NamedTuple):
     way: ReferencePath
 
 
-class Findings:
-    """The names found for some tensors, and the other objects that the searches met.
+class NameIndex:
+    """Index of the names that some searches found. It holds the objects that they met, so drop it before returning.
 
-    It holds these objects, so it lives only as long as the call that asks.
+    Args:
+        searches: the searches, the first of them from the variables.
+        unheld: the ids of tensors that no Python object holds, so that PyTorch alone keeps them alive.
+        known: the cache of other indexes of the same searches.
     """
 
     def __init__(
         self, searches: Sequence[SearchResult], unheld: frozenset[int] = frozenset(), known: _NameCache | None = None
     ) -> None:
-        self._searches = searches
-        self._unheld = unheld
+        self.searches = searches
+        self.unheld = unheld
         self._known = known or _NameCache()
-        self._sites: dict[int, Site | None] = {}
-        self._best: dict[int, Name | None] = {}
         self._owners: dict[int, str] = {}
         self._relations: dict[tuple[int | None, int], Name | None] = {}
-
-    def joined(self, reached: SearchResult) -> Findings:
-        """Return these findings together with those of one more search."""
-        return Findings([*self._searches, reached], self._unheld)
 
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
         """Return all names of a tensor, best first; if there is none, one `unnamed` name."""
         with DisableTorchFunction():
             site, former = history_of(tensor, lookup)
-            own = self.own_names(tensor, site)
-            if own:
-                return own
-            if former is not None:
-                return (former,)
-            return (self.related_name(tensor, site) or self.unnamed(site),)
+            own = tuple([with_site(one.name, site) for one in self.own_ways(tensor)])
+            return own or (former or self.related_name(tensor, site) or self.unnamed(site),)
 
-    def own_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
-        """Return the best name by which the program reaches this very tensor, or None. No other is written."""
-        if id(tensor) not in self._best:
-            if not self.met(tensor):
-                return None
-            unwritten, site = self._unwritten_names(tensor), self._sites.setdefault(id(tensor), site)
-            name = unwritten[0].name() if unwritten else None
-            self._best[id(tensor)] = name if name is None or site is None else replace(name, site=site)
-        return self._best[id(tensor)]
+    def own_name(self, tensor: torch.Tensor) -> Name | None:
+        """Return the best name by which the program reaches this very tensor, or None. It makes no other name."""
+        if not self.met(tensor):
+            return None
+        best = self._known.best
+        if id(tensor) not in best:
+            ranked = self._ranked(tensor)
+            best[id(tensor)] = ranked[0][0].name() if ranked else None
+        return best[id(tensor)]
 
-    def own_names(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Name, ...]:
-        """Return the names by which the program reaches this very tensor, the best first."""
-        return tuple([named.name for named in self.own_ways(tensor, site)])
-
-    def own_ways(self, tensor: torch.Tensor, site: Site | None = None) -> tuple[Named, ...]:
-        """Return the names by which the program reaches this very tensor, each with its reference path."""
+    def own_ways(self, tensor: torch.Tensor) -> tuple[Named, ...]:
+        """Return the names by which the program reaches this very tensor, each with its reference path, best first."""
         if not self.met(tensor):
             return ()
         known = self._known.own.get(id(tensor))
         if known is None:
-            known = self._known.own[id(tensor)] = self._find_own(tensor)
-        site = self._sites.setdefault(id(tensor), site)
-        return known if site is None else tuple([Named(replace(name, site=site), way) for name, way in known])
-
-    def every_name(self, tensor: torch.Tensor, site: Site | None = None) -> Names | None:
-        """Return the names by which the program reaches this very tensor, or None; only the best is written yet."""
-        best = self.own_name(tensor, site)
-        return None if best is None else Names(best, self._unwritten_names(tensor)[1:])
-
-    def _unwritten_names(self, tensor: torch.Tensor) -> list[Unwritten]:
-        known = self._known.unwritten.get(id(tensor))
-        if known is None:
-            ways = map(self._unwritten, self._ranked(tensor))
-            known = self._known.unwritten[id(tensor)] = [one for one in ways if one is not None]
-        return known
-
-    def _find_own(self, tensor: torch.Tensor) -> tuple[Named, ...]:
-        found: dict[tuple[str, str], Named] = {}
-        for way in self._ranked(tensor):
-            one = self._unwritten(way)
-            if one is not None:
+            found: dict[tuple[str, str], Named] = {}
+            for one, way in self._ranked(tensor):
                 name = one.name()
                 found.setdefault((name.path, name.scope), Named(name, way))
-        return tuple(found.values())
+            known = self._known.own[id(tensor)] = tuple(found.values())
+        return known
 
-    def _ranked(self, tensor: torch.Tensor) -> list[ReferencePath]:
-        """Return the paths to a tensor, the best first."""
-        every = [way for reached in self._searches for way in reached.ways_to(tensor)]
-        ways = [way for way in every if way.root.how != "given"] or every  # "model" for a given model is a last resort
-        return sorted(ways, key=_rank) if len(ways) > 1 else ways
+    def every_name(self, tensor: torch.Tensor, site: Site | None) -> Names | None:
+        """Return the names by which the program reaches this very tensor, or None. It writes none of them yet."""
+        ranked = self._ranked(tensor) if self.met(tensor) else ()
+        return Names([one for one, _ in ranked], site) if ranked else None
+
+    def _ranked(self, tensor: torch.Tensor) -> list[tuple[Unwritten, ReferencePath]]:
+        known = self._known.ranked.get(id(tensor))
+        if known is None:
+            every = self._ways_to(tensor)
+            ways = [way for way in every if way.root.how != "given"] or every  # prefer any name to "model"
+            pairs = ((self._unwritten(way), way) for way in (sorted(ways, key=_rank) if len(ways) > 1 else ways))
+            known = self._known.ranked[id(tensor)] = [(one, way) for one, way in pairs if one is not None]
+        return known
+
+    def _ways_to(self, thing: object) -> list[ReferencePath]:
+        return [way for reached in self.searches for way in reached.ways_to(thing)]
 
     def met(self, thing: object) -> bool:
         """Return whether a search met this very object."""
-        for reached in self._searches:  # noqa: SIM110 - `saved` asks this for every tensor
-            if reached.has(thing):
+        ident = id(thing)
+        for reached in self.searches:  # noqa: SIM110 - `saved` asks this for every tensor
+            if ident in reached.numbers:
                 return True
         return False
 
@@ -186,24 +170,16 @@ class Findings:
         return (f"names were looked for {among}, and there are more",) if among else ()
 
     def unnamed(self, site: Site | None) -> Name:
-        """Return the name of a tensor without one; it says so if the search stopped at its budget."""
+        """Return the name of a tensor without one, with a note if the search stopped at its budget."""
         return unnamed(site, self._among())
 
     def _among(self) -> str:
-        most = self._searches[0].budget
+        most = self.searches[0].budget
         return f"among the {most:,} objects nearest to the variables" if most else ""
-
-    def holds_only_the_graph(self, tensor: torch.Tensor) -> bool:
-        """Return whether no Python object holds the tensor, so that PyTorch alone keeps it alive."""
-        return id(tensor) in self._unheld
 
     def tensors(self) -> list[torch.Tensor]:
         """Return every tensor that the searches met."""
-        return [tensor for reached in self._searches for tensor in reached.tensors()]
-
-    def sharing(self, storage: int | None) -> Sequence[torch.Tensor]:
-        """Return the tensors met in this storage. Callers hold `DisableTorchFunction`."""
-        return self.by_storage().get(storage, ())
+        return [tensor for reached in self.searches for tensor in reached.tensors()]
 
     def by_storage(self) -> Mapping[int | None, Sequence[torch.Tensor]]:
         """Return the tensors met by their storages. Callers hold `DisableTorchFunction`."""
@@ -217,58 +193,44 @@ class Findings:
         return found
 
     def related_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
-        """Return the name of another tensor in this memory, with the relation. Callers hold `DisableTorchFunction`."""
-        storage = storage_of(tensor)
-        base = fact(tensor, "_base")
-        if base is not None and site is None:
-            key = (storage, id(base))
-            if key not in self._relations:
-                self._relations[key] = self._find_relation(tensor, storage, base, None)
-            return self._relations[key]
-        return self._find_relation(tensor, storage, base, site)
+        """Return the name of another tensor in the memory of one without a name, with the relation.
 
-    def _find_relation(
-        self, tensor: torch.Tensor, storage: int | None, base: torch.Tensor | None, site: Site | None
-    ) -> Name | None:
-        for other in self.sharing(storage):
-            named = self.own_name(other) if other is not tensor else None
-            if named is not None:
-                relation = "view of" if base is other else "in the memory of"
-                return replace(named, exact=False, site=site, relation=relation)
-        return None
+        Callers hold `DisableTorchFunction`.
+        """
+        storage, base = storage_of(tensor), fact(tensor, "_base")
+        key = storage, id(base)
+        if key not in self._relations:
+            named = ((other, self.own_name(other)) for other in self.by_storage().get(storage, ()))
+            other, name = next(((other, name) for other, name in named if name is not None), (None, None))
+            relation = "view of" if base is other else "in the memory of"
+            self._relations[key] = None if name is None else replace(name, exact=False, relation=relation)
+        related = self._relations[key]
+        return None if related is None else with_site(related, site)
 
     def code_of_scope(self, name: Name) -> CodeType | None:
         """Return the code of the function, or of the running module, in which a name is valid."""
-        for reached in self._searches:
-            for root in reached.roots():
-                if root.text == name.path and root.scope == name.scope and root.code is not None:
-                    return root.code
-        return None
+        roots = (root for reached in self.searches for root in reached.roots() if root.code is not None)
+        return next((root.code for root in roots if (root.text, root.scope) == (name.path, name.scope)), None)
 
     def path_of(self, thing: object) -> str:
         """Return the best path to any object, such as a module; empty if the searches did not meet it."""
-        ways = [way for reached in self._searches for way in reached.ways_to(thing)]
+        ways = self._ways_to(thing)
         return printable(min(ways, key=_rank).source) if ways else ""
 
     def owner_of(self, tensor: torch.Tensor) -> str:
         """Return the path of the module that owns a tensor as parameter or buffer; empty if there is none."""
         if not self.met(tensor):
             return ""
-        known = self._owners.get(id(tensor))
-        if known is None:
-            known = self._owners[id(tensor)] = self._find_owner(tensor)
-        return known
-
-    def _find_owner(self, tensor: torch.Tensor) -> str:
-        ways = [way for reached in self._searches for way in reached.ways_to(tensor)]
-        owned = [way for way in ways if way.last is not None and way.last.kind in ("parameter", "buffer")]
-        if not owned:
-            return ""
-        best = min(owned, key=_rank) if len(owned) > 1 else owned[0]
-        return "" if best.before is None else printable(best.before.source)
+        if id(tensor) not in self._owners:
+            ways = self._ways_to(tensor)
+            owned = [way for way in ways if way.last is not None and way.last.kind in ("parameter", "buffer")]
+            best = min(owned, key=_rank) if len(owned) > 1 else next(iter(owned), None)
+            before = None if best is None else best.before
+            self._owners[id(tensor)] = "" if before is None else printable(before.source)
+        return self._owners[id(tensor)]
 
     def _unwritten(self, way: ReferencePath) -> Unwritten | None:
-        """Return what the name of a path says; None for a path into the optimizer state of an unnamed parameter."""
+        """Return a path as text; None for a path into the optimizer state of an unnamed parameter."""
         how = _how(way)
         if way.stateful:
             steps, passed = [self._with_parameter(step, way.root) for step in way.steps], way.passed
@@ -281,40 +243,37 @@ class Findings:
         return Unwritten((way if way.before is None else way.before).text, way.last, how, way.root.scope)
 
     def _with_parameter(self, step: Reference, root: Root) -> Reference | None:
-        """Return a step; a step into an optimizer's state is written with the name of the parameter."""
+        """Return a step, with the parameter's name in a step into an optimizer's state; None if it has no name.
+
+        Such a step evaluates only if the name belongs to the optimizer's scope.
+        """
         if step.parameter is None:
             return step
-        key = self._parameter_key(step.parameter, root)
-        if key is None:
-            return None
-        write = suffix(f".state[{key[0]}][{step.key!r}]")
-        return step._replace(write=write, evaluates=step.evaluates and key[1])
-
-    def _parameter_key(self, parameter: torch.Tensor, root: Root) -> tuple[str, bool] | None:
-        """Return the source of an optimizer's parameter in the optimizer's scope, and whether it evaluates there."""
-        found = self.own_names(parameter)
+        found = [one.name for one in self.own_ways(step.parameter)]
         near = [one for one in found if one.scope == root.scope and one.how != "optimizer"]
-        if near:
-            return near[0].path, near[0].exact
-        return (found[0].path, False) if found else None
+        name = next(iter(near or found), None)
+        if name is None:
+            return None
+        write = suffix(f".state[{name.path}][{step.key!r}]")
+        return step._replace(write=write, evaluates=step.evaluates and bool(near) and name.exact)
 
 
 class _NameCache:
-    """A cache that several findings of the same searches share: names without a location, and facts."""
+    """Cache that several indexes of the same searches share: names without a location, and facts."""
 
-    __slots__ = ("by_storage", "own", "unwritten")
+    __slots__ = ("best", "by_storage", "own", "ranked")
 
     def __init__(self) -> None:
-        self.unwritten: dict[int, list[Unwritten]] = {}
+        self.ranked: dict[int, list[tuple[Unwritten, ReferencePath]]] = {}
+        self.best: dict[int, Name | None] = {}
         self.own: dict[int, tuple[Named, ...]] = {}
         self.by_storage: dict[int | None, list[torch.Tensor]] | None = None
 
 
 class Question:
-    """The searches for one question about any number of tensors. Each search is made once, when it is needed.
+    """The searches for one call of byname, for any number of tensors. Each search is made once, when it is needed.
 
-    Args:
-        given: models and optimizers that the user gave: searched even if no variable holds them.
+    The given models and optimizers, arguments of the call, are searched even if no variable holds them.
     """
 
     def __init__(self, given: Iterable[object] = ()) -> None:
@@ -325,63 +284,39 @@ class Question:
         self._known: dict[int, _NameCache] = {}
 
     @cached_property
-    def _near(self) -> SearchResult:
+    def near(self) -> SearchResult:
+        """The search from the program's own variables, without the globals of libraries and without the heap."""
         return search([root for root in self._roots if root.quality < FOREIGN])
 
     @cached_property
     def _far(self) -> SearchResult:
         return search([root for root in self._roots if root.quality >= FOREIGN], depth=4, budget=100_000)
 
-    def find(self, tensors: Targets, *, deep: bool = True, alone: frozenset[int] = frozenset()) -> Findings:
-        """Look for the names of some tensors.
+    def find(self, tensors: Targets, *, deep: bool = True, alone: frozenset[int] = frozenset()) -> NameIndex:
+        """Search for the names of some tensors.
 
         Args:
-            tensors: the tensors to look for.
             deep: whether tensors that are not found from the variables may cost a pass over the heap.
             alone: ids of those tensors that are already known to be held by no Python object.
         """
         with collection_paused():
-            searches = [self._near]
-            missing = Targets(tensor for tensor in tensors if not self._near.has(tensor))
+            searches = [self.near]
+            missing = Targets(tensor for tensor in tensors if id(tensor) not in self.near.numbers)
             if missing:
                 searches.append(self._far)
-                missing = Targets(tensor for tensor in missing if not self._far.has(tensor))
+                missing = Targets(tensor for tensor in missing if id(tensor) not in self._far.numbers)
             unheld = alone.intersection(map(id, missing))
             missing = Targets(tensor for tensor in missing if id(tensor) not in alone)
             if missing and deep:
                 climbed = climb(missing)
-                return Findings([*searches, climbed.reached], unheld | climbed.unheld)
+                return NameIndex([*searches, climbed.reached], unheld | climbed.unheld)
         far = len(searches) > 1 and len(self._far) > 0
-        return Findings(searches, unheld, self._known.setdefault(far, _NameCache()))
+        return NameIndex(searches, unheld, self._known.setdefault(far, _NameCache()))
 
 
-def find(
-    tensors: Targets,
-    *,
-    roots: Any = None,
-    given: Iterable[object] = (),
-    deep: bool = True,
-) -> Findings:
-    """Look for the names of some tensors.
-
-    Args:
-        tensors: the tensors to look for.
-        roots: where to look instead of everywhere, as for `name`.
-        given: models and optimizers that the user gave: searched even if no variable holds them.
-        deep: whether tensors that are not found from the variables may cost a pass over the heap.
-    """
-    if roots is None:
-        return Question(given).find(tensors, deep=deep)
-    with collection_paused():
-        return Findings([search(given_roots(roots))])
-
-
-def find_near() -> Findings:
-    """Search from the program's own variables only, with no library globals and no heap pass.
-
-    For callers that search the rest themselves.
-    """
-    return Findings([search([root for root in all_roots() if root.quality < FOREIGN])])
+def find(tensors: Targets, *, given: Iterable[object] = (), deep: bool = True) -> NameIndex:
+    """Search for the names of some tensors, as `Question` does."""
+    return Question(given).find(tensors, deep=deep)
 
 
 _KINDS = {"tag": 0, "parameter": 1, "buffer": 2, "optimizer": 3}

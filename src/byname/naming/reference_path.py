@@ -1,15 +1,15 @@
-"""Reference path: how an object is reached from a variable, and how the program would write it."""
+"""Reference path: the references from a variable to an object, and their source text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from byname.naming.children.reference import Reference, writable
-from byname.naming.name import Name
+from byname.naming.name import Name, with_site
 from byname.naming.roots import Root, is_of_a_library
+from byname.source.location import Site
 from byname.text import printable
 
 
@@ -19,11 +19,8 @@ class ReferencePath:
     The parameters of a module share the path to the module, and so its text, which is written once.
 
     Attributes:
-        root: the variable from which the path starts.
-        before: the path to the holder; None for the path to the root's own value.
-        last: the last reference; None for a root's own value.
-        length: the number of references.
-        labels: the number of characters in their notes.
+        before, last: the path to the holder and the last reference; None for the path to the root's own value.
+        length, labels: the number of references, and of the characters in their notes.
         hidden: whether it leads through a place that a program does not show, such as a suspended function or a queue.
         stateful: whether it leads through an optimizer's state.
     """
@@ -70,7 +67,7 @@ class ReferencePath:
 
     @property
     def internal(self) -> bool:
-        """Whether it leads through a private attribute of a library's object, or what an optimizer's group has."""
+        """Whether it leads through a private attribute of a library's object, or the list of an optimizer's group."""
         if self._internal is None:
             before, step = self.before, self.last
             self._internal = before is not None and (before.internal or _is_internal(step, self._holder))
@@ -82,13 +79,8 @@ class ReferencePath:
         return self.text.source
 
     @property
-    def evaluates(self) -> bool:
-        """Whether that source, evaluated in the root's scope, is the object at the end."""
-        return self.text.evaluates
-
-    @property
     def text(self) -> Text:
-        """What the references so far write."""
+        """The text of the references so far."""
         if self._text is None:
             before, step = self.before, self.last
             self._text = _start(self.root) if before is None or step is None else before.text.then(step)
@@ -116,8 +108,8 @@ _HIDDEN = frozenset({"local", "traceback", "cache", "hook", "held", "task"})
 class Text(NamedTuple):
     """The text of a path so far.
 
-    A variable that the source reaches only by detours, such as one in a closure, starts the words anew, and a note
-    behind them says where it is: ``acts[3] (closure of hook)``.
+    After a variable whose source would be hard to read, such as one in a closure, the words begin anew with its name,
+    and a note behind them says where it is: ``acts[3] (closure of hook)``.
     """
 
     source: str
@@ -135,32 +127,20 @@ class Text(NamedTuple):
         words = step.write(self.words) if self.note else source
         return Text(source, words, self.note, evaluates, step.seen_through)
 
-    def whole(self) -> Written:
-        """Return the text as source and as words, with the note."""
+    def whole(self) -> Text:
+        """Return the text of the whole path, with the note among its words."""
         source, words = self.source, self.words
         if "parametrizations" in source:
             source, words = _parametrized(source, words)
-        return Written(source, f"{words} ({self.note})" if self.note else words)
+        return Text(source, f"{words} ({self.note})" if self.note else words, *self[2:])
 
 
 def _start(root: Root) -> Text:
     return Text(root.text, root.text, "", root.evaluates, False)
 
 
-class Written(NamedTuple):
-    """A path as source and as words; the two are equal unless the source is hard to read."""
-
-    source: str
-    words: str
-
-
-def written(way: ReferencePath) -> Written:
-    """Return a path as source and as words."""
-    return way.text.whole()
-
-
 class Unwritten(NamedTuple):
-    """A path as text only: that to the holder, the last step, and what else its name says. It holds no objects."""
+    """A name before its text is made: the path to the holder, the last step, kind and scope. It holds no objects."""
 
     before: Text
     step: Reference | None
@@ -169,35 +149,42 @@ class Unwritten(NamedTuple):
 
     def name(self) -> Name:
         """Return the name that writes the path."""
-        text = self.before if self.step is None else self.before.then(self.step)
-        source, words = text.whole()
-        said = "" if words == source else printable(words)
-        return Name(printable(source), self.how, self.scope, text.evaluates, text=said)
+        text = (self.before if self.step is None else self.before.then(self.step)).whole()
+        said = "" if text.words == text.source else printable(text.words)
+        return Name(printable(text.source), self.how, self.scope, text.evaluates, text=said)
 
 
 class Names:
-    """The names of a tensor, the best first. The others are written when they are asked for; few ever are.
+    """The names of a tensor that was made at a site, the best first. They are written on request, for few are read."""
 
-    Attributes:
-        best: the best name.
-    """
+    __slots__ = ("_best", "_site", "_unwritten")
 
-    __slots__ = ("_others", "best")
+    def __init__(self, unwritten: Sequence[Unwritten | Name], site: Site | None) -> None:
+        self._unwritten, self._site = unwritten, site
+        self._best: Name | None = None
 
-    def __init__(self, best: Name, others: Sequence[Unwritten] = ()) -> None:
-        self.best = best
-        self._others = others
+    @property
+    def best(self) -> Name:
+        """The best name."""
+        if self._best is None:
+            self._best = self._written(self._unwritten[0])
+        return self._best
+
+    def __str__(self) -> str:
+        return str(self.best)
+
+    def _written(self, one: Unwritten | Name) -> Name:
+        return with_site(one.name() if isinstance(one, Unwritten) else one, self._site)
 
     @property
     def hows(self) -> list[str]:
         """The kind of reference of each name (`Name.how`)."""
-        return [self.best.how, *(one.how for one in self._others)]
+        return [one.how for one in self._unwritten]
 
     def all(self) -> tuple[Name, ...]:
         """Return all names, each once."""
         found = {(self.best.path, self.best.scope): self.best}
-        for one in self._others:
-            name = replace(one.name(), site=self.best.site)
+        for name in map(self._written, self._unwritten[1:]):
             found.setdefault((name.path, name.scope), name)
         return tuple(found.values())
 

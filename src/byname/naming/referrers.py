@@ -22,7 +22,7 @@ from byname.naming.roots import all_roots, every_module_root
 from byname.naming.search import OursById, SearchResult, Targets, search
 from byname.reading.frames import locals_of
 from byname.reading.objects import heap, namespace_of
-from byname.source.tracebacks import is_byname
+from byname.source.tracebacks import is_byname, outwards
 
 if TYPE_CHECKING:
     import numpy.typing
@@ -40,23 +40,16 @@ def everything() -> tuple[list[object], int]:
     """
     found = heap()
     hidden = gc.get_freeze_count()
-    if not hidden or _lists(found, vars(torch)):
+    # The number of frozen objects is no sign of a freeze: Python 3.12 counts some objects of the interpreter as frozen
+    # anyway. After ``gc.freeze()`` PyTorch's own namespace is not in the list.
+    if not hidden or any(map(is_, found, repeat(vars(torch)))):
         return found, 0
-    # Not byname's own frames: the list that is returned would hold the frame whose variable it is.
-    running = [frame for one in list(sys._current_frames().values()) for frame in _with_outer(one)]
+    # Not byname's own frames: the returned list would hold the frame of which it is a variable.
+    running = [frame for one in list(sys._current_frames().values()) for frame in outwards(one)]
     frames = [frame for frame in running if not is_byname(frame.f_code.co_filename)]
     del running
     variables = [value for frame in frames for _, value in locals_of(frame)]
     return reached_from(found, [*variables, *sys.modules.values(), *frames]), hidden
-
-
-def _lists(found: list[object], wanted: object) -> bool:
-    """Return whether this very object is in the collector's list.
-
-    PyTorch's own namespace is not, once ``gc.freeze()`` was called with a tensor alive. The count of frozen objects
-    does not tell: Python 3.12 counts some objects of the interpreter as frozen though nothing called it.
-    """
-    return any(map(is_, found, repeat(wanted)))
 
 
 def reached_from(objects: list[object], others: list[object]) -> list[object]:
@@ -73,12 +66,6 @@ def reached_from(objects: list[object], others: list[object]) -> list[object]:
         objects += below
         found = []
     return objects
-
-
-def _with_outer(frame: types.FrameType | None) -> Iterable[types.FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _in_lots(objects: list[object]) -> Iterator[list[object]]:
@@ -110,12 +97,12 @@ class Climb:
     met: OursById
 
 
-def climb(tensors: Targets, *, whole: bool = False) -> Climb:
+def climb(tensors: Targets, *, whole: bool = False, near: SearchResult | None = None) -> Climb:
     """Search from the tensors up to their holders, and theirs, until variables are met; then search back down.
 
     Args:
-        tensors: the tensors to start from.
         whole: True to go on to every variable that leads to a tensor, not only to the first.
+        near: a search from the variables; the paths to objects that it met are not searched again.
     """
     ends = [*all_roots(), *every_module_root()]
     known = {id(root.value) for root in ends} | {
@@ -126,13 +113,18 @@ def climb(tensors: Targets, *, whole: bool = False) -> Climb:
     references = _references_for(wanted, None)
     unheld = frozenset(wanted.keys() - _add_holders(wanted, references, met))
     passed: set[int] = set()
+    above: set[int] = set()
     for height in range(HEIGHT + 1):
         fresh = OursById((ident, one) for ident, one in met.items() if ident not in known and ident not in passed)
+        if near is not None:
+            for ident in fresh.keys() & near.numbers.keys():
+                above.update(near.ids_above(ident))
+                del fresh[ident]
         is_last = not fresh or height == HEIGHT
         if is_last or (not whole and not known.isdisjoint(met)):
-            allowed = wanted.keys() | met.keys()
+            allowed = wanted.keys() | met.keys() | above
             reached = search([root for root in ends if id(root.value) in allowed], depth=HEIGHT + 2, only=allowed)
-            if is_last or all(map(reached.has_id, wanted.keys() - unheld)):
+            if is_last or reached.numbers.keys() >= wanted.keys() - unheld:
                 break
         passed = set(met)
         references = _references_for(fresh, references)
@@ -141,7 +133,7 @@ def climb(tensors: Targets, *, whole: bool = False) -> Climb:
 
 
 def _references_for(frontier: OursById, known: References | None) -> References | None:
-    """Return the references for a level of the search; None for a few objects, which the collector handles faster.
+    """Return the references for a level of the search; None for a few objects, for which the collector is faster.
 
     The heap is listed before any object holds the list; otherwise the list would contain its own holder.
     """
@@ -149,8 +141,8 @@ def _references_for(frontier: OursById, known: References | None) -> References 
 
 
 def are_few(objects: Collection[int], most: int) -> bool:
-    """Return whether the collector may be asked who holds some objects, and answers sooner than `References`."""
-    alone = len(sys._current_frames()) == 1  # else `gc.get_referrers` lists tuples that others are building; see `heap`
+    """Return whether ``gc.get_referrers`` of some objects is safe, and faster than `References`."""
+    alone = len(sys._current_frames()) == 1  # else it lists tuples that other threads are building; see `heap`
     return len(objects) <= most and alone and not gc.get_freeze_count() and not _ASYNCIO_NEVER_ENDS
 
 
@@ -173,9 +165,7 @@ class References:
     """The references on the heap, read once, so that each level of a search only scans an array.
 
     Referents are kept as 32-bit codes, one batch after the other; a batch that matches is read again, object by object.
-
-    Args:
-        objects: all objects but plain tuples, which are read as these lead to them.
+    Plain tuples are read when another object refers to them.
     """
 
     def __init__(self, objects: list[object]) -> None:
@@ -209,7 +199,7 @@ Codes: TypeAlias = "numpy.typing.NDArray[numpy.uint32]"
 
 
 def codes_of(objects: Iterable[object], count: int) -> Codes:
-    """Return the codes of `count` objects. An object array is one of addresses, and an address is an ``id``."""
+    """Return the codes of `count` objects. An object array holds their addresses, and an address is an ``id``."""
     addresses = numpy.frombuffer(numpy.fromiter(objects, object, count), numpy.uintp) if count else numpy.zeros(0)
     return _shortened(addresses.astype(numpy.uint64))
 
@@ -228,7 +218,7 @@ def candidates(wanted: Collection[int], codes: Codes) -> numpy.typing.NDArray[nu
 
 
 def is_ours(holder: object) -> bool:
-    """Return whether an object belongs to the search itself or is no holder: one of byname's, a module, an iterator."""
+    """Return whether an object is no holder in the program: one of byname's, a module, an iterator."""
     kind = type(holder)
     return kind in _NOT_HOLDERS or str(namespace_of(kind).get("__module__")).startswith("byname.")
 

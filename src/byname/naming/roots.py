@@ -1,7 +1,7 @@
 """Roots: the starting points of names.
 
 These are variables of running functions, globals of modules, objects that the user gave, and objects that Python holds
-without a variable: tasks, the last error, hooks for all modules.
+without a variable: tasks, the last error, global hooks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import torch
 from byname.errors import BadArgumentError
 from byname.naming.children.reference import ATOMS, writable
 from byname.naming.children.torch import hooks_for_all
-from byname.naming.tags import tag_of, tagged
+from byname.naming.name import tag_of, tagged
 from byname.reading.frames import in_a_module, locals_of, running_frames
 from byname.reading.objects import namespace_of, steady
 from byname.source.location import is_library, is_torch, scope_of
@@ -34,7 +34,6 @@ class Root(NamedTuple):
 
     Attributes:
         text: its source, such as ``trainer``.
-        value: the object.
         how: ``local``, ``global``, ``tag`` or ``given``.
         scope: a module's name, or a function with its file and line.
         evaluates: whether the text, evaluated in the scope, is the value.
@@ -56,10 +55,9 @@ class Root(NamedTuple):
 
 
 def all_roots() -> list[Root]:
-    """Return tags, variables of running functions, globals of user modules, and objects that no variable shows."""
+    """Return tags, variables of running functions, globals of user modules, and objects that no variable holds."""
     tags = [Root(name, value, "tag", "tag") for name, value in tagged()]
-    hidden = [Root(text, value, "global", scope, known, LOOP, _FAR) for text, value, scope, known in _hidden_places()]
-    return [*tags, *_frame_roots(), *_user_module_roots(), *hidden]
+    return [*tags, *_frame_roots(), *_user_module_roots(), *_hidden_places()]
 
 
 def given_roots(roots: Any) -> list[Root]:
@@ -95,7 +93,7 @@ def module_roots(name: str, namespace: dict[str, Any], quality: int = OWN, code:
 
 
 def _may_hold(value: object, module: str) -> bool:
-    """Return whether a global can lead to a tensor of this module: not an atom or a class imported from elsewhere."""
+    """Return whether a global can lead to a tensor of this module: it is no atom and no class of another module."""
     if type(value) in ATOMS:
         return False
     return not issubclass(type(value), type) or namespace_of(value).get("__module__") == module  # type: ignore[arg-type]
@@ -107,7 +105,7 @@ def every_module_root() -> list[Root]:
 
 
 def module_of(code: CodeType) -> str | None:
-    """Return the loaded module whose top level a code object is; None if it is not known."""
+    """Return the name of the loaded module with the file of a code object; None if it is not known."""
     for name, module in _loaded()[::-1]:
         if vars(module).get("__file__") == code.co_filename:
             return name
@@ -138,36 +136,31 @@ def _frame_roots() -> Iterator[Root]:
 
 
 def _user_module_roots() -> Iterator[Root]:
-    for name, namespace, code in _namespaces():
-        yield from module_roots(name, namespace, code=code)
-
-
-def _namespaces() -> Iterator[tuple[str, dict[str, Any], CodeType | None]]:
     """Yield the globals of user modules and of running frames, each once; ``__main__`` before its alias."""
     running = {id(frame.f_globals): frame.f_code for frame, _, _ in running_frames() if in_a_module(frame)}
     seen: set[int] = set()
-    for name, module in _user_modules():
+    for name, module in user_modules():
         namespace = vars(module)
         if id(namespace) not in seen:
             seen.add(id(namespace))
-            yield name, namespace, running.get(id(namespace))
+            yield from module_roots(name, namespace, code=running.get(id(namespace)))
     for frame, _, _ in running_frames():
         if id(frame.f_globals) not in seen and not is_library(frame.f_code.co_filename):
             seen.add(id(frame.f_globals))
-            yield str(frame.f_globals.get("__name__", "?")), frame.f_globals, None
+            yield from module_roots(str(frame.f_globals.get("__name__", "?")), frame.f_globals)
 
 
-def _user_modules() -> Iterator[tuple[str, ModuleType]]:
+def user_modules() -> Iterator[tuple[str, ModuleType]]:
     """Yield the user's modules with their names, ``__main__`` first."""
-    for name in _names_of_user_modules(len(sys.modules), next(reversed(sys.modules))):
+    for name in _names_of_users(len(sys.modules), next(reversed(sys.modules))):
         module = sys.modules.get(name)
         if type(module) is ModuleType:
             yield name, module
 
 
 @lru_cache(maxsize=1)
-def _names_of_user_modules(count: int, last: str) -> list[str]:
-    """Return the names of the user's modules; cached for as long as no module comes or goes."""
+def _names_of_users(count: int, last: str) -> list[str]:
+    """Return the names of the user's modules; cached until a module is added or removed."""
     found = [name for name, module in list(sys.modules.items()) if type(module) is ModuleType and _is_users(module)]
     return sorted(found, key=lambda name: name != "__main__")
 
@@ -192,7 +185,7 @@ def codes_of_the_program() -> dict[str, list[CodeType]]:
     for code in [frame.f_code for frame, _, _ in running_frames()]:
         if not is_library(code.co_filename):
             found.setdefault(code.co_filename, {})[id(code)] = code
-    for name, module in _user_modules():
+    for name, module in user_modules():
         file = vars(module).get("__file__")
         if type(file) is str:
             codes = [code for code in _codes_in(vars(module), name) if code.co_filename == file]
@@ -214,7 +207,6 @@ def _codes_in(namespace: Mapping[str, Any], module: str) -> Iterator[CodeType]:
 
 
 def _modules_defining(variable: str) -> list[Root]:
-    """Return the globals of every loaded module that defines a variable of this name."""
     namespaces = {id(vars(module)): (name, vars(module)) for name, module in _loaded() if variable in vars(module)}
     for frame, _, _ in running_frames():
         if variable in frame.f_globals:
@@ -228,7 +220,7 @@ def _modules_defining(variable: str) -> list[Root]:
 
 
 def _loaded() -> list[tuple[str, ModuleType]]:
-    """Return the loaded modules, each once, ``__main__`` last so that it wins."""
+    """Return the loaded modules, each once, ``__main__`` last."""
     found = {id(module): (name, module) for name, module in list(sys.modules.items()) if type(module) is ModuleType}
     main = sys.modules.get("__main__")
     if id(main) in found:
@@ -270,26 +262,22 @@ def loop_variables(code: CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
-def _hidden_places() -> Iterator[tuple[str, object, str, bool]]:
-    """Yield objects that no variable holds: a text, the object, its scope, and whether the text evaluates there."""
+def _hidden_places() -> Iterator[Root]:
+    """Yield what no variable holds: tasks, global hooks, the last uncaught error, and errors that are being handled."""
+    hidden = partial(Root, how="global", quality=LOOP, distance=_FAR)
     for name, task in _tasks():
-        yield f"task {name}", task, "asyncio", False
+        yield hidden(f"task {name}", task, scope="asyncio", evaluates=False)
     for module, source, hooks in hooks_for_all():
-        yield source, hooks, module, True
-    yield from _errors()
-
-
-def _errors() -> Iterator[tuple[str, object, str, bool]]:
-    """Yield the last uncaught error, as an interactive session keeps it, and the errors that are being handled."""
-    for name in ("last_exc", "last_value"):
-        error = vars(sys).get(name)
-        if error is not None:
-            yield f"sys.{name}", error, "__main__", vars(sys.modules["__main__"]).get("sys") is sys
+        yield hidden(source, hooks, scope=module)
+    for name in ("last_exc", "last_value"):  # of an interactive session
+        if (error := vars(sys).get(name)) is not None:
+            known = vars(sys.modules["__main__"]).get("sys") is sys
+            yield hidden(f"sys.{name}", error, scope="__main__", evaluates=known)
     handled: Any = getattr(sys, "_current_exceptions", dict)()
     for ident, error in handled.items():
         error = error[1] if type(error) is tuple else error  # up to Python 3.11: class, error, traceback
         if error is not None:
-            yield _handled_in(ident), error, "sys", False
+            yield hidden(_handled_in(ident), error, scope="sys", evaluates=False)
 
 
 def _handled_in(ident: int) -> str:
@@ -300,7 +288,7 @@ def _handled_in(ident: int) -> str:
 
 
 def _tasks() -> Iterator[tuple[str, object]]:
-    """Yield every task of `asyncio` with its name; since Python 3.14 only those of the event loops that run."""
+    """Yield every task of `asyncio` with its name; since Python 3.14 only those of running event loops."""
     asyncio: Any = sys.modules.get("asyncio")
     complete = getattr(asyncio, "BaseEventLoop", None) is not None  # it may be under import
     for task in _every_task(asyncio) if complete else ():
@@ -309,17 +297,14 @@ def _tasks() -> Iterator[tuple[str, object]]:
 
 
 def _every_task(asyncio: Any) -> Iterator[object]:
-    """Yield the tasks without asking one whether it is done, as `asyncio.all_tasks` does before Python 3.14.
-
-    The class of a task may be the program's.
-    """
+    """Yield the tasks. Before Python 3.14 `asyncio.all_tasks` would call ``done()`` of a class of the program's."""
     if sys.version_info >= (3, 14):
         for frame, _, _ in running_frames():
             if frame.f_code is asyncio.BaseEventLoop.run_forever.__code__:
                 yield from asyncio.all_tasks(dict(locals_of(frame))["self"])
         return
     known = vars(asyncio.tasks)
-    for reference in steady(known.get("_scheduled_tasks", known.get("_all_tasks")).data):
+    for reference in steady(iter, known.get("_scheduled_tasks", known.get("_all_tasks")).data):
         task = reference()
         if task is not None:
             yield task

@@ -1,14 +1,14 @@
-"""Search: a breadth-first search from the roots over everything they hold, which remembers every path to an object.
+"""Search: a breadth-first search from the roots over all objects that they hold, which keeps every path to an object.
 
-The search only reads; it is bounded in depth and in the number of objects, so that a heap of millions costs no more
-than a small one. Objects that it does not reach are left to `byname.naming.referrers`.
+The search only reads. It is bounded in depth and in the number of objects, so that a heap of millions costs no more
+than a small one. `byname.naming.referrers` finds objects that it does not reach.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -30,33 +30,34 @@ MOST_WAYS = 1024
 
 
 class Targets(list[torch.Tensor]):
-    """Tensors that byname holds during a question; a search never takes this list for the program's holder of them."""
+    """List in which byname holds tensors for a moment; a search never takes it for a holder in the program."""
 
 
 class Ours(list[Any]):
-    """Other objects that byname holds during a question; never taken for the program's holder of them."""
+    """List in which byname holds other objects for a moment; never taken for a holder in the program."""
 
 
 class OursById(dict[int, Any]):
-    """Objects by ``id`` that byname holds during a question; never taken for the program's holder of them."""
+    """Dict in which byname holds objects by ``id`` for a moment; never taken for a holder in the program."""
 
 
 class SearchResult:
     """Result of a search: the objects that it met. It holds these objects, so that no other object gets their ids.
 
-    Each holder is stored as a number: as an object it could lead back here, and such a cycle would keep everything in
-    it alive until the next collection. Few of the many objects are ever asked about, so a search records only the
-    holders of an object, and reads a holder once more when the steps from it are needed.
+    A holder is stored as a number: the object itself could lead back here, and such a cycle would keep all of it alive
+    until the next collection. Paths are needed to few of the many objects, so a search records only the holders of an
+    object, and reads a holder once more when the steps from it are needed.
 
     Attributes:
         budget: the bound on the number of objects if the search stopped at it; 0 if it saw all.
+        numbers: the number of each object met, by its ``id``.
     """
 
     def __init__(self) -> None:
         self.budget = 0
         self._children = Children()
         self._values: list[object] = Ours()
-        self._numbers: dict[int, int] = {}
+        self.numbers: dict[int, int] = {}
         self._roots: dict[int, list[Root]] = {}
         self._first: list[int] = []
         self._others: dict[int, list[int]] = {}
@@ -70,7 +71,7 @@ class SearchResult:
 
     def start(self, root: Root) -> None:
         """Add a root."""
-        number = self._numbers.setdefault(id(root.value), len(self._values))
+        number = self.numbers.setdefault(id(root.value), len(self._values))
         if number == len(self._values):
             self._values.append(root.value)
             self._first.append(_NOBODY)
@@ -80,12 +81,12 @@ class SearchResult:
     def descend(
         self, holders: Iterable[int], level: int, only: Collection[int] | None, budget: int, width: int
     ) -> range:
-        """Add the objects that some holders have, as those of a level; return the numbers of the new ones.
+        """Add the objects of some holders to a level; return the numbers of the new ones.
 
-        One long loop without calls: it runs once for every object that the program's variables lead to. A holder of
-        more than `width` objects waits, and so do all but modules once the level has given as many new ones.
+        It is one long loop without calls, since it runs for every object that the program's variables lead to. A holder
+        of more than `width` objects waits, and so do all but modules once the level has as many new objects.
         """
-        values, numbers, first, others, full = self._values, self._numbers, self._first, self._others, self._full
+        values, numbers, first, others, full = self._values, self.numbers, self._first, self._others, self._full
         children = self._children.of
         count = before = len(values)
         for holder in holders:
@@ -121,46 +122,37 @@ class SearchResult:
         return range(before, count)
 
     def _in_module(self, number: int) -> list[object]:
-        """Return the objects that a module has. The steps to them are kept: tensors that are asked about are there."""
+        """Return the objects that a module has, and keep the steps to them, since most wanted tensors are there."""
         held = self._modules[number] = [*self._children.list(self._values[number])]
         return [one for _, _, one in held]
-
-    def waiting(self) -> list[int]:
-        """Return the numbers of the holders that wait, which then wait no longer."""
-        found, self._waiting = self._waiting, []
-        return found
 
     def __len__(self) -> int:
         return len(self._values)
 
-    def has(self, thing: object) -> bool:
-        """Return whether the search met this very object."""
-        return id(thing) in self._numbers
-
-    def has_id(self, ident: int) -> bool:
-        """Return whether the search met the object with this ``id``."""
-        return ident in self._numbers
+    def ids_above(self, ident: int) -> Iterator[int]:
+        """Yield the ids of the objects on the path by which the search first met an object."""
+        number = self._first[self.numbers[ident]]
+        while number != _NOBODY:
+            yield id(self._values[number])
+            number = self._first[number]
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor that the search met."""
-        for value in self._values:
-            if is_tensor(value):
-                yield value  # type: ignore[misc]
+        """Return an iterator over every tensor that the search met."""
+        return filter(is_tensor, self._values)  # type: ignore[arg-type]
 
     def roots(self) -> Iterator[Root]:
-        """Yield every root that the search started from."""
-        for roots in self._roots.values():
-            yield from roots
+        """Return an iterator over every root of the search."""
+        return chain.from_iterable(self._roots.values())
 
     def ways_to(self, value: object, limit: int = TOLD) -> list[ReferencePath]:
         """Return the paths to an object, the shortest first; no path passes through the object itself."""
-        number = self._numbers.get(id(value))
+        number = self.numbers.get(id(value))
         return [] if number is None else self._paths_to(number, _DETOURS)[:limit]
 
     def _paths_to(self, number: int, detours: int) -> list[ReferencePath]:
-        """Return the shortest paths to an object: those to its holders, computed once for all that these hold.
+        """Return the shortest paths to an object: the paths to its holders, computed once a holder, and one more step.
 
-        On a path each object was met later than the one before it, but for a number of `detours`, such as the step from
+        On a path each object was met later than the one before it, except for up to `detours` steps, such as that from
         a list to an object in it that a variable holds too.
         """
         known = self._paths[detours]
@@ -178,7 +170,7 @@ class SearchResult:
             if paths is None:
                 paths = self._paths_to(before, detours if rises else detours - 1)
             step, holder = make(key), self._values[before]
-            if rises and len(paths) == 1:  # which is how the search came here, without a detour
+            if rises and len(paths) == 1:  # the path of the search itself, which passes no object twice
                 found.append(paths[0].then(step, holder))
             else:
                 found += [one.then(step, holder) for one in paths if not one.passes(value)]
@@ -206,7 +198,7 @@ class SearchResult:
         return found
 
     def _read(self, holder: int, value: object) -> list[_Into]:
-        """Return the makers of the steps from a holder to a value. The second question reads a large holder whole."""
+        """Return the makers of the steps from a holder to a value. A second call for a large holder reads it whole."""
         with DisableTorchFunction():
             held = self._modules.get(holder) or self._children.list(self._values[holder])
             if holder not in self._contents and (type(held) is not list or len(held) > _FEW):
@@ -219,18 +211,18 @@ class SearchResult:
 
 
 _FEW = 64
-"""A holder of so few objects is read whole at once: who asks for one of them most often asks for the others."""
+"""A holder of at most so few objects is read whole at once, because mostly the other objects are wanted too."""
 
 _Into: TypeAlias = tuple[int, Callable[[Any], Reference], Any]
 """The number of a holder, with the function that makes the step from it, and its argument."""
 
 _NOBODY = -1
-"""Stands for the missing holder of a root's value."""
+"""Number in place of the holder of a root's value, which has none."""
 
 _DETOURS = 8
-"""With so many, random graphs full of circles gave all names that following every path gave, at the same cost as 3."""
+"""In random graphs full of cycles, 8 detours gave all names that following every path gave, at the same cost as 3."""
 _WIDTHS = 4096, 65_536, sys.maxsize
-"""How many objects a holder or a level may give, first, then when all else has been read, and at last."""
+"""The most objects of a holder or a level in the first turn, in the second, which reads what was left, and at last."""
 
 
 def search(
@@ -242,23 +234,19 @@ def search(
 ) -> SearchResult:
     """Search the objects within `depth` steps of the roots, at most `budget` of them, the nearest first.
 
-    From what is read last, such as a long list, the search goes `depth` steps further.
-
-    Args:
-        roots: where to start.
-        only: the ids of the only objects to look at.
-        depth, budget: the bounds.
+    From holders that are read last, such as a long list, the search goes `depth` steps further. With `only`, the ids of
+    some objects, it visits no others.
     """
     reached = SearchResult()
     for root in sorted(roots, key=attrgetter("quality", "distance")):
         reached.start(root)
     holders: Sequence[int] = range(len(reached))
     with DisableTorchFunction():
-        for turn, width in enumerate(_WIDTHS):  # a data set's samples come last: they may take the rest of the budget
+        for turn, width in enumerate(_WIDTHS):  # the samples of a data set come last, and may use up the budget
             for level in range(turn * depth + 1, (turn + 1) * depth + 1):
                 holders = reached.descend(holders, level, only, budget, width)
                 if not holders or len(reached) > budget:
                     break
-            holders = reached.waiting()
+            holders, reached._waiting = reached._waiting, []
     reached.budget = budget if len(reached) > budget else 0
     return reached

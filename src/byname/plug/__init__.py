@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from byname.plug.sending import live, send
-    from byname.plug.trackers import ExperimentTracker, mlflow, tensorboard, trackio, wandb
+    from byname.plug.sending import ExperimentTracker, live, mlflow, send, tensorboard, trackio, wandb
 
 __all__ = ["ExperimentTracker", "live", "mlflow", "send", "tensorboard", "trackio", "wandb"]
-
-_SENDING = ("live", "send")
 
 
 def __getattr__(name: str) -> Any:
@@ -19,7 +16,7 @@ def __getattr__(name: str) -> Any:
 
     if name not in __all__:
         raise AttributeError(f"module 'byname.plug' has no attribute {name!r}")
-    return getattr(import_module(f"byname.plug.{'sending' if name in _SENDING else 'trackers'}"), name)
+    return getattr(import_module("byname.plug.sending"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""How are snapshots taken, and values recorded, while Lightning trains? Callbacks for the `Trainer`."""
+"""Lightning: callbacks for the `Trainer`, which take snapshots and record values while it trains."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from byname.extras import needs
-from byname.plug.due import OnSchedule
-from byname.plug.records import RecordsTraining
+from byname.plug.trainer_callbacks import Progress, RecordsTraining, TakesSnapshots, TrainingListener
 
 if TYPE_CHECKING:
     Callback = object
@@ -29,7 +28,29 @@ else:
         Callback = _callback()
 
 
-class EvaluationCallback(OnSchedule, Callback):
+class _LightningHooks(TrainingListener, Callback):
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        self.begins(pl_module, _progress(trainer))
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        self.batch_done(pl_module, _progress(trainer, batch_idx))
+
+    def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        self.ends(pl_module, _progress(trainer))
+
+    def on_exception(self, *_: Any) -> None:
+        self.fails()
+
+
+def _progress(trainer: Any, batch: int | None = None) -> Progress:
+    batches = int(trainer.fit_loop.epoch_loop.total_batch_idx) + 1
+    around = trainer.precision_plugin.forward_context
+    return Progress(trainer.global_step, batches, trainer.current_epoch, batch, around)
+
+
+class LightningEvaluation(TakesSnapshots, _LightningHooks):
     """Has an `Evaluation` take snapshots during ``trainer.fit``, which goes on as if there were none.
 
     .. code-block:: python
@@ -40,46 +61,12 @@ class EvaluationCallback(OnSchedule, Callback):
         trainer.fit(module, batches)
         evaluation.records
 
-    The model runs as in the training: in its precision, and without any communication between ranks.
-
-    Args:
-        evaluation: takes the snapshots.
-        schedule: when; in place of the four keywords.
-        start, every, at, end: see `byname.analyse.Schedule`. There is no snapshot at the end of a training that was
-            interrupted or has raised.
-        count: what the steps of the schedule are: ``"step"`` for steps of the optimizers (``trainer.global_step``),
-            ``"batch"`` for batches; these differ where gradients are accumulated. Records hold the former in any case.
-        model: the module that is run: the ``LightningModule`` by default, or the network in it.
+    The model, by default the ``LightningModule``, runs as in the training: in its precision, and without any
+    communication between ranks. A step is ``trainer.global_step``. For the arguments see `TakesSnapshots`.
     """
 
-    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """The training begins, or goes on from a checkpoint."""
-        self._epoch = trainer.current_epoch
-        self._due.begin(step=trainer.global_step, batch=_batches(trainer))
-        if self._due.schedule.start:
-            self._take(trainer, pl_module, "start")
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int, *_: Any
-    ) -> None:
-        """A batch is done, and with it a step, if gradients are not accumulated."""
-        self._epoch = trainer.current_epoch  # at the end of the training it is the number of the next
-        event = self._due.event(step=trainer.global_step, batch=_batches(trainer))
-        if event is not None:
-            self._take(trainer, pl_module, event, batch_idx)
-
-    def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
-        """The training has ended well."""
-        if self._due.schedule.end:
-            self._take(trainer, pl_module, "end")
-
-    def _take(self, trainer: Any, module: nn.Module, event: str, batch: int | None = None) -> None:
-        model = module if self._model is None else self._model
-        with trainer.precision_plugin.forward_context():
-            self._snapshot(model, event, batch, trainer.global_step)
-
-
-class RecordCallback(RecordsTraining, Callback):
+class LightningRecord(RecordsTraining, _LightningHooks):
     """Records values at places of the module during ``trainer.fit``; an iteration is a batch of the training.
 
     .. code-block:: python
@@ -89,29 +76,9 @@ class RecordCallback(RecordsTraining, Callback):
         trainer.fit(module, batches)
         byname.open("run.h5")
 
-    Args:
-        where: the places, as in `byname.record`.
-        model: the module that is recorded: the ``LightningModule`` by default, or the network in it.
-        options: the other arguments of `byname.record`, such as ``to`` and ``every``; not ``count``.
+    For the arguments see `RecordsTraining`; the model is by default the ``LightningModule``.
     """
 
-    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """The training begins."""
-        self._begin(pl_module)
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        """A batch is done."""
-        self._batch_done()
-
-    def on_train_end(self, *_: Any) -> None:
-        """The training has ended well."""
-        self.close()
-
-    def on_exception(self, *_: Any) -> None:
-        """The training failed, or was interrupted."""
-        self.close()
-
-
-def _batches(trainer: Any) -> int:
-    """How many batches are done, over all epochs."""
-    return int(trainer.fit_loop.epoch_loop.total_batch_idx) + 1
+EvaluationCallback = LightningEvaluation
+RecordCallback = LightningRecord

@@ -64,28 +64,23 @@ class BynameMagics(Magics):
         """
         __tracebackhide__ = True
         _no_arguments("%%check", line)
-        seen = _Findings()
-        return _run(self.shell, cell, Explaining(checked=seen.tell, non_finite=seen.tell), seen.end)
+        found: list[str] = []
+
+        def tell(finding: Finding) -> None:
+            found.append(str(finding))
+            _say(found[-1])
+
+        def end() -> None:
+            if not found:
+                _say("no finding; only backward calls in this cell were looked at")
+
+        return _run(self.shell, cell, Explaining(checked=tell, non_finite=tell), end)
 
     @line_magic
     def census(self, line: str) -> Census:
         """Return every living tensor, one row a storage, with its name, kind, bytes and what holds it."""
         _no_arguments("%census", line)
         return census()
-
-
-class _Findings:
-    any = False
-
-    def tell(self, finding: Finding) -> None:
-        """Print a finding as the command line does."""
-        self.any = True
-        _say(str(finding))
-
-    def end(self) -> None:
-        """Say so where nothing was found."""
-        if not self.any:
-            _say("no finding; only backward calls in this cell were looked at")
 
 
 def _say(message: str) -> None:

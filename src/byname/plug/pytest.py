@@ -1,4 +1,4 @@
-"""How do tests say that they leave no tensors behind? A pytest plugin: a marker that checks it, and a fixture.
+"""Plugin for pytest: a marker for tests that leave no tensors behind, and a fixture that tells what grows.
 
 pytest imports this for every run of tests, so nothing of PyTorch is imported before a test asks for it.
 """

@@ -1,22 +1,27 @@
-"""Sending: the numbers in byname's results, named and given to a tracker of experiments, afterwards or live."""
+"""Sending: the numbers in byname's results, named and given to a tracker of experiments, afterwards or live.
+
+The tools in which people keep the numbers of their experiments stand behind one small protocol.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol, Self
 
 import torch
 
-from byname.analyse.evaluation.evaluation import Evaluation
-from byname.analyse.evaluation.snapshots import Records
-from byname.analyse.results.results import Results
+from byname.analyse.evaluation import Evaluation
+from byname.analyse.results import Results
+from byname.analyse.snapshots import Records
 from byname.diagnose.finding import Explanation, Finding
 from byname.errors import BadArgumentError, RecordingWarning
+from byname.extras import needs
 from byname.memory.census import Census
-from byname.plug.trackers import ExperimentTracker
 from byname.reading.quiet import DisableTorchFunction
 from byname.recording.recorder import Recorder
 from byname.recording.recording import Recording
@@ -104,25 +109,22 @@ def _numbers(thing: Any, step: int) -> _Named:
     if isinstance(thing, str | os.PathLike):
         with open_recording(thing) as recording:
             yield from _numbers(recording, step)
-    elif isinstance(thing, Recorder):
-        yield from _of_places(thing.results)
-    elif isinstance(thing, Recording):
-        yield from _of_places(thing)
+    elif isinstance(thing, Recorder | Recording):
+        places: Mapping[str, Any] = thing if isinstance(thing, Recording) else thing.results
+        for path in places:
+            yield from _of_series(places[path])
     elif isinstance(thing, Series):
         yield from _of_series(thing)
     elif isinstance(thing, Evaluation):
         yield from _numbers(thing.records, step)
     elif isinstance(thing, Records):
         for record in thing:
-            yield record.step or 0, _of_rows(record.result)
+            yield from _numbers(record.result, record.step or 0)
     elif isinstance(thing, Results):
-        yield step, _of_rows(thing)
+        yield step, dict(_cells(thing.rows()))
     elif isinstance(thing, Census):
-        yield (
-            step,
-            {"memory/bytes": float(thing.bytes)}
-            | {f"memory/{kind}": float(size) for kind, _, size in thing.by("kind")},
-        )
+        kinds = {f"memory/{kind}": float(size) for kind, _, size in thing.by("kind")}
+        yield step, {"memory/bytes": float(thing.bytes), **kinds}
     else:
         counts = Counter(finding.cause for finding in _findings(thing, sure=True))
         yield step, {f"findings/{cause}": float(count) for cause, count in counts.items()}
@@ -140,11 +142,6 @@ def _findings(thing: Any, *, sure: bool = False) -> list[Finding | Explanation]:
             "evaluation, a census or findings"
         )
     return []
-
-
-def _of_places(places: Mapping[str, Any]) -> _Named:
-    for path in places:
-        yield from _of_series(places[path])
 
 
 def _of_series(series: Series) -> _Named:
@@ -173,10 +170,6 @@ def _of_value(name: str, value: Any) -> dict[str, float]:
 _FIGURES = ("mean", "std", "min", "max")
 
 
-def _of_rows(results: Results) -> dict[str, float]:
-    return dict(_cells(results.rows()))
-
-
 def _cells(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     for row in rows:
         place = "/".join(str(row[column]) for column in _KEYS if row.get(column) is not None)
@@ -186,3 +179,141 @@ def _cells(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
 
 
 _KEYS = ("path", "class", "group")
+
+
+class ExperimentTracker(Protocol):
+    """What `byname.plug.send` and `byname.plug.live` need; anything with this method will do."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Keep numbers under their names, for a step (an iteration)."""
+
+
+class Closing:
+    """A tracker or callback that can be closed, and is closed by a ``with`` block."""
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def tensorboard(log_dir: Any = None, *, writer: Any = None) -> TensorBoardTracker:
+    """Return a tracker that writes event files for TensorBoard.
+
+    Args:
+        log_dir: the folder; ``runs/...`` if None, as `torch.utils.tensorboard.SummaryWriter` has it.
+        writer: a ``SummaryWriter`` that there is; it stays open.
+
+    Raises:
+        NotInstalledError: if tensorboard is not installed; it is also an ImportError.
+        BadArgumentError: both were given.
+    """
+    if writer is not None and log_dir is not None:
+        raise BadArgumentError("tensorboard takes a log_dir or a writer, and was given both")
+    if writer is not None:
+        return TensorBoardTracker(writer, ours=False)
+    return TensorBoardTracker(_needed("torch.utils.tensorboard", "tensorboard").SummaryWriter(log_dir), ours=True)
+
+
+class TensorBoardTracker(Closing):
+    """What `tensorboard` returns; ``with tensorboard(...) as tracker`` closes the files."""
+
+    def __init__(self, writer: Any, *, ours: bool) -> None:
+        self._writer, self._ours = writer, ours
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Write each number as a scalar."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def note(self, title: str, text: str, step: int) -> None:
+        """Write a text, such as a finding."""
+        self._writer.add_text(title, text, step)
+
+    def close(self) -> None:
+        """Write what is not written yet; files that were opened here are closed."""
+        self._writer.close() if self._ours else self._writer.flush()
+
+
+def wandb(run: Any = None) -> WandbTracker:
+    """Return a tracker for a run of Weights & Biases: the one given, or the one that ``wandb.init`` has begun.
+
+    The steps are those of byname: ``byname/iteration`` is the x-axis of its numbers, and the steps of the run itself go
+    on as they did.
+
+    Raises:
+        NotInstalledError: if wandb is not installed; it is also an ImportError.
+        BadArgumentError: no run was given, and none has begun.
+    """
+    run = _needed("wandb", "wandb").run if run is None else run
+    if run is None:
+        raise BadArgumentError("no run of wandb has begun: call wandb.init(...) before, or give a run")
+    return WandbTracker(run)
+
+
+class WandbTracker(Closing):
+    """What `wandb` returns. It does not end the run, which is the program's."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._defined: set[str] = set()
+        run.define_metric(_ITERATION, hidden=True)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log the numbers together with their iteration."""
+        for name in values.keys() - self._defined:
+            self._run.define_metric(name.replace("*", r"\*"), step_metric=_ITERATION)  # it takes globs
+            self._defined.add(name)
+        self._run.log({**values, _ITERATION: step})
+
+
+_ITERATION = "byname/iteration"
+
+
+def mlflow(run_id: str | None = None) -> RunTracker:
+    """Return a tracker for a run of MLflow: the one of this id, or the active one, which ``log_metrics`` may begin.
+
+    In names MLflow has no brackets and quotes: ``blocks[0]['x']`` becomes ``blocks_0___x__``.
+
+    Raises:
+        NotInstalledError: if mlflow is not installed; it is also an ImportError.
+    """
+    module = _needed("mlflow", "mlflow")
+
+    def log(values: Mapping[str, float], step: int) -> None:
+        named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in values.items()}
+        module.log_metrics(named, step=step, run_id=run_id)
+
+    return RunTracker(log)
+
+
+class RunTracker(Closing):
+    """What `mlflow` and `trackio` return. It does not end the run, which is the program's."""
+
+    def __init__(self, log: Callable[..., object]) -> None:
+        self._log = log
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log the numbers."""
+        self._log(dict(values), step=step)
+
+
+def trackio(run: Any = None) -> RunTracker:
+    """Return a tracker for a run of Trackio: the one given, or the one that ``trackio.init`` has begun.
+
+    Raises:
+        NotInstalledError: if trackio is not installed; it is also an ImportError.
+    """
+    return RunTracker((_needed("trackio", "trackio") if run is None else run).log)
+
+
+def _needed(module: str, package: str) -> Any:
+    with needs(f"byname.plug.{package}", package):
+        found = import_module(module)
+        if hasattr(found, "__path__") and found.__file__ is None:  # a folder here, in which a tracker keeps its runs
+            raise ModuleNotFoundError(f"No module named {module!r}", name=package)
+        return found

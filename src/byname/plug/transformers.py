@@ -1,12 +1,11 @@
-"""How are snapshots taken, and values recorded, while a Hugging Face `Trainer` trains? Callbacks for it."""
+"""Transformers: callbacks for a Hugging Face `Trainer`, which take snapshots and record values while it trains."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from byname.extras import needs
-from byname.plug.due import OnSchedule
-from byname.plug.records import RecordsTraining
+from byname.plug.trainer_callbacks import Progress, RecordsTraining, TakesSnapshots, TrainingListener
 
 if TYPE_CHECKING:
     TrainerCallback = object
@@ -15,7 +14,33 @@ else:
         from transformers import TrainerCallback
 
 
-class EvaluationCallback(OnSchedule, TrainerCallback):
+class _TransformersHooks(TrainingListener, TrainerCallback):
+    _batches = _in_epoch = _number = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        self._batches = state.global_step * args.gradient_accumulation_steps  # an epoch's last step may have had fewer
+        self._number = int(state.epoch or 0)
+        self.begins(of_trainer["model"], self._progress(state))
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        self._number = int(state.epoch or 0)  # at the end of an epoch it is the number of the next
+        self._in_epoch = 0
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        self._batches += 1
+        self._in_epoch += 1
+        self.batch_done(of_trainer["model"], self._progress(state, self._in_epoch - 1))
+
+    on_step_end = on_substep_end  # of the last batch of a step, instead
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        self.ends(of_trainer["model"], self._progress(state))
+
+    def _progress(self, state: Any, batch: int | None = None) -> Progress:
+        return Progress(state.global_step, self._batches, self._number, batch)
+
+
+class TransformersEvaluation(TakesSnapshots, _TransformersHooks):
     """Has an `Evaluation` take snapshots during ``trainer.train()``, which goes on as if there were none.
 
     .. code-block:: python
@@ -26,57 +51,11 @@ class EvaluationCallback(OnSchedule, TrainerCallback):
         trainer.train()
         evaluation.records
 
-    Args:
-        evaluation: takes the snapshots.
-        schedule: when; in place of the four keywords.
-        start, every, at, end: see `byname.analyse.Schedule`. There is no snapshot at the end of a training that was
-            interrupted or has raised.
-        count: what the steps of the schedule are: ``"step"`` for steps of the optimizer (``state.global_step``),
-            ``"batch"`` for batches; these differ where gradients are accumulated. Records hold the former in any case.
-        model: the module that is run; that of the trainer by default.
+    A step is ``state.global_step``. For the arguments see `TakesSnapshots`.
     """
 
-    _batches = _in_epoch = 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """The training begins, or goes on from a checkpoint."""
-        self._epoch = int(state.epoch or 0)
-        self._batches = state.global_step * args.gradient_accumulation_steps  # an epoch's last step may have had fewer
-        self._due.begin(step=state.global_step, batch=self._batches)
-        if self._due.schedule.start:
-            self._take(state, of_trainer, "start")
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """An epoch begins."""
-        self._epoch = int(state.epoch or 0)  # at the end of an epoch it is the number of the next
-        self._in_epoch = 0
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """A batch is done, whose gradients are accumulated."""
-        self._batch_done(state, of_trainer)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """A batch is done, and with it a step."""
-        self._batch_done(state, of_trainer)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """The training has ended well."""
-        if self._due.schedule.end:
-            self._take(state, of_trainer, "end")
-
-    def _batch_done(self, state: Any, of_trainer: dict[str, Any]) -> None:
-        self._batches += 1
-        self._in_epoch += 1
-        event = self._due.event(step=state.global_step, batch=self._batches)
-        if event is not None:
-            self._take(state, of_trainer, event, self._in_epoch - 1)
-
-    def _take(self, state: Any, of_trainer: dict[str, Any], event: str, batch: int | None = None) -> None:
-        model = of_trainer["model"] if self._model is None else self._model
-        self._snapshot(model, event, batch, state.global_step)
-
-
-class RecordCallback(RecordsTraining, TrainerCallback):
+class TransformersRecord(RecordsTraining, _TransformersHooks):
     """Records values at places of the model during ``trainer.train()``; an iteration is a batch of the training.
 
     .. code-block:: python
@@ -86,26 +65,10 @@ class RecordCallback(RecordsTraining, TrainerCallback):
             trainer.train()
         byname.open("run.h5")
 
-    The ``with`` block closes the recording also where the training fails, which the trainer does not tell.
-
-    Args:
-        where: the places, as in `byname.record`.
-        model: the module that is recorded; that of the trainer by default.
-        options: the other arguments of `byname.record`, such as ``to`` and ``every``; not ``count``.
+    The ``with`` block closes the recording also where the training fails, which the trainer does not tell. For the
+    arguments see `RecordsTraining`.
     """
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """The training begins."""
-        self._begin(of_trainer["model"])
 
-    def on_substep_end(self, *_: Any, **of_trainer: Any) -> None:
-        """A batch is done, whose gradients are accumulated."""
-        self._batch_done()
-
-    def on_step_end(self, *_: Any, **of_trainer: Any) -> None:
-        """A batch is done, and with it a step."""
-        self._batch_done()
-
-    def on_train_end(self, *_: Any, **of_trainer: Any) -> None:
-        """The training has ended well."""
-        self.close()
+EvaluationCallback = TransformersEvaluation
+RecordCallback = TransformersRecord

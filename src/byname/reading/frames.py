@@ -1,7 +1,4 @@
-"""Frames: the local variables of running functions, and the user's line that led to a call.
-
-Reading leaves no trace in a frame.
-"""
+"""Frames: the local variables of running functions, read without a trace, and the user's line that led to a call."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from byname.source.tracebacks import PassedFrame, frames, outwards
 
 
 class RunningFrame(NamedTuple):
-    """A frame, how many calls away it is from the asker, and whether it belongs to another thread."""
+    """A frame, its distance in calls from the innermost frame, and whether it belongs to another thread."""
 
     frame: FrameType
     distance: int
@@ -37,10 +34,9 @@ def caller() -> FrameType | None:
 
 
 def programs_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the program, from the given one outwards: past PyTorch and libraries.
+    """Return the innermost frame of the program, from the given one outwards, or else that of a library.
 
-    A backward or a step is called by a trainer's code as often as by the program; a user wants the line of the program
-    that led there. If no frame is the program's, the innermost one of a library is returned.
+    Often a trainer calls backward or step, but users want the line of their program that led there.
     """
     return frame_of_the_program(frame) or users_frame(frame)[0]
 
@@ -53,7 +49,10 @@ def frame_of_the_program(frame: FrameType | None) -> FrameType | None:
 
 
 def running_frames() -> Iterator[RunningFrame]:
-    """Yield all frames that are not byname's or PyTorch's: this thread's before others', the inner before the outer."""
+    """Yield the frames that are neither byname's nor PyTorch's, the inner before the outer, this thread's first.
+
+    Before them come the frames that count as running (`revisiting`).
+    """
     for distance, left in enumerate(_revisited.frames):
         if not is_torch(left.f_code.co_filename):
             yield RunningFrame(left, distance, False)
@@ -68,7 +67,7 @@ def running_frames() -> Iterator[RunningFrame]:
 
 
 def stacks() -> frozenset[int]:
-    """Return the ids of all frames that are running, in every thread, and of those that count as running ones."""
+    """Return the ids of all running frames of every thread, and of those that count as running (`revisiting`)."""
     running = (frame for innermost in sys._current_frames().values() for frame in outwards(innermost))
     return frozenset(map(id, [*_revisited.frames, *running]))
 
@@ -79,7 +78,7 @@ def in_a_module(frame: FrameType) -> bool:
 
 
 def passed_by(error: BaseException) -> list[PassedFrame]:
-    """Return all frames that an error passed, the innermost first, and then the frames outside them."""
+    """Return all frames that an error passed, the innermost first, and then the frames around them."""
     passed = frames(error)
     outer = outwards(passed[0].frame.f_back if passed else None)
     return [*reversed(passed), *(PassedFrame(frame, frame.f_lasti) for frame in outer)]
@@ -87,7 +86,7 @@ def passed_by(error: BaseException) -> list[PassedFrame]:
 
 @contextmanager
 def revisiting(error: BaseException | None) -> Iterator[None]:
-    """Within the block, treat the variables of functions that an error has left as those of running ones."""
+    """Within the block, treat the functions that an error has left as running."""
     before = _revisited.frames
     _revisited.frames = () if error is None else tuple([one.frame for one in passed_by(error)])
     try:
@@ -104,17 +103,17 @@ _revisited = _Revisited()
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """Return the variables that a frame can read by name: its locals, and the globals."""
+    """Return the local and global variables of a frame."""
     return {**frame.f_globals, **dict(locals_of(frame))}
 
 
 def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
     """Return the local variables of a frame.
 
-    Up to Python 3.12 ``frame.f_locals`` leaves a dict in the frame that keeps every value alive, also after ``del`` in
-    the program. This function empties that dict again, unless the program itself holds it (it called ``locals()`` and
-    kept the result), or a debugger or tracer may be about to write it back into the frame. All readers of a frame
-    share the dict, so only one thread reads at a time.
+    Up to Python 3.12 ``frame.f_locals`` leaves a dict in the frame that keeps every value alive, even after ``del`` in
+    the program. This function empties that dict again, unless the program holds it (it called ``locals()``), or a
+    debugger or tracer may be about to write it back into the frame. All readers of a frame share the dict, so only one
+    thread reads at a time.
     """
     with _LOOKING:
         found = frame.f_locals
@@ -128,14 +127,14 @@ def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
 _LOOKING = threading.RLock()
 
 
-def _look_anew() -> None:
+def _renew_lock() -> None:
     """Replace the lock in a forked process, where the thread that held it does not exist."""
     global _LOOKING
     _LOOKING = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_look_anew)
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _traced(frame: FrameType) -> bool:
@@ -144,24 +143,21 @@ def _traced(frame: FrameType) -> bool:
 
 
 _ONLY_THE_FRAME = 3
-"""References to a frame's dict that no other code holds: the frame, the variable above, the argument of the count."""
+"""References to a frame's dict if no other code holds it: those of the frame, the variable above and the argument."""
 
-
-call_of_a_module = nn.Module._call_impl
-"""PyTorch's own function for a module call, as it is before anything patches it."""
-
-CODE_OF_A_MODULES_CALL = call_of_a_module.__code__
+CODE_OF_A_MODULES_CALL = nn.Module._call_impl.__code__
+"""The code of PyTorch's own function for a module call, taken before anything patches it."""
 
 
 def running_module() -> nn.Module | None:
-    """Return the module that is being called in this thread, the innermost one; None if none is."""
+    """Return the innermost module that is running in this thread; None outside of modules."""
     calls = (frame for frame in outwards(sys._getframe(1)) if frame.f_code is CODE_OF_A_MODULES_CALL)
     innermost = next(calls, None)
     return None if innermost is None else innermost.f_locals.get("self")
 
 
 _CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))
-"""The code that calls a module's ``forward``: the module call, or the function inside it that also calls its hooks."""
+"""The codes that call a module's ``forward``: that of the module call, and that inside it which also calls hooks."""
 
 _MAKERS = frozenset({"handle_torch_function", "wrapped"})
 """PyTorch's functions that stand between a user's call and the mode."""
@@ -181,11 +177,10 @@ def users_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
 
 
 class Line(NamedTuple):
-    """The user's line that led to something, as it is recorded: nothing has been read from the source yet.
+    """The user's line of a call, as it is recorded, before its source is read: `NO_LINE` if there is none.
 
     Attributes:
-        code, instruction: the code object of the user's frame and the byte offset of its instruction; None and -1 if no
-            line of the user's led there.
+        code, instruction: the code object of the user's frame and the byte offset of its instruction.
         caller: the code that called the function of that frame, if the function is a helper (`called_from`).
     """
 
@@ -195,17 +190,17 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> tuple[ThisCode, int]:
-        """The line as a dictionary key, whoever called its function."""
+        """The line as a dictionary key, which leaves the caller out."""
         return ThisCode(self.code), self.instruction
 
     @property
     def spot(self) -> Expression | None:
-        """The expression in the source; None if no line of the user's led there."""
+        """The expression in the source; None for `NO_LINE`."""
         return None if self.code is None else locate(self.code, self.instruction, self.caller)
 
     @property
     def site(self) -> Site | None:
-        """The location in the source; None if no line of the user's led there."""
+        """The location in the source; None for `NO_LINE`."""
         return None if (spot := self.spot) is None else spot.site
 
 
@@ -221,9 +216,9 @@ def place_of(frame: FrameType | None) -> tuple[CodeType | None, int]:
 def called_from(frame: FrameType) -> Instruction | None:
     """Return the code that called the function of a user's frame, or None if that function is not a helper.
 
-    A module's body has no caller, and neither has a ``forward``, nor a function that a library calls in the program.
-    The caller of a library's function is the innermost frame of the program, however far out; of any other, the frame
-    that called it, past those of PyTorch such as the wrapper of ``@torch.no_grad()``.
+    No helpers are a module's body, a ``forward``, and a function of the program that a library calls. The caller of a
+    library's function is the innermost frame of the program, however far out. The caller of any other is the frame that
+    called it, past those of PyTorch such as the wrapper of ``@torch.no_grad()``.
     """
     back = frame.f_back
     if back is not None and frame.f_code.co_name not in _NO_FUNCTIONS:  # the usual cases first: every call pays for it
@@ -237,16 +232,15 @@ def called_from(frame: FrameType) -> Instruction | None:
 
 
 _NO_FUNCTIONS = frozenset({"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
-"""Names of code that is no function of its own: a comprehension belongs to the function that it stands in."""
+"""Names of codes that are no functions: a module's body, and comprehensions, which belong to the function around."""
 
 
 def is_function(frame: FrameType) -> bool:
-    """Return whether a frame is a function's own, and not a module's body or a comprehension's."""
+    """Return whether a frame is that of a function, and not of a module's body or a comprehension."""
     return frame.f_code.co_name not in _NO_FUNCTIONS
 
 
 def _called_from_inside(frame: FrameType) -> Instruction | None:
-    """Return the caller of the function that a comprehension stands in."""
     back = frame.f_back
     if back is None or frame.f_code.co_name == "<module>" or back.f_code.co_filename != frame.f_code.co_filename:
         return None
@@ -269,7 +263,7 @@ def line_of(frame: FrameType | None) -> Line:
     """Return the line of the user's frame, from the given one outwards."""
     if frame is not None and WRITTEN_BY[frame.f_code.co_filename] == TORCH:  # most often it is the user's
         frame, _ = users_frame(frame)
-    # what `Line(...)` does, in half the time
+    # as `Line(...)`, in half the time
     return NO_LINE if frame is None else _new(Line, (frame.f_code, frame.f_lasti, called_from(frame)))
 
 
@@ -277,7 +271,7 @@ _new = tuple.__new__
 
 
 def made_for_the_user(frame: FrameType) -> bool:
-    """Return whether the calling frame is the user's, and not one of the many in which PyTorch works for itself."""
+    """Return whether the calling frame is the user's, and not one in which PyTorch works for itself."""
     return WRITTEN_BY[frame.f_code.co_filename] != TORCH or frame.f_code.co_name in _MAKERS
 
 
@@ -286,7 +280,7 @@ def computes(frame: FrameType) -> bool:
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_name in _MAKERS and is_torch(caller.f_code.co_filename):
         caller = caller.f_back
-    return caller is None or not _keeps_house(caller.f_code.co_filename)
+    return caller is None or not _is_auxiliary(caller.f_code.co_filename)
 
 
 def is_optimizers(frame: FrameType) -> bool:
@@ -295,12 +289,12 @@ def is_optimizers(frame: FrameType) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _keeps_house(filename: str) -> bool:
+def _is_auxiliary(filename: str) -> bool:
     inner = filename.replace("\\", "/").rpartition("/torch/")[2]
-    return is_torch(filename) and inner.startswith(_HOUSEKEEPING)
+    return is_torch(filename) and inner.startswith(_AUXILIARY)
 
 
-_HOUSEKEEPING = tuple(
+_AUXILIARY = tuple(
     "optim/ nn/utils/ nn/init.py amp/ cuda/ autograd/ distributed/ utils/ testing/ profiler/ jit/ fx/ onnx/ _dynamo/ "
     "_inductor/ _functorch/ _tensor_str.py _utils.py serialization.py".split()
 )

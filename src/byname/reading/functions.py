@@ -1,4 +1,4 @@
-"""Functions: those of PyTorch, by name and by kind, and the tensors that a call of one may change."""
+"""Functions: the names and kinds of PyTorch's functions, and the tensors that a call of one may change."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from byname.reading.tensor import PLAIN, fact
 
 READ, MAKING, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT, SWITCH = range(9)
 """Kinds of function: reads a property; makes a new result; changes its first argument; sets ``requires_grad``; may do
-anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads no tensor, but such as a size; switches
-gradients on or off.
+anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads a fact such as a size; switches gradients
+on or off.
 """
 
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
-"""The function by which a ``GradScaler`` divides gradients by its scale; it does not count up their versions."""
+"""Name of the function by which a ``GradScaler`` divides gradients by its scale, without counting up their versions."""
 
 modes_left = torch._C._len_torch_function_stack
 """Returns the number of function modes on the stack; inside a mode's own handler, those below it."""
@@ -35,14 +35,11 @@ _TAKING = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __co
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function; ``?`` for a callable that has none, or computes it."""
-    if type(function) in _HAVE_A_NAME:
+    """Return the name of a function; ``?`` for a callable that has none or computes it."""
+    if type(function) is FunctionType or type(function) in _WRITTEN_IN_C:
         return str(function.__name__)
     name = attributes_of(function).get("__name__", found_in(type(function), "__name__"))
     return name if type(name) is str else "?"
-
-
-_HAVE_A_NAME = (FunctionType, type(len), type(str.join), type(str.__len__), type("".__len__))
 
 
 def is_method(function: Any) -> bool:
@@ -57,7 +54,11 @@ def kind_of(function: Any) -> int:
         return COMPOSITE
     name = name_of(function)
     if name in ("__get__", "__set__", "__delete__"):
-        return _kind_of_access(name, getattr(function, "__self__", None))
+        attribute = getattr(function, "__self__", None)
+        if name == "__set__" and attribute is _REQUIRES_GRAD:
+            return SETTER
+        name = getattr(attribute, "__name__", "") if name == "__get__" else ""
+        return GRADIENT if name == "grad" else FACT if name in _FACTS else READ
     if name == "requires_grad_":
         return SETTER
     if name in _TAKING:
@@ -72,18 +73,11 @@ def kind_of(function: Any) -> int:
 
 
 def is_pytorchs(function: Any) -> bool:
-    """Return whether a function is PyTorch's own, or at least written in C, and can be kept and looked up."""
+    """Return whether a function is PyTorch's own or written in C, so that a dict may hold it as a key."""
     if type(function) is FunctionType:
         return str(function.__module__).partition(".")[0] == "torch"
     kind = type(function)
     return kind in _WRITTEN_IN_C or str(namespace_of(kind).get("__module__")).partition(".")[0] == "torch"
-
-
-def _kind_of_access(access: str, attribute: Any) -> int:
-    if access == "__set__" and attribute is _REQUIRES_GRAD:
-        return SETTER
-    name = getattr(attribute, "__name__", "") if access == "__get__" else ""
-    return GRADIENT if name == "grad" else FACT if name in _FACTS else READ
 
 
 def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
@@ -123,10 +117,9 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
 
 
 def is_in_place(name: str) -> bool:
-    """Return whether a function of this name changes its first argument.
+    """Return whether a function of this name changes its first argument: a method's name or an operation's.
 
-    Both names of an operator are known, that of the method and that of the operation: ``__setitem__`` and ``setitem``.
-    ``__imatmul__`` is not among them: tensors have none.
+    Tensors have no ``__imatmul__``.
 
     >>> [is_in_place(name) for name in ("add_", "_foreach_add_", "__iadd__", "iand", "setitem")]
     [True, True, True, True, True]
@@ -152,16 +145,10 @@ def first_given(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
 def target_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, in_place: bool) -> Any:
     """Return the tensor, or the list of tensors, into which a call writes; None if it writes into none.
 
-    That a function returns its argument says nothing: ``x.contiguous()`` and a dropout in eval mode do so too.
-
-    Args:
-        args: the positional arguments.
-        kwargs: the keyword arguments.
-        in_place: whether the name of the function says so, see `is_in_place`; asked once for each function.
+    A result that is an argument is no sign of it: ``x.contiguous()`` and a dropout in eval mode return theirs too. What
+    is `in_place` is judged by the function's name (`is_in_place`).
     """
     out = kwargs.get("out") if kwargs else None
-    if out is not None:
-        return out
-    if in_place or (kwargs and kwargs.get("inplace") is True):
+    if out is None and (in_place or (kwargs and kwargs.get("inplace") is True)):
         return first_given(args, kwargs)
-    return None
+    return out

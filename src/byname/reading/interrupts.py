@@ -1,7 +1,4 @@
-"""Signals: holding back Ctrl-C and other signals while something is stored or put back.
-
-A signal that arrives meanwhile is raised a moment later, when the work is done.
-"""
+"""Interrupts: Ctrl-C and other signals, held back while a file is written or a state is restored, and raised then."""
 
 from __future__ import annotations
 
@@ -25,30 +22,28 @@ PyTorch's handler raises an error.
 _NUMBERS = tuple(int(getattr(signal, name)) for name in NAMES if hasattr(signal, name))
 _handler_of: Callable[[int], Any] = import_module("_signal").getsignal
 _set_handler: Callable[[int, Any], Any] = import_module("_signal").signal
-"""Those of `signal` without its enums, on which it spends ten times as long: a handler that is no enum is an error."""
+"""The functions of `signal` without its enums, in a tenth of the time."""
 
 
 def defer_signals(*, also_repeated: bool = False) -> AbstractContextManager[None]:
     """Hold back the signals that Python functions handle until the context ends, then let them be handled.
 
-    Otherwise a signal that arrives at the wrong moment is lost, as in a callback of a weak reference (h5py has many),
-    or it loses values on their way from the current flush batch to the file. Only the main thread runs signal handlers;
-    in any other thread this context does nothing.
+    Otherwise a signal at the wrong moment is lost, as in a callback of a weak reference (h5py has many), or values on
+    their way to a file are. Only the main thread runs signal handlers; in any other thread this context does nothing.
 
     Args:
         also_repeated: whether a repeated signal waits as well. Inside HDF5 it must: HDF5 calls back into Python to
-            write, takes an error raised by a handler there for a failed write, and its state is broken from then on.
+            write, takes an error raised by a handler there for a failed write, and is broken from then on.
 
-    Examples:
-        >>> import signal
-        >>> try:
-        ...     with defer_signals():
-        ...         signal.raise_signal(signal.SIGINT)
-        ...         print("written")
-        ... except KeyboardInterrupt:
-        ...     print("and then interrupted")
-        written
-        and then interrupted
+    >>> import signal
+    >>> try:
+    ...     with defer_signals():
+    ...         signal.raise_signal(signal.SIGINT)
+    ...         print("written")
+    ... except KeyboardInterrupt:
+    ...     print("and then interrupted")
+    written
+    and then interrupted
     """
     return _Held(also_repeated)
 
@@ -56,8 +51,8 @@ def defer_signals(*, also_repeated: bool = False) -> AbstractContextManager[None
 class _Held:
     """The context of `defer_signals`, with the signals that have arrived inside it.
 
-    It is a class, because a signal in a generator's context manager can arrive between two lines of `contextlib`, and
-    the generator would then never learn of it.
+    It is a class, because a signal can arrive between two lines of `contextlib`, and the generator of a
+    ``@contextmanager`` would then never be resumed.
     """
 
     def __init__(self, also_repeated: bool) -> None:
@@ -68,7 +63,7 @@ class _Held:
         self._later: Handler | None = None
 
     def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return
         self.on = True
         try:
@@ -96,19 +91,18 @@ class _Held:
                 stack.callback(signal.raise_signal, number)
 
     def _put_back(self, errors: list[BaseException]) -> None:
-        """Put back all handlers that nobody has replaced meanwhile, and gather what they raise from then on."""
+        """Restore all handlers that nobody has replaced meanwhile, and collect the errors that they raise meanwhile."""
         while self.on:
             try:
                 for number, handler in self._replaced.items():
                     if _handler_of(number) is self._later:
                         _set_handler(number, handler)
                 self.on = False
-            except BaseException as error:  # noqa: BLE001 - from a handler that is back already; `__exit__` raises it
+            except BaseException as error:  # noqa: BLE001 - from a restored handler; `__exit__` raises it
                 errors.append(error)
 
 
 def _holds(handler: Any) -> bool:
-    """Return whether an enclosing `defer_signals` already holds this handler's signal, and so sees it repeated."""
     context = getattr(handler, "_context", None)
     held = context() if type(context) is weakref.ref else None
     return type(held) is _Held and held.on

@@ -1,4 +1,4 @@
-"""Modes: taking byname's modes off PyTorch's mode stacks and putting them back, while others come and go."""
+"""Modes: PyTorch's mode stacks, from which byname takes its modes and puts them back while others come and go."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One of PyTorch's mode stacks, as the running thread has it.
-
-    Attributes:
-        depth: returns the number of modes on the stack.
-        at: returns the mode at a level, counted from the bottom.
-        push: puts a mode on top.
-        pop: takes the top mode off and returns it.
-    """
+    """One of PyTorch's mode stacks, in the running thread, by the functions that PyTorch has for it."""
 
     depth: Callable[[], int]
     at: Callable[[int], Any]
@@ -27,14 +20,14 @@ class Stack:
 
     def holds(self, mode: Any) -> bool:
         """Return whether a mode is on this thread's stack. PyTorch takes a mode off while it handles a call."""
-        return any(self.at(level) is mode for level in range(self.depth()))
+        return _among(mode, self.modes())
 
     def remove(self, mode: Any) -> None:
-        """Take a mode off this thread's stack, at whatever level it is. Another thread's stack cannot be reached."""
+        """Take a mode off this thread's stack, at any level. Another thread's stack cannot be reached."""
         depth = self.depth()
         if depth and self.at(depth - 1) is mode:  # nearly always
             self.pop()
-        elif self.holds(mode):
+        else:
             self.take_off([mode])
 
     def put_in(self, mode: Any, level: int) -> None:
@@ -49,12 +42,7 @@ class Stack:
         return before
 
     def put_back(self, modes: Collection[Any], before: list[Any]) -> None:
-        """Put modes back at their levels, or below all others if those have changed since.
-
-        Args:
-            modes: the removed modes that are still wanted.
-            before: the stack as `take_off` returned it.
-        """
+        """Put removed modes back at their levels in `before`, or below all others if those have changed since."""
         now = self.modes()
         wanted = [mode for mode in before if _among(mode, modes) or _among(mode, now)]
         unchanged = [mode for mode in wanted if not _among(mode, modes)]
@@ -66,7 +54,7 @@ class Stack:
         return [self.at(level) for level in range(self.depth())]
 
     def _become(self, wanted: Sequence[Any]) -> None:
-        """Set this thread's stack to these modes. If an interrupt comes meanwhile, no mode of the program's is lost."""
+        """Set this thread's stack to these modes. An interrupt meanwhile loses no mode of the program."""
         try:
             self._make(wanted)
         finally:
@@ -87,10 +75,6 @@ def _among(mode: Any, modes: Collection[Any]) -> bool:
     return any(one is mode for one in modes)
 
 
-def _pop_dispatch() -> Any:
-    return torch._C._pop_torch_dispatch_stack(None)
-
-
 FUNCTIONS = Stack(
     torch._C._len_torch_function_stack,
     torch._C._get_function_stack_at,
@@ -103,6 +87,6 @@ DISPATCHES = Stack(
     torch._C._len_torch_dispatch_stack,
     torch._C._get_dispatch_stack_at,
     torch._C._push_on_torch_dispatch_stack,
-    _pop_dispatch,
+    lambda: torch._C._pop_torch_dispatch_stack(None),
 )
 """The stack of dispatch modes, which see operators. PyTorch keeps its own modes at the bottom."""

@@ -1,6 +1,6 @@
 """Modules: the models and optimizers given to a function, and the modules, parameters and buffers of a model.
 
-They are read from the registries (``_modules``, ``_parameters``, ``_buffers``), whatever the model's class overrides.
+They are read from the registries (``_modules``, ``_parameters``, ``_buffers``), past all overrides of a class.
 """
 
 from __future__ import annotations
@@ -57,17 +57,12 @@ def _said(thing: Any) -> str:
 
 def modules_in(model: nn.Module) -> list[nn.Module]:
     """Return a module and all its submodules, each once, in the order of their registration."""
-    return [module for module, _ in _with_attributes(model)]
+    return [module for module, _ in _with_prefixes(model)]
 
 
 def parameters_in(model: nn.Module) -> list[torch.Tensor]:
     """Return the parameters of a module and all its submodules, each once."""
-    found: dict[int, torch.Tensor] = {}
-    for _, attributes in _with_attributes(model):
-        for one in _registered(attributes, "_parameters"):
-            if is_tensor(one):
-                found.setdefault(id(one), one)
-    return list(found.values())
+    return list({id(one): one for module in modules_in(model) for one in own_parameters(module)}.values())
 
 
 def own_parameters(module: nn.Module) -> list[torch.Tensor]:
@@ -77,56 +72,41 @@ def own_parameters(module: nn.Module) -> list[torch.Tensor]:
 
 def state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each parameter and buffer of a module and all its submodules, after its key in ``state_dict()``."""
-    waiting = [(module, "")]
-    seen: set[int] = set()
-    while waiting:
-        one, prefix = waiting.pop()
-        attributes: dict[str, Any] = _attributes(one, "__dict__")
-        for registry in ("_parameters", "_buffers"):
-            held = attributes.get(registry)
-            for name, value in snapshot(held) if issubclass(type(held), dict) else ():
-                if is_tensor(value):
-                    yield f"{prefix}{name}", value
-        inside = attributes.get("_modules")
-        for name, child in snapshot(inside) if issubclass(type(inside), dict) else ():
-            if issubclass(type(child), nn.Module) and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append((child, f"{prefix}{name}."))
+    for owner, prefix in _with_prefixes(module):
+        for name, value in [*_entries(owner, "_parameters"), *_entries(owner, "_buffers")]:
+            if is_tensor(value):
+                yield f"{prefix}{name}", value
 
 
 def registered(module: nn.Module, registry: str) -> list[Any]:
     """Return the values of one of a module's own registries: ``_parameters``, ``_buffers`` or ``_modules``."""
-    return _registered(_attributes(module, "__dict__"), registry)
+    return [value for _, value in _entries(module, registry)]
 
 
-def _with_attributes(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
-    waiting, seen = [model], {id(model)}
+def _with_prefixes(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield a module and all its submodules, each once, with the prefix of its ``state_dict()``."""
+    waiting, seen = [(model, "")], {id(model)}
     while waiting:
-        module = waiting.pop()
-        attributes: dict[str, Any] = _attributes(module, "__dict__")
-        yield module, attributes
+        module, prefix = waiting.pop()
+        yield module, prefix
         fresh = []
-        for child in _registered(attributes, "_modules"):
+        for name, child in _entries(module, "_modules"):
             if id(child) not in seen and issubclass(type(child), nn.Module):
                 seen.add(id(child))
-                fresh.append(child)
+                fresh.append((child, f"{prefix}{name}."))
         waiting += reversed(fresh)
 
 
-def _registered(attributes: dict[str, Any], registry: str) -> list[Any]:
-    """Return the values of a registry, which other threads may be changing."""
-    held = attributes.get(registry)
-    return [value for _, value in snapshot(held)] if issubclass(type(held), dict) and held else []
-
-
-_attributes = object.__getattribute__
+def _entries(module: nn.Module, registry: str) -> list[tuple[str, Any]]:
+    """Return the entries of a registry, which other threads may be changing."""
+    held = object.__getattribute__(module, "__dict__").get(registry)
+    return snapshot(held) if issubclass(type(held), dict) and held else []
 
 
 def plain_containers(module: nn.Module) -> Iterator[tuple[str, str, list[Any], str]]:
-    """Yield the lists, tuples and dicts of a module in which PyTorch does not look for modules and parameters.
+    """Yield the lists, tuples and dicts of a module whose modules and parameters PyTorch does not register.
 
-    Returns:
-        For each the name of the attribute, its kind, the modules or parameters in it, and the class to use instead.
+    For each, yield the name of the attribute, its kind, the modules or parameters in it, and the class to use instead.
     """
     for name, value in list(attributes_of(module).items()):
         if name.startswith("_") or type(value) not in (list, tuple, dict):
@@ -135,19 +115,11 @@ def plain_containers(module: nn.Module) -> Iterator[tuple[str, str, list[Any], s
         modules = [one for one in inside if issubclass(type(one), nn.Module)]
         parameters = [one for one in inside if issubclass(type(one), nn.Parameter)]
         if modules or parameters:
-            family = "Module" if modules else "Parameter"
-            yield (
-                name,
-                type(value).__name__,
-                modules or parameters,
-                f"torch.nn.{family}{'Dict' if type(value) is dict else 'List'}",
-            )
+            instead = f"torch.nn.{'Module' if modules else 'Parameter'}{'Dict' if type(value) is dict else 'List'}"
+            yield name, type(value).__name__, modules or parameters, instead
 
 
 def parameters_held(held: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the parameters among some modules and parameters, and those of the modules."""
+    """Yield the parameters of some modules, and those given directly."""
     for one in held:
-        if issubclass(type(one), nn.Module):
-            yield from parameters_in(one)
-        else:
-            yield one
+        yield from parameters_in(one) if issubclass(type(one), nn.Module) else (one,)

@@ -1,4 +1,4 @@
-"""Objects: reading any object without running the user's code, past its class, its metaclass and its overrides."""
+"""Objects: any object, read without running the user's code, past its class, its metaclass and its overrides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def heap() -> list[Any]:
-    """Return the objects that the garbage collector lists, without plain tuples, which their holders lead to."""
+    """Return the objects that the garbage collector lists, except plain tuples, which are found by their holders."""
     return _listed(lambda kinds: map(is_not, kinds, repeat(tuple)))
 
 
@@ -26,11 +26,11 @@ def living(*families: type) -> list[Any]:
 
 
 def _listed(choose: Callable[[Iterable[type]], Iterable[bool]]) -> list[Any]:
-    """Return of all objects that the collector lists those whose class is chosen; plain tuples never are.
+    """Return the objects that the collector lists and whose class is chosen; plain tuples never are.
 
-    It lists also the tuples that other threads are still building, and their ``tuple(...)`` raises a SystemError while
-    anything else refers to one (CPython issue 59313). So what is not chosen is dropped before another thread can run:
-    the three steps are one unpacking of C iterators.
+    The collector also lists tuples that other threads are still building, and ``tuple(...)`` raises a SystemError while
+    another reference to its tuple exists (CPython issue 59313). So all other objects are dropped before another thread
+    can run: the three steps are one unpacking of C iterators.
     """
     listed: list[Any] = []
     chosen = compress(listed, choose(map(type, listed)))
@@ -74,15 +74,15 @@ _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def snapshot(mapping: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a dict that other threads may be changing; empty if it changes too fast."""
-    return steady((OrderedDict if issubclass(type(mapping), OrderedDict) else dict).items(mapping))
+    """Return the items of a dict that other threads may be changing; an empty list if it changes too fast."""
+    return steady((OrderedDict if issubclass(type(mapping), OrderedDict) else dict).items, mapping)
 
 
-def steady(changing: Iterable[T]) -> list[T]:
-    """Return what is in a set or a dict that other threads may be changing; empty if it changes too fast."""
+def steady(read: Callable[[Any], Iterable[T]], changing: Any) -> list[T]:
+    """Return the items of a container that other threads may be changing; an empty list if it changes too fast."""
     for _ in range(5):
         try:
-            return list(changing)
+            return list(read(changing))
         except RuntimeError:
             continue
     return []
@@ -90,14 +90,20 @@ def steady(changing: Iterable[T]) -> list[T]:
 
 def attributes_of(obj: object) -> dict[str, Any]:
     """Return an object's ``__dict__``, past any ``__getattribute__`` or property of its class; empty if it has none."""
-    for parent in parents_of(type(obj)):
+    read = dict_of(type(obj))
+    found: Any = None if read is None else read(obj)
+    return found if issubclass(type(found), dict) else {}
+
+
+def dict_of(kind: type) -> Callable[[Any], Any] | None:
+    """Return a function that reads the ``__dict__`` of instances of a class; None if they have none."""
+    for parent in parents_of(kind):
         descriptor: Any = namespace_of(parent).get("__dict__")
         if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
-            found = descriptor.__get__(obj)
-            return found if issubclass(type(found), dict) else {}
-    return {}
+            return descriptor.__get__  # type: ignore[no-any-return]
+    return None
 
 
 def reads_plainly(kind: type) -> bool:
-    """Return whether a class reads attributes as Python does, without a ``__getattribute__`` written in Python."""
+    """Return whether a class reads attributes as Python does, and has no ``__getattribute__`` written in Python."""
     return type(found_in(kind, "__getattribute__")) is types.WrapperDescriptorType

@@ -1,4 +1,4 @@
-"""Quiet: the contexts and marks under which byname reads and listens without disturbing the program."""
+"""Quiet: contexts and marks under which byname reads without disturbing the program."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ import torch
 from byname.errors import NotInstalledError
 
 OLDEST = (2, 10)
-"""The first version of PyTorch in whose graphs a saved tensor can be read without unpacking it."""
+"""The first version of PyTorch that can read a saved tensor of a graph without unpacking it."""
 
 
 def check_version(version: str) -> None:
-    """Refuse a version of PyTorch that is too old for byname to read its graphs.
-
-    Raises:
-        NotInstalledError: `version` is older than `OLDEST`.
-
-    >>> check_version("2.13.0+cpu")
-    """
+    """Raise a `NotInstalledError` if this version of PyTorch is too old for byname to read its graphs."""
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < OLDEST:
         needed = ".".join(map(str, OLDEST))
@@ -37,8 +31,8 @@ DisableTorchFunction = torch._C.DisableTorchFunction
 """Context under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
 
 
-torch_function_disabled: Callable[[], bool] = getattr(torch._C, "_is_torch_function_all_disabled", lambda: False)
-"""Whether this thread is inside `DisableTorchFunction`, where byname computes and not the program."""
+torch_function_disabled: Callable[[], bool] = torch._C._is_torch_function_all_disabled
+"""Returns whether this thread is inside `DisableTorchFunction`, where byname computes and not the program."""
 
 
 @contextmanager
@@ -60,16 +54,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def dynamo_skip(function: F) -> F:
-    """Mark a function that PyTorch calls, so that ``torch.compile`` neither traces it nor compiles its callees.
+    """Mark a function, so that ``torch.compile`` neither traces it nor compiles the functions that it calls.
 
-    ``torch.compiler.disable`` would do so too, but imports the compiler. Without the mark, a function mode around a
+    ``torch.compiler.disable`` does the same, but imports the compiler. Without the mark, a function mode around a
     compiled function causes several compilations of the mode's own code (PyTorch 2.13).
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    compiler = getattr(torch._C, "_dynamo", None)
-    frames = getattr(compiler, "eval_frame", None)
-    if hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameAction.SKIP  # type: ignore[union-attr]
-        strategy = frames._FrameExecStrategy(skip, skip)  # type: ignore[union-attr]
-        frames.set_code_exec_strategy(function.__code__, strategy)  # type: ignore[union-attr]
+    eagerly_with_all_it_calls(function)
     return function
+
+
+def eagerly_with_all_it_calls(function: Any) -> None:
+    """Have the compiler run a function, and all that it calls, eagerly where it is no traced part of its caller."""
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))

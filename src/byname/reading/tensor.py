@@ -1,20 +1,22 @@
-"""Tensor facts: shape, dtype, device and storage of one tensor, which itself is held weakly."""
+"""Tensor facts: shape, dtype, device and storage of one tensor, with a weak reference to the tensor."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from types import NoneType
 from typing import Any, TypeAlias
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.errors import DeadTensorError, NotATensorError
 from byname.reading.quiet import DisableTorchFunction
 
 STORAGE, STORAGE_BYTES = 5, 4
-"""Positions in a tensor's `Facts` of its storage key and of the size of that storage in bytes."""
+"""Positions of the storage key and of the storage's size in a tensor's `Facts`."""
 
 Facts: TypeAlias = tuple[Any, ...]
 """The fields of a `Card` in order. A tuple is cheap to make for 100,000 tensors; `card_from` makes a card of one."""
@@ -59,7 +61,7 @@ class Card:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the facts alone, because a file or another process does not have the tensor."""
-        return _without_tensor, self._facts()
+        return card_from, ((*self._facts(), NoneType),)  # which returns None
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Card:
@@ -136,14 +138,6 @@ class Carded:
         return None if self.card is None else self.card.tensor
 
 
-def _without_tensor(*facts: Any) -> Card:
-    return card_from((*facts, _gone))
-
-
-def _gone() -> None:
-    """Return None, as a weak reference does whose tensor is gone."""
-
-
 def is_tensor(thing: object) -> bool:
     """Return whether an object is a tensor, judged by its class; ``isinstance`` would ask its ``__class__``."""
     return issubclass(type(thing), torch.Tensor)
@@ -152,9 +146,9 @@ def is_tensor(thing: object) -> bool:
 def fact(tensor: torch.Tensor, name: str) -> Any:
     """Return one attribute of a tensor, past any property of its class. Callers hold `DisableTorchFunction`.
 
-    The classes of PyTorch itself are trusted: a ``FakeTensor`` knows its device better than its base class does. One of
-    several views that a function made at once (`split`, `unbind`) raises when asked about its graph once its base was
-    changed in place: it counts as no leaf, without a node.
+    Properties of PyTorch's own classes are used: a ``FakeTensor`` knows its device, and its base class does not. One of
+    several views that a function made at once (`split`, `unbind`) refuses to give its graph after its base was changed
+    in place; such a view counts as no leaf and as without a node.
     """
     try:
         if type(tensor) in PLAIN or str(_MODULE.__get__(type(tensor)).get("__module__")).partition(".")[0] == "torch":
@@ -178,11 +172,7 @@ def card_from(facts: Facts) -> Card:
 
 
 def card_of(tensor: torch.Tensor) -> Card:
-    """Return the facts of a tensor, read without touching its values, its attributes or its subclass's methods.
-
-    Raises:
-        NotATensorError: the argument is not a tensor.
-    """
+    """Return the facts of a tensor, read without touching its values, its attributes or its subclass's methods."""
     if not is_tensor(tensor):
         raise NotATensorError(f"expected a tensor, but got {type(tensor).__name__}")
     with DisableTorchFunction():
@@ -226,13 +216,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 """The classes whose tensors are read directly, because no subclass's code runs."""
 
 
-def _memory(storage: torch.UntypedStorage) -> int:
-    """Return the size of a storage in bytes; 0 if it has no memory, as for meta, fake and wrapper tensors."""
-    return storage.nbytes() if begin_of(storage) else 0
-
-
 def begin_of(storage: torch.UntypedStorage) -> int:
-    """Return the address of a storage; 0 for one that has no memory, as that of a meta or fake tensor or a wrapper."""
+    """Return the address of a storage; 0 if it has no memory, as for meta, fake and wrapper tensors."""
     try:
         return 0 if storage.device.type == "meta" else storage.data_ptr()
     except RuntimeError:  # PyTorch's answer for a wrapper
@@ -247,15 +232,36 @@ def memory_of(tensor: torch.Tensor) -> Any:
         return tensor
 
 
-def storages_of(tensor: torch.Tensor) -> Iterator[Any]:
-    """Yield a tensor's storage, or those of its component tensors if it is sparse.
+def version_of(value: Any) -> int | None:
+    """Return how often a tensor was changed in place; None for an inference tensor, and for any other value."""
+    kind = type(value)
+    plain = kind is torch.Tensor or kind is torch.nn.Parameter
+    if not plain and not issubclass(kind, torch.Tensor):
+        return None
+    try:
+        if plain and not _mode_is_on():  # no user code runs for it, and the context manager would take most of the time
+            return value._version  # type: ignore[no-any-return]
+        with DisableTorchFunction():
+            return int(value._version)
+    except RuntimeError:  # an inference tensor has no version
+        return None
 
-    Callers hold `DisableTorchFunction`.
-    """
+
+_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a number that is the same for tensors of one storage, while it lives; of a tensor without one its id."""
+    memory = memory_of(tensor)
+    return id(tensor) if memory is tensor else int(memory._cdata)
+
+
+def storages_of(tensor: torch.Tensor) -> Iterator[Any]:
+    """Yield a tensor's storage, or those of the parts of a sparse one. Callers hold `DisableTorchFunction`."""
     try:
         storage = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse: no storage of its own, as an opaque layout
-        watched = torch._C._len_torch_dispatch_stack()  # a mode of the program's would see that we ask for the parts
+        watched = torch._C._len_torch_dispatch_stack()  # a mode of the program would see the calls for the parts
         for part in () if watched else _PARTS.get(tensor.layout, ()):
             yield getattr(torch.Tensor, part)(tensor).untyped_storage()
         return
@@ -271,13 +277,16 @@ def _guarded_facts(tensor: torch.Tensor) -> Facts:
     parts = parts_of(tensor).values()
     own = _attempt(fact, tensor, "nbytes") or sum(part.nbytes for part in parts)
     shape = _attempt(fact, tensor, "shape")
-    whole = sum(part.untyped_storage().nbytes() for part in parts) if storage is None else _memory(storage)
+    if storage is None:
+        whole = sum(part.untyped_storage().nbytes() for part in parts)
+    else:
+        whole = storage.nbytes() if begin_of(storage) else 0
     return (
         shape,
         fact(tensor, "dtype"),
         fact(tensor, "device"),
         own,
-        whole or 0,
+        whole,
         None if storage is None else storage._cdata,
         _attempt(base.storage_offset, tensor) or 0,
         _attempt(base.stride, tensor),
@@ -291,7 +300,7 @@ def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the dense tensors that hold a sparse tensor's memory, by accessor name; empty for any other tensor."""
     if type(tensor) not in PLAIN or tensor.layout not in _PARTS or tensor.is_meta:
         return {}
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.no_grad():
         return {method: getattr(tensor, method)() for method in _PARTS[tensor.layout]}
 
 

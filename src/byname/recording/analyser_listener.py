@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -13,12 +13,11 @@ from byname.errors import BadArgumentError, NotStorableError
 from byname.recording.clock import Clock, InOrder
 from byname.recording.flush import PlaceValues, Windows
 from byname.recording.listener import Storing
-from byname.recording.options import Analysed, Options, form_of, is_analyser
+from byname.recording.options import Analysed, Options, is_analyser, several
 from byname.recording.sampling import Time
 from byname.recording.silence import why
-from byname.recording.values.change import Last
 from byname.text import note_on
-from byname.tracing.muted import unheard
+from byname.tracing.muted import muting
 from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
 
@@ -26,22 +25,10 @@ Asked: TypeAlias = "list[tuple[Options, Any]]"
 
 
 class Reports(Storing):
-    """The figures of one analyser.
+    """The figures of one analyser, which stands in their paths under a name.
 
-    What an analyser sees in a forward it has seen when this is told of the forward's end: hooks are kept in the order
-    in which things were attached to the model, and the analyser was there before.
-
-    Args:
-        model: whose forwards are counted.
-        analyser: is asked for its result.
-        name: what stands in the paths for it.
-        options: what is asked.
-        clock: knows the iteration.
-        windows: where the copies go.
-
-    Attributes:
-        asked: it in words.
-        handle: of what is attached to the model.
+    The analyser has seen a forward when this is told of its end: hooks are kept in the order in which things were
+    attached to the model, and the analyser was there before.
     """
 
     def __init__(
@@ -52,48 +39,28 @@ class Reports(Storing):
                 f"{name} is at no place of a model, and has nothing to tell: byname.observe(model, where, analyser) "
                 "before it is recorded"
             )
-        super().__init__(options, windows)
+        super().__init__(options, clock, windows)
         self.asked = f"the analyser {name}"
         self._analyser = analyser
         self._name = name
         self._model_name = type(model).__name__
-        self._clock = clock
-        self._columns: dict[str, PlaceValues] = {}
-        self._calls: dict[str, InOrder] = {}
         self.handle: Handle = follow_forwards(model, _nothing, _nothing, enabled=False, well=self._ended)
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The figures that there have been."""
-        return tuple(self._columns)
-
-    def unrecorded(self, clock: Clock) -> list[tuple[str, str]]:
-        """The analyser, if none of its figures was recorded, with the reason."""
-        if sum(clock.forwards.values()):
+    def unrecorded(self) -> list[tuple[str, str]]:
+        """Return the analyser, if none of its figures was recorded, with the reason."""
+        if sum(self._clock.forwards.values()):
             reason = "it was told nothing" if self._analyser.enabled else "it was disabled"
         else:
             reason = f"figures are taken when a forward has ended, and none of {self._model_name} did"
-        found = why([*self._columns.values()], reason, self._schedule, clock)
+        found = why([*self._columns.values()], reason, self._options, self._clock)
         return [(self.asked, found)] if found else []
-
-    def dropped(self) -> list[str]:
-        """Figures are taken in forwards."""
-        return []
-
-    def prepare(self) -> None:
-        """A forward has ended: is in place in the next."""
-        if not self.handle.enabled:
-            self.handle.enabled = True
-
-    def rest(self) -> None:
-        """A forward begins, of which nothing is needed but its end."""
 
     def _ended(self) -> None:
         time = self._clock.now()
         if not (self._is_due(time) and self._analyser.enabled and self._analyser.watching):
             return
         try:
-            with unheard(), torch.inference_mode(False), torch.no_grad():
+            with muting(), torch.inference_mode(False), torch.no_grad():
                 self._take_all(time)
         except Exception as error:  # an analyser may be the user's own
             note_on(error, f"byname: in the result of {self._name}, which is recorded")
@@ -107,27 +74,15 @@ class Reports(Storing):
             if column.refused:
                 continue
             try:
-                self._record(column, time, self._calls[path].next(time), value)
+                self._record(column, time, None, value)
             except NotStorableError as error:
                 self._refuse(column, error, value)
 
     def _column(self, path: str) -> PlaceValues:
         if path in self._windows.columns:
             raise BadArgumentError(f"`{path}` is a place that is recorded, and a figure of {self.asked}")
-        form = form_of(self._options, path, self._windows.warn)
-        column = PlaceValues(
-            path,
-            # each result is new memory: what has changed is told by the numbers
-            last=Last(form, by_content=True) if self._options.on_change else None,
-            form=form,
-            exact=False,
-            gradient=False,
-            by_forward=False,
-            numbers=self._calls.setdefault(path, InOrder()),
-            sampling=self._options.sampling(self._name, self._clock.counted),
-        )
-        self._columns[path] = self._windows.columns[path] = column
-        return column
+        # each result is new memory: what has changed is told by the numbers
+        return self._add(path, self._name, by_content=True, numbers=InOrder())
 
 
 def apart(asked: Asked) -> tuple[Asked, list[tuple[Options, Analysed]]]:
@@ -135,7 +90,7 @@ def apart(asked: Asked) -> tuple[Asked, list[tuple[Options, Analysed]]]:
     places: Asked = []
     analysers: list[tuple[Options, Analysed]] = []
     for options, where in asked:
-        each = where if isinstance(where, Sequence | set | frozenset) and not isinstance(where, str) else (where,)
+        each = several(where)
         found = [one for one in each if is_analyser(one)]
         analysers += [(options, one) for one in dict.fromkeys(found)]
         if not found:

@@ -1,11 +1,10 @@
-"""Callbacks: how those of a recording are called; what they return fits or is refused, and they can spoil nothing."""
+"""Callbacks: those of a recording; what they return fits or is refused, and they cannot damage the recording."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -15,14 +14,14 @@ from byname.errors import BadArgumentError, BynameError
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.recording.export import NUMBERS, plain_type
-from byname.recording.lazy import cropped
+from byname.recording.lazy import cropped, one_each
 from byname.recording.series import Series
-from byname.table import counted, listed
+from byname.table import listed
 from byname.text import note_on
 
 
 def stack(path: str, series: Series) -> Series:
-    """The series with all values as one tensor, the record first. A callback for `byname.record`.
+    """Return the series with all values as one tensor, the record first. A callback for `byname.record`.
 
     Plain numbers become a tensor of bool, int64, float64 or complex128. What is stacked already, and strings, None and
     containers, are kept as they are.
@@ -38,15 +37,14 @@ def stack(path: str, series: Series) -> Series:
     values = _tensors(path, series)
     if values is None:
         return series
-    shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
-    if len(shapes) > 1:
-        known = listed([*map(str, shapes)], 4)
+    if len(shapes := _distinct(tuple(value.shape) for value in values)) > 1:
+        known = listed(shapes, 4)
         raise BynameError(f"the values of {path} have different shapes ({known}): use stack_padded instead of stack")
-    return replace(series, values=_stacked(values))
+    return series.but(values=torch.stack(values))
 
 
 def stack_padded(path: str, series: Series) -> Series:
-    """The same for values of different sizes: zeros follow at the end of each dimension, up to the largest size.
+    """Do the same for values of different sizes: zeros follow at the end of each dimension, up to the largest size.
 
     ``.shapes`` keeps the sizes from before.
 
@@ -63,37 +61,44 @@ def stack_padded(path: str, series: Series) -> Series:
         return series
     values = [cropped(value, shape) for value, shape in zip(values, series.shapes, strict=True)]
     shapes = [tuple(value.shape) for value in values]
-    if len({len(shape) for shape in shapes}) > 1:
-        known = listed([*map(str, dict.fromkeys(shapes))], 4)
+    if len({*map(len, shapes)}) > 1:
+        known = listed(_distinct(shapes), 4)
         raise BynameError(
             f"the values of {path} differ in their number of dimensions ({known}): no padding makes them one"
         )
-    if len(set(shapes)) == 1:
-        return replace(series, values=_stacked(values), shapes=shapes)
-    largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    whole = torch.zeros((len(values), *largest), dtype=values[0].dtype, device=values[0].device)
+    whole = values[0].new_zeros((len(values), *(max(sizes) for sizes in zip(*shapes, strict=True))))
     for row, value in zip(whole, values, strict=True):
-        row[tuple(slice(0, size) for size in value.shape)] = value.detach()
-    return replace(series, values=whole, shapes=shapes)
+        row[tuple(map(slice, value.shape))] = value
+    return series.but(values=whole)
+
+
+def _distinct(items: Iterable[Any]) -> list[str]:
+    return [*map(str, dict.fromkeys(items))]
 
 
 def _tensors(path: str, series: Series) -> list[Tensor] | None:
-    """The values as tensors of one type; None where there is nothing to stack."""
+    """Return the values as tensors of one type, without their graph; None where there is nothing to stack."""
     if issubclass(type(series.values), Tensor) or not len(series):
         return None
     values = list(series.values)
     numeric = [issubclass(type(value), Tensor) or type(value) in NUMBERS for value in values]
     if not any(numeric):
         return None
-    types = list(dict.fromkeys(map(_type, values)))
+    types = _distinct(map(_type, values))
     if types == ["a plain number"]:
-        return _numbers(path, values)
+        dtype = plain_type(values)
+        if dtype is None:
+            names = ", ".join(sorted({type(value).__name__ for value in values}))
+            raise BynameError(
+                f"no tensor holds the numbers of {path} exactly: they are of type {names}, or too large for it"
+            )
+        return [*torch.tensor(values, dtype=getattr(torch, dtype.name))]
     if len(types) > 1 or not all(numeric):
         raise BynameError(
             f"the values of {path} are of different types ({listed(types, 4)}), which one tensor cannot hold; "
             "record with dtype= to have tensors of one, or return the series as it is"
         )
-    return values
+    return [value.detach() for value in values]
 
 
 def _type(value: Any) -> str:
@@ -102,31 +107,15 @@ def _type(value: Any) -> str:
     return "a plain number" if type(value) in NUMBERS else type(value).__name__
 
 
-def _numbers(path: str, values: Sequence[Any]) -> list[Tensor]:
-    dtype = plain_type(values)
-    if dtype is None:
-        types = ", ".join(sorted({type(value).__name__ for value in values}))
-        raise BynameError(
-            f"no tensor holds the numbers of {path} exactly: they are of type {types}, or too large for it"
-        )
-    wanted: torch.dtype = getattr(torch, dtype.name)
-    return [torch.tensor(value, dtype=wanted) for value in values]
-
-
-def _stacked(values: list[Tensor]) -> Tensor:
-    return torch.stack([value.detach() for value in values])
-
-
 Callback: TypeAlias = Callable[..., Any]
 Callbacks: TypeAlias = Callback | Sequence[Callback] | None
 
-_COLUMNS = ("iterations", "ranks", "calls", "modes", "shapes")
 _DEPTH = 16
 """Levels of nested containers that are looked into; what is deeper, or contains itself, is passed on as it is."""
 
 
 def callables(callbacks: Callbacks, moment: str) -> tuple[Callback, ...]:
-    """The callbacks in order; refuses what cannot be called.
+    """Return the callbacks in order; refuse what cannot be called.
 
     >>> callables(print, "on_value")
     (<built-in function print>,)
@@ -141,21 +130,17 @@ def callables(callbacks: Callbacks, moment: str) -> tuple[Callback, ...]:
 
 
 def applied(callbacks: Callbacks, path: str, series: Series, moment: str) -> Series:
-    """What the callbacks make of a series, each of what the one before it returned. One without records is not shown.
+    """Return what the callbacks make of a series, each of what the one before it returned.
 
     Args:
         callbacks: functions ``(path, series)``. None as a result keeps the series, a `Series` of the same place
-            replaces it, and any other value stands for all its records.
+            replaces it, and any other value stands for all its records. A series without records is not shown.
         path: the place.
         series: is not changed, and neither are its lists.
         moment: ``"before_gather"``, ``"after_gather"`` or ``"at_end"``, for messages.
 
     Raises:
         BynameError: a callback returned a series that does not fit, or changed a value in place.
-
-    >>> series = Series("loss", [1.0, 3.0], [0, 1], [0, 0], [0, 0], ["train"] * 2, [()] * 2)
-    >>> applied(lambda path, series: sum(series) / len(series), "loss", series, "at_end").values
-    [2.0]
     """
     kept = _versions(series.values)
     for callback in callables(callbacks, moment):
@@ -169,15 +154,12 @@ def applied(callbacks: Callbacks, path: str, series: Series, moment: str) -> Ser
 
 
 def values_called(callbacks: Callbacks, path: str, value: Any, iteration: int) -> Any:
-    """What the callbacks of the moment ``on_value`` make of one value; None as a result keeps it.
+    """Return what the callbacks ``on_value`` make of one value; None as a result keeps it.
 
     They see tensors without their graph, and containers of Python's own types as copies.
 
     Raises:
         BynameError: a callback changed a tensor in place, which would change the training.
-
-    >>> values_called(lambda path, value, iteration: value.mean(), "fc1", torch.ones(4), 0)
-    tensor(1.)
     """
     every = callables(callbacks, "on_value")
     if not every:
@@ -197,7 +179,7 @@ def values_called(callbacks: Callbacks, path: str, value: Any, iteration: int) -
 
 @contextmanager
 def _noted(callback: Callback, moment: str, path: str) -> Iterator[None]:
-    """Errors keep their type and say where they come from."""
+    """Have errors say where they come from."""
     try:
         yield
     except Exception as error:
@@ -212,40 +194,18 @@ def _name(callback: Callback) -> str:
 
 
 def _own(series: Series) -> Series:
-    """The same with lists of its own."""
-    values = list(series.values) if type(series.values) is list else series.values
-    columns: dict[str, Any] = {name: list(getattr(series, name)) for name in (*_COLUMNS, "shards")}
-    return replace(series, values=values, **columns)
+    """Return the same with a list of its own; refuse one that has lost or got values."""
+    return series.but(values=one_each(series.values, len(series), series.path))
 
 
 def _taken(result: Any, path: str, series: Series) -> Series:
-    """The series that a result stands for."""
     if result is None:
         return series
     if not issubclass(type(result), Series):
         return _standing_for_all(result, series)
     if result.path != path:
         raise BynameError(f"the callback returned a series of {result.path}, and has to return one of {path}")
-    _fitting(result)
     return _own(result)
-
-
-def _fitting(series: Series) -> None:
-    """Refuses columns of different lengths."""
-    values = series.values
-    size = values.shape[0] if issubclass(type(values), Tensor) and values.ndim else len(values)  # type: ignore[union-attr]
-    wrong = [
-        f"{counted(len(getattr(series, name)), 'entry', 'entries')} in {name}"
-        for name in _COLUMNS
-        if len(getattr(series, name)) != size
-    ]
-    if len(series.shards) not in (0, size):
-        wrong.append(f"{counted(len(series.shards), 'entry', 'entries')} in shards")
-    if wrong:
-        raise BynameError(
-            f"the callback returned a series with {counted(size, 'value')} and {', '.join(wrong)}: "
-            "series.with_values(...) keeps the columns, series[a:b] takes some records"
-        )
 
 
 def _standing_for_all(value: Any, series: Series) -> Series:
@@ -256,7 +216,7 @@ def _standing_for_all(value: Any, series: Series) -> Series:
 
 
 def _alias(value: Any, depth: int = 0) -> Any:
-    """The value for others to look at: tensors without their graph, containers of Python's own types copied."""
+    """Return the value for others to look at: tensors without graph, containers of Python's own types copied."""
     if is_tensor(value):
         with DisableTorchFunction():
             return torch._C.TensorBase.detach(value)
@@ -270,7 +230,7 @@ def _alias(value: Any, depth: int = 0) -> Any:
 
 
 def _versions(values: Any) -> list[tuple[Tensor, int]]:
-    """The tensors in a value, and how often each has been changed so far."""
+    """Return the tensors in a value, and how often each has been changed so far."""
     with DisableTorchFunction():
         # Tensors made in inference mode count no changes.
         return [(one, fact(one, "_version")) for one in _inside(values) if not torch._C.TensorBase.is_inference(one)]
@@ -280,15 +240,9 @@ def _inside(value: Any, depth: int = 0) -> Iterator[Tensor]:
     if is_tensor(value):
         yield value
     elif depth < _DEPTH and issubclass(type(value), dict | list | tuple):
-        for inner in _members(value):
+        base = next(kind for kind in (dict, list, tuple) if issubclass(type(value), kind))
+        for inner in dict.values(value) if base is dict else base.__iter__(value):  # past methods of its class
             yield from _inside(inner, depth + 1)
-
-
-def _members(value: Any) -> Iterable[Any]:
-    """What is in a container, read past any method that its class puts in the way."""
-    if issubclass(type(value), dict):
-        return dict.values(value)
-    return list.__iter__(value) if issubclass(type(value), list) else tuple.__iter__(value)
 
 
 def _unchanged(kept: list[tuple[Tensor, int]], instead: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -18,12 +18,13 @@ from byname.undo import Undo
 from byname.watch.attachment import Event
 from byname.watch.forwards import follow_forwards
 from byname.watch.handle import Handle
+from byname.watch.variables.subscribe import Listening
 
 
 class ValueNumbers(Protocol):
     """Numbers the values of one place."""
 
-    def next(self, time: Time, event: Event) -> Any:
+    def next(self, time: Time, event: Any) -> Any:
         """The number of a value, or what will tell it."""
 
     def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
@@ -92,6 +93,7 @@ class OfBackwards:
         return [number if number >= 0 else ends[time] + number for time, number in records]
 
 
+@dataclass(slots=True)
 class _Brought:
     """What backwards have brought of one iteration.
 
@@ -102,11 +104,10 @@ class _Brought:
         again: how many came from second runs since the last window, negative.
     """
 
-    __slots__ = ("again", "calls", "first", "free")
-
-    def __init__(self) -> None:
-        self.calls: set[int] = set()
-        self.first = self.free = self.again = 0
+    calls: set[int] = field(default_factory=set)
+    first: int = 0
+    free: int = 0
+    again: int = 0
 
 
 _REMEMBERED = 64
@@ -146,61 +147,6 @@ class OfSteps:
         return [places[record].pop() for record in records]
 
 
-class Times:
-    """The iterations of all forwards that a listener was told of; never forgotten, and kept as stretches.
-
-        >>> times = Times()
-        >>> for number in range(100_000):
-        ...     times.note(number, Time("train", number))
-        >>> times.note(100_000, Time("eval", 0))
-        >>> times.of(7), times.of(100_000), len(times)
-        (Time(mode='train', iteration=7), Time(mode='eval', iteration=0), 2)
-
-    A stretch ends where the mode changes, or how far iterations are apart: who records one of ten is told of
-    no others.
-    """
-
-    __slots__ = ("_apart", "_first", "_latest", "_starts", "_time")
-
-    def __init__(self) -> None:
-        self._first: list[int] = []
-        self._starts: list[Time] = []
-        self._apart: list[int] = []
-        self._latest = -1
-        self._time: Time | None = None
-
-    def note(self, forward: int, time: Time) -> None:
-        """A forward begins, numbered as the listener's attachment numbers it."""
-        if not self._follows(forward, time):
-            self._first.append(forward)
-            self._starts.append(time)
-            self._apart.append(0)
-        self._latest, self._time = forward, time
-
-    def _follows(self, forward: int, time: Time) -> bool:
-        """Whether a forward goes on with the latest stretch."""
-        before = self._time
-        if before is None or forward != self._latest + 1 or time.mode != before.mode:
-            return False
-        apart = time.iteration - before.iteration
-        if self._latest == self._first[-1]:  # the second of a stretch says how far they are apart
-            self._apart[-1] = apart
-        return apart == self._apart[-1]
-
-    def of(self, forward: int) -> Time | None:
-        """The iteration of a forward; None for one that began before the listener was there."""
-        if forward == self._latest:
-            return self._time
-        place = bisect_right(self._first, forward) - 1
-        if place < 0:
-            return None
-        start = self._starts[place]
-        return Time(start.mode, start.iteration + (forward - self._first[place]) * self._apart[place])
-
-    def __len__(self) -> int:
-        return len(self._first)
-
-
 class _ClockHere(threading.local):
     """What one thread is at."""
 
@@ -219,6 +165,7 @@ class Clock:
         latest: the iteration that values belong to now.
         forwards: how many outermost forwards have begun in each mode.
         counted: what an iteration is, in a word.
+        calls: counts the calls of a function of the program, if there is one; without a model they are the forwards.
     """
 
     def __init__(self, model: nn.Module, count: Any) -> None:
@@ -235,6 +182,7 @@ class Clock:
         self.counted = count if isinstance(count, str) else type(count).__name__
         self._by_hand = count == "step"
         self._model = weakref.ref(model)
+        self.calls: Listening | None = None
         self._optimizer = None if isinstance(count, str) else count
         self._began: Callable[[], object] = lambda: None
         self._ended: Callable[[], object] = lambda: None
@@ -255,6 +203,9 @@ class Clock:
         """
         self._began, self._ended = began, ended
         self._handle.enabled = True
+        if self.calls is not None:
+            self._hooks.add(self.calls.remove)
+            self.calls.begin()
         if self._optimizer is not None:
             self._hooks.register(self._optimizer.register_step_post_hook, lambda *_: self._step())
 

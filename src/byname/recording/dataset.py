@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError, BynameError
-from byname.recording.export import SeriesRecords
 from byname.recording.lazy import Positions
+from byname.recording.series_records import MOMENT, SeriesRecords
 from byname.table import counted, listed
 from byname.text import printable
 
@@ -117,7 +117,7 @@ def _leading(series: Mapping[str, SeriesRecords], samples: str) -> dict[str, lis
     """
     first = next(iter(series))
     for path, one in series.items():
-        if _moments(one) != _moments(series[first]):
+        if not np.array_equal(one.records[MOMENT], series[first].records[MOMENT]):
             raise BynameError(
                 f"{printable(path)} and {printable(first)} do not have the same records; make a dataset of each, or "
                 "record both with on_change=False"
@@ -148,13 +148,9 @@ def _counts(series: Mapping[str, SeriesRecords], leading: Mapping[str, list[int]
     return found[first]
 
 
-def _moments(series: SeriesRecords) -> list[tuple[Any, ...]]:
-    return [*zip(series.modes, series.iterations, series.ranks, series.calls, strict=True)]
-
-
 def _together(series: Mapping[str, SeriesRecords], memory: int) -> int:
     """Return how many records of all series are about so many bytes, four of them an element."""
-    elements = sum(math.prod(one.shapes[0]) for one in series.values() if len(one.shapes))
+    elements = sum(math.prod(one.shapes[0]) for one in series.values() if len(one))
     return max(1, memory // max(4 * elements, 1))
 
 

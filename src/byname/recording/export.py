@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from byname.extras import needs
-from byname.recording.columns import Scalars, distinct
 from byname.recording.lazy import Values, cropped, read, tail_of
-from byname.recording.sampling import Sampling
+from byname.recording.series_records import MODES, SeriesRecords
+from byname.recording.value_type import numpy_has
 from byname.table import Row, counted
 
 if TYPE_CHECKING:
@@ -26,14 +26,6 @@ AnyArray: TypeAlias = NDArray[Any]
 NUMBERS: tuple[type, ...] = (bool, int, float, complex)
 """The plain numbers."""
 
-_WITHIN_NUMPY = frozenset(
-    (
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-    )
-)
-
 
 def numpy_of(tensor: Tensor) -> AnyArray:
     """The tensor as numpy has it, on its own memory where that is possible.
@@ -42,9 +34,7 @@ def numpy_of(tensor: Tensor) -> AnyArray:
     """
     with torch.no_grad():
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        if plain.dtype not in _WITHIN_NUMPY:
-            plain = plain.to(torch.complex64 if plain.is_complex() else torch.float32)
-    array: AnyArray = plain.numpy()
+        array: AnyArray = plain.to(numpy_has(plain.dtype)).numpy()
     return array
 
 
@@ -54,7 +44,7 @@ def to_numpy(values: Values, shapes: Sequence[tuple[int, ...]]) -> AnyArray:
         return numpy_of(values).copy()
     if len(values) == 0:
         return np.zeros(0)
-    if len(distinct(shapes)) == 1 and tail_of(values) is not None:
+    if len({*map(tuple, shapes)}) == 1 and tail_of(values) is not None:
         return read(values, np.arange(len(values)))
     return array_from(list(values))
 
@@ -109,42 +99,6 @@ def objects(values: Iterable[Any]) -> AnyArray:
     return array
 
 
-class SeriesRecords(Protocol):
-    """A series, as far as its columns go."""
-
-    @property
-    def path(self) -> str:
-        """The place."""
-
-    @property
-    def values(self) -> Values:
-        """One a record."""
-
-    @property
-    def iterations(self) -> Sequence[int]:
-        """One a record."""
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """One a record."""
-
-    @property
-    def calls(self) -> Sequence[int]:
-        """One a record."""
-
-    @property
-    def modes(self) -> Sequence[str]:
-        """One a record."""
-
-    @property
-    def sampling(self) -> Sampling | None:
-        """How they were taken, if that is known."""
-
-    @property
-    def shapes(self) -> Sequence[tuple[int, ...]]:
-        """One a record."""
-
-
 def to_pandas(series: SeriesRecords) -> pandas.DataFrame:
     """The columns of a series, and its values in one more."""
     with needs("to_pandas()", "pandas"):
@@ -154,10 +108,10 @@ def to_pandas(series: SeriesRecords) -> pandas.DataFrame:
     column = pandas.Series(values, dtype=object if values.dtype == object else None)
     return pandas.DataFrame(
         {
-            "iteration": np.array(series.iterations, np.int64),
-            "mode": list(series.modes),
-            "rank": np.array(series.ranks, np.int64),
-            "call": np.array(series.calls, np.int64),
+            "iteration": series.records["iteration"],
+            "mode": series.modes,
+            "rank": series.records["rank"].astype(np.int64),
+            "call": series.records["call"].astype(np.int64),
             "value": column,
         }
     )
@@ -165,10 +119,8 @@ def to_pandas(series: SeriesRecords) -> pandas.DataFrame:
 
 def _column(series: SeriesRecords) -> AnyArray:
     """Numbers where every value is one; else tensors with dimensions as arrays, one a cell."""
-    if isinstance(series.values, Scalars):
-        return np.array(series.values)
     values = [cropped(value, shape) for value, shape in zip(series.values, series.shapes, strict=True)]
-    if all(torch.Size(shape).numel() == 1 for shape in distinct(series.shapes)):
+    if all(torch.Size(shape).numel() == 1 for shape in {*series.shapes}):
         return array_from([value.reshape(()) if issubclass(type(value), Tensor) else value for value in values])
     return objects(_cell(value) for value in values)
 
@@ -186,15 +138,10 @@ SHOWN = 20
 
 def row(series: SeriesRecords, number: int, value: Any) -> Row:
     """One record as plain values. A tensor of one element is its number; of a larger one the range is told."""
-    shape = tuple(series.shapes[number])
-    return {
-        "iteration": series.iterations[number],
-        "mode": series.modes[number],
-        "rank": series.ranks[number],
-        "call": series.calls[number],
-        "shape": shape,
-        **_facts(cropped(value, shape)),
-    }
+    iteration, rank, call, evaluation, kind = series.records[number].item()
+    shape = series.kinds[kind].shape
+    when = {"iteration": iteration, "mode": MODES[evaluation], "rank": rank, "call": call}
+    return {**when, "shape": shape, **_facts(cropped(value, shape))}
 
 
 def _facts(value: Any) -> Row:
@@ -216,7 +163,7 @@ def _range(array: AnyArray) -> Row:
 
 def shown(series: SeriesRecords, most: int = SHOWN) -> tuple[list[Row], list[str]]:
     """The rows that a table has room for, and what it does not show, in words."""
-    size = len(series.iterations)
+    size = len(series)
     last = most // 2
     numbers = range(size) if size <= most else [*range(most - last), *range(size - last, size)]
     rows = [_shortened(row(series, number, series.values[number])) for number in numbers]
@@ -256,14 +203,14 @@ _texts = _Texts()
 
 def title(series: SeriesRecords) -> str:
     """One line: how many records, from when to when, of what."""
-    size = len(series.iterations)
+    size = len(series)
     if not size:
         return f"{series.path}: no records"
-    first, last = int(np.min(series.iterations)), int(np.max(series.iterations))
+    first, last = series.records["iteration"].min(), series.records["iteration"].max()
     when = f"iteration {first}" if first == last else f"iterations {first} to {last}"
-    ranks = distinct(series.ranks)
+    ranks = np.unique(series.records["rank"])
     among = f", {len(ranks)} ranks" if len(ranks) > 1 else ""
-    modes = " and ".join(sorted(distinct(series.modes)))
+    modes = " and ".join(np.unique(series.mode_names))
     how = f"; {series.sampling}" if series.sampling is not None and str(series.sampling) else ""
     return f"{series.path}: {counted(size, 'record')}, {when}, {modes}{among}{how}"
 

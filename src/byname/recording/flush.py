@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -16,12 +16,11 @@ from byname.errors import RecordingError, RecordingWarning
 from byname.reading.interrupts import defer_signals
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.clock import ValueNumbers
-from byname.recording.columns import Scalars, SharedItems
 from byname.recording.distributed.dtensor import Shard
 from byname.recording.distributed.gather import Gatherer
+from byname.recording.memory import MemoryStore, SeriesOnDemand, Store
 from byname.recording.sampling import Sampling, Time
 from byname.recording.series import Series
-from byname.recording.stores.memory import MemoryStore, Store
 from byname.recording.values.change import NOTHING, Last, same
 from byname.recording.values.copy import Copies, plain_copy
 from byname.source.tracebacks import warn
@@ -52,10 +51,11 @@ class RecordedValue(NamedTuple):
         return self.before is NOTHING or not same(self.value, self.before)
 
 
+@dataclass(slots=True, eq=False)
 class PlaceValues:
     """The values of one place, in one listener.
 
-    Args:
+    Attributes:
         path: the place.
         last: tells whether a value is another than the one stored last; None where each is stored.
         form: what is made of a value before it is copied; None for nothing.
@@ -63,74 +63,59 @@ class PlaceValues:
         gradient: whether the values are gradients.
         by_forward: whether a value belongs to the iteration of the forward that it was told of, and not to the latest.
         numbers: numbers the values of an iteration, where its forwards do not.
-
-    Attributes:
-        records: those of the open window.
+        sampling: how values are taken.
+        records: those of the open window that are not yet `kept`.
+        kept: those of the open window whose numbers are settled.
         stored: whether anything ever was.
         refused: whether the place turned out to hold what cannot be stored.
         unsaid: why, if no warning has said it.
     """
 
-    __slots__ = (
-        "by_forward",
-        "exact",
-        "form",
-        "gradient",
-        "last",
-        "numbers",
-        "path",
-        "records",
-        "refused",
-        "sampling",
-        "stored",
-        "unsaid",
-    )
+    path: str
+    last: Last | None
+    form: Callable[[Any], Any] | None
+    sampling: Sampling
+    exact: bool = False
+    gradient: bool = False
+    by_forward: bool = False
+    numbers: ValueNumbers | None = None
+    records: list[RecordedValue] = field(default_factory=list)
+    kept: list[RecordedValue] = field(default_factory=list)
+    stored: bool = False
+    refused: bool = False
+    unsaid: str = ""
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        last: Last | None,
-        form: Callable[[Any], Any] | None,
-        exact: bool,
-        gradient: bool,
-        by_forward: bool,
-        numbers: ValueNumbers | None,
-        sampling: Sampling,
-    ) -> None:
-        self.path = path
-        self.last = last
-        self.form = form
-        self.exact = exact
-        self.gradient = gradient
-        self.by_forward = by_forward
-        self.numbers = numbers
-        self.sampling = sampling
-        self.records: list[RecordedValue] = []
-        self.stored = False
-        self.refused = False
-        self.unsaid = ""
+    def settle(self) -> None:
+        """Leave out the values that are not another, and number those of iterations that are over."""
+        records, self.records = [record for record in self.records if record.is_another], []
+        if records and self.numbers is not None:
+            calls = self.numbers.settled([(record.time, record.call) for record in records])
+            records = [record._replace(call=call) for record, call in zip(records, calls, strict=True)]
+        self.kept += records
 
     def closed(self, rank: int) -> Series | None:
         """The window as a series, and a new one begins; None if nothing came. Its copies must be there."""
-        records, self.records = [record for record in self.records if record.is_another], []
+        self.settle()
+        series, self.kept = self.series(rank), []
+        return series
+
+    def series(self, rank: int) -> Series | None:
+        """The records that are kept."""
+        records = self.kept
         if not records:
             return None
-        if self.numbers is not None:
-            calls = self.numbers.settled([(record.time, record.call) for record in records])
-            records = [record._replace(call=call) for record, call in zip(records, calls, strict=True)]
         if self.gradient and self.by_forward and len({record.time.mode for record in records}) == 1:
             # a backward comes to the last call first
-            records.sort(key=lambda record: (record.time.iteration, record.call))
+            records = sorted(records, key=lambda record: (record.time.iteration, record.call))
         return Series(
             path=self.path,
-            values=Scalars.where_alike([record.value for record in records]),
-            iterations=Scalars.of(record.time.iteration for record in records),
-            ranks=Scalars.all(rank, len(records)),
-            calls=Scalars.of(record.call for record in records),
-            modes=SharedItems.of([record.time.mode for record in records]),
-            shapes=SharedItems.of([_shape(record.value) for record in records]),
-            shards=SharedItems.of([record.shard for record in records]),
+            values=[record.value for record in records],
+            iterations=[record.time.iteration for record in records],
+            ranks=[rank] * len(records),
+            calls=[record.call for record in records],
+            modes=[record.time.mode for record in records],
+            shapes=[_shape(record.value) for record in records],
+            shards=[record.shard for record in records],
             sampling=self.sampling,
         )
 
@@ -164,6 +149,8 @@ class Windows:
         copies: makes the copies.
         bytes: about how much memory the open window holds.
         lost: what is missing, in sentences.
+        note: is given the place, iteration and copy of each value; None where nothing is made of them.
+        keeps: whether only some iterations stay, so that the window is open to the end.
         excused: what is missing if the program goes on, in sentences: else the error that ends it says so.
         tell: is given errors that else come out of a forward of the program, where that knows nothing of the recording.
     """
@@ -176,6 +163,8 @@ class Windows:
         self.lost: dict[str, None] = {}
         self.excused: dict[str, None] = {}
         self.tell: Callable[[Exception], None] | None = None
+        self.note: Callable[[PlaceValues, Time, Any], object] | None = None
+        self.keeps = self._changed = False
         self._rank = rank
         self._every = gather_every
         self._before = before
@@ -198,16 +187,35 @@ class Windows:
         if self._every is not None:
             if self._begun > 1 and not (self._begun - 1) % self._every:
                 self.close()
-        elif self.bytes > _BYTES or time.monotonic() - self._opened > _SECONDS:
+        elif self._is_full():
             self.close_early()
 
     def passed(self) -> None:
-        """A forward has ended within an iteration: a window that is full by then is closed.
+        """An iteration goes on for long: a window that is full by then is closed.
 
         Unless it has gradients: those of an iteration are numbered together.
         """
-        if self.bytes > _BYTES and not any(one.gradient and one.records for one in [*self.columns.values()]):
+        if self._is_full() and not any(one.gradient and one.records for one in [*self.columns.values()]):
             self.close_early()
+
+    def drop(self, times: Collection[Time]) -> None:
+        """Forget the values of iterations, in the open window."""
+        with self._alone():
+            for column in [*self.columns.values()]:
+                column.settle()
+                column.kept = [record for record in column.kept if record.time not in times]
+            self._changed = True
+
+    def _hand_on_so_far(self) -> None:
+        """Hand on what stays as it is now, in the place of what was handed on before; the window stays open."""
+        with self._alone(), defer_signals():
+            if self._changed:
+                columns = [*self.columns.items()]
+                self._hand_on({path: series for path, one in columns if (series := one.series(self._rank))})
+                self._changed = False
+
+    def _is_full(self) -> bool:
+        return not self.keeps and (self.bytes > _BYTES or time.monotonic() - self._opened > _SECONDS)
 
     def went_on(self) -> None:
         """The program has caught an error of its callback and goes on."""
@@ -218,7 +226,10 @@ class Windows:
     def close_early(self) -> None:
         """The same, unless callbacks or other processes wait for whole windows."""
         if self._every is None and not (self._before or self._after):
-            self.close()
+            if self.keeps:
+                self._hand_on_so_far()
+            else:
+                self.close()
 
     def close(self) -> None:
         """Hands on what came since the last window; then raises what a callback has raised."""
@@ -232,8 +243,8 @@ class Windows:
         Raises:
             RecordingError: if the file cannot be written.
         """
-        with self._alone(), defer_signals():
-            self.close_early()
+        self.close_early()
+        with self._alone():
             self.store.flush()
 
     def results(self, *, early: bool) -> Mapping[str, Series]:
@@ -244,7 +255,13 @@ class Windows:
         with self._alone(), defer_signals():
             if early:
                 self.close_early()
-            return _OneAtATime(self.store.results(), self._alone)
+            found = self.store.results()
+
+        def made(path: str) -> Series:
+            with self._alone(), defer_signals():
+                return found[path]
+
+        return SeriesOnDemand(found, made)
 
     def close_store(self, *, complete: bool) -> None:
         """Nothing comes any more."""
@@ -309,7 +326,9 @@ class Windows:
 
     def _hand_on(self, window: dict[str, Series]) -> None:
         gathered = self._through(self._after, window, "after_gather")
-        if gathered:
+        if self.keeps:
+            self.store.forget()
+        if gathered or self.keeps:
             self.store.append(gathered)
             with suppress(RecordingError):  # the store has warned; the program goes on, and closing raises it
                 self.store.flush()
@@ -329,7 +348,7 @@ class Windows:
 
     def _lose_window(self, series: Series, moment: str, error: BaseException) -> None:
         """Says which records are missing; of a callback that raises again and again the first windows only."""
-        first, last = min(series.iterations), max(series.iterations)
+        first, last = series.records["iteration"].min(), series.records["iteration"].max()
         often = self._failed[series.path] = self._failed.get(series.path, 0) + 1
         which = f"iteration {first} is" if first == last else f"iterations {first} to {last} are"
         if often > _SAID:
@@ -375,38 +394,10 @@ class Windows:
         return True
 
 
-class _OneAtATime(Mapping[str, Series]):
-    """The series of a store, made while nothing is written to it."""
-
-    def __init__(self, found: Mapping[str, Series], alone: Callable[[], AbstractContextManager[object]]) -> None:
-        self._found = found
-        self._alone = alone
-        self._paths = dict.fromkeys(found)
-
-    def __getitem__(self, path: str) -> Series:
-        with self._alone(), defer_signals():
-            return self._found[path]
-
-    def __contains__(self, path: object) -> bool:
-        return path in self._paths
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-
-def _through(callbacks: Callbacks, window: dict[str, Series], moment: str) -> dict[str, Series]:
-    if not callbacks:
-        return window
-    return {path: _kept(series, applied(callbacks, path, series, moment)) for path, series in window.items()}
-
-
 def _kept(given: Series, returned: Series) -> Series:
     """What a callback returned, with copies of its own: it may be anything, and the program may go on changing it."""
     if returned is given:
         return given
     values, path = returned.values, returned.path
     copies = plain_copy(values, path=path) if type(values) is Tensor else [plain_copy(one, path=path) for one in values]
-    return replace(returned, values=copies, sampling=given.sampling)
+    return returned.but(values=copies, sampling=given.sampling)

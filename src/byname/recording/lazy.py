@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from byname.errors import BadArgumentError
-from byname.recording.columns import Packed, end_to_end, picked
 from byname.table import counted
 
 _NEAR = 4
@@ -23,18 +22,17 @@ Positions: TypeAlias = NDArray[np.int64]
 
 
 class LazyArray(Protocol):
-    """What values of one shape offer as their ``array``: numbers on which slices are read, such as an HDF5 dataset."""
+    """What values of one shape offer as their ``array``: numbers on which slices are read, the record first."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all values: the number of records, then the shape of each."""
+        """Of all values."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """As numpy has it."""
 
-    def __getitem__(self, which: Any) -> Any:
-        """Reads the records of a slice."""
+    def __getitem__(self, which: Any) -> Any: ...
 
 
 class Picked(Sequence[Any]):
@@ -76,7 +74,7 @@ class Picked(Sequence[Any]):
 
     @classmethod
     def of(cls, parts: Sequence[Values]) -> Picked:
-        """All values of the sequences, one after the other; those that are picked already are not picked twice."""
+        """Return all values of the sequences; those that are picked already are not picked twice."""
         flat: list[Values] = []
         part, position = [], []
         for values in parts:
@@ -85,10 +83,6 @@ class Picked(Sequence[Any]):
             position.append(np.arange(len(values)) if inner is None else inner.position)
             flat.extend([values] if inner is None else inner.parts)
         return cls(flat, _together(part), _together(position))
-
-    def within(self, which: slice | Positions) -> Picked:
-        """The values at these positions."""
-        return Picked(self.parts, self.part[which], self.position[which])
 
 
 def _together(pieces: list[NDArray[Any]]) -> Positions:
@@ -146,33 +140,15 @@ def cropped(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def taken(values: Values, which: slice | Positions) -> Values:
-    """Some of the values, without reading them from a file."""
+    """Return some of the values, without reading them from a file."""
     if isinstance(values, Tensor):
         if isinstance(which, slice) and (which.step or 1) < 0:  # of which PyTorch knows nothing (2.13)
             which = np.array(range(len(values))[which], np.int64)
         return values[which if isinstance(which, slice) else torch.from_numpy(which)]
-    if isinstance(values, list | tuple | Packed):
-        return picked(values, which)
-    return Picked.of([values]).within(which)
-
-
-def after_each_other(parts: Sequence[Values], shapes: Sequence[Sequence[tuple[int, ...]]]) -> Values:
-    """The values of several series: one tensor where all are and fit, a list in memory, else read when asked for."""
-    every = [values for values in parts if len(values)]
-    tensors = [values for values in every if isinstance(values, Tensor)]
-    if every and len(tensors) == len(every) and len({(one.dtype, one.shape[1:]) for one in tensors}) == 1:
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-    if every and all(isinstance(values, Packed) for values in every):
-        return end_to_end(every)
-    if all(isinstance(values, list | tuple | Tensor | Packed) for values in every):
-        return [one for values, own in zip(parts, shapes, strict=True) for one in _apart(values, own)]
-    return every[0] if len(every) == 1 else Picked.of(every)
-
-
-def _apart(values: Values, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
-    if isinstance(values, Tensor):
-        return [cropped(value, shape) for value, shape in zip(values, shapes, strict=True)]
-    return values
+    if isinstance(values, list | tuple):
+        return values[which] if isinstance(which, slice) else [values[number] for number in which.tolist()]
+    picked = Picked.of([values])
+    return Picked(picked.parts, picked.part[which], picked.position[which])
 
 
 def one_each(values: Any, size: int, path: str) -> Any:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from byname.codec import TENSOR_BYTES, size_of
 from byname.errors import BadArgumentError, NoMatchError, NotStorableError
+from byname.model.methods import Namespace
 from byname.place import Place, parse
 from byname.reading.tensor import PLAIN
 from byname.recording.callbacks import callables, values_called
-from byname.recording.clock import Clock, InOrder, OfBackwards, OfSteps, Times, ValueNumbers
+from byname.recording.clock import Clock, InOrder, OfBackwards, OfSteps, ValueNumbers
 from byname.recording.distributed.dtensor import is_distributed, local_part
 from byname.recording.flush import PlaceValues, RecordedValue, Windows
-from byname.recording.options import Options, form_of
+from byname.recording.options import Options, form_of, several
 from byname.recording.sampling import Time
 from byname.recording.silence import Unrecorded, why
 from byname.recording.values.change import NOTHING, Last
+from byname.recording.values.plain import quick_copy
+from byname.recording.values.reduce import quick_figure
 from byname.table import counted, listed
 from byname.text import printable
 from byname.tracing.eager import RUN_EAGERLY
@@ -29,51 +33,85 @@ from byname.watch.handle import Handle
 
 
 class Storing:
-    """Has values stored as they are asked for.
+    """Stores the values of places as they are asked for.
 
-    Args:
-        options: what is asked.
-        windows: where the copies go.
+    Attributes:
+        asked: the places in words.
+        handle: of what is attached to the model.
     """
 
-    def __init__(self, options: Options, windows: Windows) -> None:
+    asked: str
+    handle: Handle
+
+    def __init__(self, options: Options, clock: Clock, windows: Windows) -> None:
         self._options = options
-        self._schedule = options.schedule
+        self._clock = clock
         self._windows = windows
+        self._columns: dict[str, PlaceValues] = {}
         self._called = bool(callables(options.on_value, "on_value"))
+        self._quick = quick_figure(options.reduce if options.dtype is None else None)
         self._judged: tuple[Time | None, bool] = (None, False)
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The places that have reported something."""
+        return tuple(self._columns)
+
+    def dropped(self) -> list[str]:
+        """Return sentences about places of which some values belonged to no iteration."""
+        return []
+
+    def prepare(self) -> None:
+        """Be in place in the next forward: one has ended."""
+        if not self.handle.enabled:
+            self.handle.enabled = True
+
+    def rest(self) -> None:
+        """Be out of the way of a forward that begins, if nothing is due in it."""
+
+    def _add(
+        self, path: str, asked: str, *, compared: bool = True, by_content: bool = False, state: str = "", **known: Any
+    ) -> PlaceValues:
+        """Return the values of a new place, of which only changes are stored if they are `compared`."""
+        form = form_of(self._options, path, self._windows.warn)
+        last = Last(form, by_content=by_content) if self._options.on_change and compared else None
+        sampling = replace(self._options.sampling(asked, self._clock.counted), state=state)
+        column = PlaceValues(path, last=last, form=form, sampling=sampling, **known)
+        self._columns[path] = self._windows.columns[path] = column
+        return column
+
     def _is_due(self, time: Time) -> bool:
-        """Asked once for all places of a forward."""
         known, due = self._judged
         if known is not time:
-            due = self._schedule.due(time)
+            due = self._options.due(time)
             self._judged = time, due
         return due
 
-    def _record(self, column: PlaceValues, time: Time, call: Any, value: Any) -> None:
+    def _record(self, column: PlaceValues, time: Time, event: Any, value: Any) -> None:
+        call = event.call if column.numbers is None else column.numbers.next(time, event)
         shard = None
         if type(value) not in PLAIN and is_distributed(value):
             value, shard = local_part(value)
-        last = column.last
+        last, form, windows = column.last, column.form, self._windows
         told = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
         if last is not None and not last.changed(value, told):
             return
-        before = last.copy if last is not None and last.doubtful else NOTHING
-        windows = self._windows
-        copy = windows.copies.take(told if column.form is None else column.form(told), column.path)
+        copy = quick_copy(told) if form is None else self._quick(told)
+        if copy is None:
+            copy = windows.copies.take(told if form is None else form(told), column.path)
+        before = NOTHING
         if last is not None:
+            before = last.copy if last.doubtful else NOTHING
             last.stored(value, copy)
         column.stored = True
-        shard = shard if told is value and column.form is None else None
+        shard = shard if told is value and form is None else None
         column.records.append(RecordedValue(time, call, copy, shard, before))
+        if windows.note is not None:
+            windows.note(column, time, copy)
         windows.bytes += _TENSOR_RECORD + copy.nbytes if type(copy) is Tensor else _RECORD + size_of(copy)
 
     def _refuse(self, column: PlaceValues, error: NotStorableError, value: Any) -> None:
-        """An error, once, where the user asked for this very place and it never could be stored; else a warning.
-
-        A place of which nothing could be stored is refused from then on, and the others go on.
-        """
+        """Raise the error once where the user asked for this very place and nothing of it was stored; else warn."""
         column.refused = not column.stored
         if column.refused and not column.exact and isinstance(value, nn.Module):
             column.unsaid = f"{error}".partition(": ")[2]
@@ -91,23 +129,7 @@ _TENSOR_RECORD = _RECORD + TENSOR_BYTES
 
 
 class Listener(Storing):
-    """Listens at all places of which the same is asked.
-
-    Args:
-        model: the model.
-        where: the places.
-        options: what is asked of them.
-        clock: knows the iteration.
-        windows: where the copies go.
-        exact: the places that were asked for by their own paths.
-        attention: as in `record`.
-
-    Attributes:
-        asked: the places in words.
-        handle: of what is attached to the model.
-    """
-
-    label = "record"
+    """Listens at all places of which the same is asked."""
 
     def __init__(
         self,
@@ -116,19 +138,16 @@ class Listener(Storing):
         options: Options,
         clock: Clock,
         windows: Windows,
-        exact: frozenset[str],
         *,
         attention: str | None = None,
     ) -> None:
-        super().__init__(options, windows)
+        super().__init__(options, clock, windows)
         self.asked = _in_words(where)
         self._where = _entries(where)
-        self._clock = clock
-        self._exact = exact
-        self._columns: dict[str, PlaceValues] = {}
-        self._times = Times()
-        self._begun_once = False
+        self._exact = frozenset(str(place) for place, _ in self._where if place is not None)
+        self._times: dict[int, Time] = {}
         self._failed: set[str] = set()
+        self._functions = isinstance(model, Namespace)
         self._unrecorded = Unrecorded(type(model).__name__)
         self._held = weakref.ref(model)
         self.handle: Handle = attach(
@@ -143,29 +162,34 @@ class Listener(Storing):
             unmatched=self._unmatched,
             ended=self._ended,
         )
-
         if self.handle.heard is not None:
             self.handle.heard.says = False  # the recorder does
 
-    def unrecorded(self, clock: Clock) -> list[tuple[str, str]]:
-        """The places of which nothing was recorded, in words, each with the reason."""
+    def unrecorded(self) -> list[tuple[str, str]]:
+        """Return the places of which nothing was recorded, in words, each with the reason."""
         heard = self.handle.heard
         found = []
         for entry in () if heard is None else heard.entries():
             columns = [self._columns[path] for path in entry.paths if path in self._columns]
-            reason = why(columns, entry.reason, self._schedule, clock, self._unrecorded)
+            reason = why(columns, entry.reason, self._options, self._clock, self._unrecorded)
+            if reason and self._functions:
+                reason = _NOT_ASSIGNED
             if reason:
                 found.append((entry.asked, reason))
         return found
 
     def dropped(self) -> list[str]:
-        """Sentences about places of which something was recorded, and some values belonged to no iteration."""
+        """Return sentences about places of which something was recorded, and some values belonged to no iteration."""
         return [
             f"`{path}`: {counted(number, 'value')} passed outside of the forwards of {self._unrecorded.name} and "
             f"belong to no iteration; {self._unrecorded.remedy}"
             for path, number in self._unrecorded.outside.items()
             if self._columns[path].stored
         ]
+
+    def may_have(self, path: str) -> bool:
+        """Whether a path may be one of the places, as far as that is known."""
+        return any(place is None or place.matches(path) for place, _ in self._where)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -185,13 +209,12 @@ class Listener(Storing):
         Where something is compiled it is so only for good: compiled code is then used again, and tells the clock of no
         forward.
         """
-        if self._begun_once and not self.handle.paused and not self._wanted():
-            over = self._schedule.over(*self._clock.coming())
+        if self._times and not self.handle.paused and not self._wanted():
+            over = self._options.over(*self._clock.coming())
             self.handle.paused = over or not self.handle.has_note(RUN_EAGERLY)
 
     def _wanted(self) -> bool:
-        train, evaluation = self._clock.coming()
-        return self._schedule.due(train) or self._schedule.due(evaluation)
+        return self._options.always or any(map(self._options.due, self._clock.coming()))
 
     def _unmatched(self, error: NoMatchError) -> None:
         """The first forward came to none of what was asked for."""
@@ -210,10 +233,8 @@ class Listener(Storing):
             self._windows.end_of(recorded, why, [now, *(one for one in self._clock.coming() if one.mode != now.mode)])
 
     def _begun(self, iteration: int) -> None:
-        self._begun_once = True
-        now = self._clock.now()
-        # by steps only the mode is asked for; numbered so that many forwards are one stretch
-        self._times.note(iteration, Time(now.mode, iteration) if self._clock.by_steps else now)
+        self._times[iteration] = self._clock.now()
+        self._times.pop(iteration - _REMEMBERED, None)
 
     def _receive(self, event: Event) -> None:
         """What `attach` calls with every value."""
@@ -225,23 +246,22 @@ class Listener(Storing):
             if not (column.stored or column.refused) or time is None:
                 self._unrecorded.note(event.path, time, self._held())
             return
-        call = event.call if column.numbers is None else column.numbers.next(time, event)
         try:
-            self._record(column, time, call, event.value)
+            self._record(column, time, event, event.value)
         except NotStorableError as error:
             self._refuse(column, error, event.value)
         except Exception as error:  # of a function of the user's: `on_value` or `reduce`
             self._lose(column.path, time, error)
             raise
+        if self._functions:  # one call may be the whole training
+            self._windows.passed()
 
     def _lose(self, path: str, time: Time, error: Exception) -> None:
         """Notes that a value is missing, once for each place."""
         if path not in self._failed:
             self._failed.add(path)
-            sentence = (
-                f"`{path}`: values are missing from {time.mode} iteration {time.iteration} on, since what is made"
-            )
-            self._windows.excused[f"{sentence} of them raised {type(error).__name__}"] = None
+            since = f"from {time.mode} iteration {time.iteration} on, since what is made of them raised"
+            self._windows.excused[f"`{path}`: values are missing {since} {type(error).__name__}"] = None
 
     def _time_of(self, event: Event, column: PlaceValues) -> Time | None:
         """The iteration that a value belongs to; None where there is none, see `_time_of_value`."""
@@ -262,8 +282,10 @@ class Listener(Storing):
         clock = self._clock
         if clock.by_steps:
             return clock.passing()
-        time = self._times.of(forward)
-        return time if time is None or time.mode == clock.mode or clock.inside else None
+        if self._functions:
+            return clock.latest
+        time = self._times.get(forward)
+        return time if time is None or clock.inside or time.mode == clock.mode else None
 
     def _column(self, event: Event) -> PlaceValues:
         path = event.path
@@ -272,35 +294,36 @@ class Listener(Storing):
                 f"`{path}` is matched by two entries that ask for different things, one of them {self.asked}; "
                 "leave it out of one"
             )
-        gradient, by_steps = path.endswith(".grad"), self._clock.by_steps
+        gradient, by_steps = path.endswith(".grad"), self._clock.by_steps or self._functions
         of_parameter = gradient and _is_parameters(event)
-        form = form_of(self._options, path, self._windows.warn)
-        column = PlaceValues(
+        return self._add(
             path,
-            last=Last(form, by_content=_is_buffer(event)) if self._options.on_change else None,
-            form=form,
+            _entry(self._where, path),
+            compared=not of_parameter,  # a gradient that was accumulated is in other memory, or was written to
+            by_content=_is_buffer(event),
+            state="parameter" if event.kind == "parameter" and not gradient else "",
             exact=path in self._exact,
             gradient=gradient,
             by_forward=not (by_steps or of_parameter),
             numbers=_numbers(by_steps, gradient, of_parameter),
-            sampling=self._options.sampling(_entry(self._where, path), self._clock.counted),
         )
-        self._columns[path] = self._windows.columns[path] = column
-        return column
+
+
+_REMEMBERED = 4096
+"""Forwards whose iterations are known: a value passes in one of the latest, or after it. Gradients bring their own."""
+_NOT_ASSIGNED = "it was not assigned after the recording had begun: the function was not called, or did not reach it"
 
 
 def _in_words(where: Any) -> str:
     """The places as they were asked for, for messages."""
-    several = where if isinstance(where, list | tuple) else (where,)
-    return listed([f"`{printable(str(one)[:60])}`" for one in several], 4)
+    return listed([f"`{printable(str(one)[:60])}`" for one in several(where)], 4)
 
 
 def _entries(where: Any) -> list[tuple[Place | None, str]]:
     """The entries of what was asked for: those that are paths, and the words of each."""
-    several = where if isinstance(where, list | tuple | set | frozenset) else (where,)
     return [
         (parse(one) if isinstance(one, str) else one if isinstance(one, Place) else None, printable(_worded(one)))
-        for one in several
+        for one in several(where)
     ]
 
 

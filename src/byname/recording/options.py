@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeGuard
 
@@ -14,13 +14,6 @@ from byname.errors import BadArgumentError
 from byname.recording.callbacks import Callbacks, callables
 from byname.recording.sampling import IterationSchedule, Sampling
 from byname.recording.values.reduce import conversion, converted, name_of, reduction
-
-
-class Figures(Protocol):
-    """What was found at the places."""
-
-    def by_path(self, name: str) -> Mapping[str, Any]:
-        """The figures by paths such as ``fc1.<name>.mean``."""
 
 
 class Analysed(Protocol):
@@ -36,14 +29,19 @@ class Analysed(Protocol):
     def watching(self) -> bool:
         """Whether it is at places of some model."""
 
-    def result(self) -> Figures:
-        """The figures as they are now."""
+    def result(self) -> Any:
+        """The figures as they are now; their ``by_path(name)`` maps ``fc1.<name>.mean`` to each."""
 
 
 def is_analyser(one: Any) -> TypeGuard[Analysed]:
     """Whether it computes figures; it is told by its class, so that no code of a model's runs."""
     kind = type(one)
     return not issubclass(kind, str | nn.Module | type) and hasattr(kind, "watching") and hasattr(kind, "result")
+
+
+def several(where: Any) -> Collection[Any]:
+    """Return the entries of what is asked for, of which one may stand alone."""
+    return where if isinstance(where, Sequence | Set) and not isinstance(where, str) else (where,)
 
 
 def named(where: Any) -> Any:
@@ -59,30 +57,16 @@ Reduce = str | Callable[[Any], Any] | Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How the values of a place are recorded; the arguments of `byname.record` of the same names."""
+class Options(IterationSchedule):
+    """How the values of a place are recorded, and when; the arguments of `byname.record` of the same names."""
 
-    every: int = 1
-    start: int = 0
-    stop: int | None = None
-    mode: str = "both"
     on_change: bool = True
     reduce: Reduce = None
     dtype: Any = None
     on_value: Callbacks = ()
 
-    @property
-    def schedule(self) -> IterationSchedule:
-        """In which iterations."""
-        return IterationSchedule(self.every, self.start, self.stop, self.mode)
-
     def sampling(self, where: str, count: str) -> Sampling:
-        """The same as facts that a recording keeps.
-
-        Args:
-            where: the entry that a place was matched by.
-            count: what an iteration is.
-        """
+        """Return the same as facts that a recording keeps, with the entry that a place was matched by."""
         figures = self.reduce if isinstance(self.reduce, list | tuple) else [self.reduce]
         names = tuple(name_of(one) for one in figures if one is not None)
         dtype = conversion(self.dtype)
@@ -100,8 +84,7 @@ class Options:
         )
 
     def check(self, path: str) -> None:
-        """Refuses what has no meaning; the path is for messages."""
-        _ = self.schedule
+        """Refuse what has no meaning; the path is for messages."""
         reduction(self.reduce, path)
         conversion(self.dtype)
         callables(self.on_value, "on_value")
@@ -115,15 +98,7 @@ def options_of(**given: Any) -> Options:
 
 
 def placed(where: Any, defaults: Options) -> list[tuple[Options, Any]]:
-    """The places by what is asked of them: each is one attachment.
-
-    Args:
-        where: what `record` was given: places, or a mapping of places to their own options.
-        defaults: the keywords of `record`.
-
-    Raises:
-        BadArgumentError: for options that there are not.
-    """
+    """Return places, or a mapping of places to their own options, by what is asked of them: each is one attachment."""
     if not isinstance(where, Mapping):
         return [(defaults, where)]
     if not where:
@@ -160,13 +135,7 @@ def _own(place: Any, own: Any, defaults: Options) -> Options:
 
 
 def form_of(options: Options, path: str, warn: Callable[[str], None]) -> Callable[[Any], Any] | None:
-    """The function that does it, where the values are; None if nothing is to be done.
-
-    Args:
-        options: what is asked of the place.
-        path: the place, for errors.
-        warn: called where a number is lost.
-    """
+    """Return the function that reduces and converts values where they are; None if nothing is to be done."""
     reduce, dtype = reduction(options.reduce, path), conversion(options.dtype)
     if dtype is None:
         return reduce

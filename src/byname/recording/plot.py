@@ -12,7 +12,7 @@ from torch import Tensor
 
 from byname.axes import CURVE, GREY, LINES, axes_of_size, calm, colours, legend, short
 from byname.errors import BynameError
-from byname.recording.export import SeriesRecords
+from byname.recording.series_records import SeriesRecords
 from byname.table import listed
 from byname.text import printable
 

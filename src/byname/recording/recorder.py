@@ -5,24 +5,24 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from byname.errors import RecordingError, RecordingWarning
 from byname.reading.interrupts import defer_signals, raise_first
 from byname.recording.analyser_listener import Reports
 from byname.recording.callbacks import Callbacks, applied
+from byname.recording.chosen import Chosen
 from byname.recording.clock import Clock
 from byname.recording.flush import Windows
 from byname.recording.listener import Listener
+from byname.recording.memory import Store
 from byname.recording.series import Series
 from byname.recording.series_by_path import RecordedSeries
-from byname.recording.silence import dropped, unrecorded
-from byname.recording.stores.memory import Store
 from byname.source.tracebacks import warn
 from byname.text import note_on, printable
-from byname.undo import Undo
+from byname.undo import Undo, weakly
 from byname.watch.heard import WARNED, grouped
 
 
@@ -34,6 +34,7 @@ class Recorder:
         windows: take what the listeners record.
         listeners: what is attached to the model, and reports of analysers.
         at_end: the callbacks for everything that was recorded.
+        chosen: judges the iterations.
 
     Attributes:
         paths: the places that are listened to, as far as they are known: operations and figures are once
@@ -41,7 +42,14 @@ class Recorder:
         notes: what is worth knowing, in sentences: what could not be recorded, what has changed by looking.
     """
 
-    def __init__(self, clock: Clock, windows: Windows, listeners: list[Listener | Reports], at_end: Callbacks) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        windows: Windows,
+        listeners: list[Listener | Reports],
+        at_end: Callbacks,
+        chosen: Chosen,
+    ) -> None:
         self._clock = clock
         self._windows = windows
         self._listeners = listeners
@@ -51,10 +59,12 @@ class Recorder:
         self._notes: tuple[str, ...] = ()
         self._begun = self._closed = False
         self._whole = True
+        self._chosen = chosen
+        self._stopped = False
         self._end = Undo()
         self._storing: list[Callable[[], object]] = []
         self._process = os.getpid()
-        self._exit = _exiting(weakref.ref(self))
+        self._exit = weakly(self._at_exit)  # which keeps no recorder that everybody else has let go of
 
     def begin(self, make: Callable[[], Store]) -> Recorder:
         """Itself, which records from now on. Where this raises or is interrupted, nothing is left on the model.
@@ -145,18 +155,20 @@ class Recorder:
 
     def _begin_closing(self, error: BaseException | None) -> None:
         if error is not None:
-            self._windows.lose(f"the recorded program was left in iteration {self.iteration} by a {_named(error)}")
+            left = f"the recorded program was left in iteration {self.iteration}"
+            self._windows.lose(f"{left} by a {type(error).__name__}")
         silent: list[str] = []
         if error is None and self._begun:
             self._windows.went_on()
             silent = self._note_silence()
         self._whole = error is None
         self._storing = [
-            self._end_windows,
-            self._close_store,
+            self._judge_last,
+            lambda: self._windows.end(hurry=not self._whole),
+            lambda: self._windows.close_store(complete=self._whole),
             self._finish,
             lambda: self._windows.tell_of(silent),
-            self._forget_exit,
+            lambda: atexit.unregister(self._exit),
         ]
         # done from the last to the first, each also if one before it raises
         self._end.add(self._store)
@@ -180,21 +192,24 @@ class Recorder:
             del self._storing[:1]
         raise_first(errors)
 
-    def _end_windows(self) -> None:
-        self._windows.end(hurry=not self._whole)
+    def _judge_last(self) -> None:
+        if not self._stopped:
+            self._note_end(self._chosen.end(hurry=not self._whole))
 
-    def _close_store(self) -> None:
-        self._windows.close_store(complete=self._whole)
-
-    def _forget_exit(self) -> None:
-        atexit.unregister(self._exit)
+    def _note_end(self, why: str) -> bool:
+        """Note why the recording ends before the program does, and return whether it does."""
+        if why:
+            self._stopped = True
+            self._notes = (*self._notes, f"the recording ended: {why}")
+            self._windows.store.note("stopped", why)
+        return self._stopped
 
     def _note_silence(self) -> list[str]:
         """Notes where nothing was recorded, and why; the sentences to warn of."""
         if self._windows.store.failed:
             return []  # which has said that nothing is recorded any more
-        silent = unrecorded(self._listeners, self._clock)
-        lost = [*dropped(self._listeners)]
+        silent = [found for one in self._listeners for found in one.unrecorded()]
+        lost = [sentence for one in self._listeners for sentence in one.dropped()]
         for sentence in (*grouped("recorded", silent), *lost):
             self._windows.lose(sentence)
         return [*grouped("recorded", silent, WARNED), *lost[:WARNED]]
@@ -215,7 +230,7 @@ class Recorder:
     def _at_exit(self) -> None:
         """The program ends, and has not closed this.
 
-        A fork only lets go of the file: HDF5 would close it when Python is gone, through h5py's Python (h5py 3.16).
+        A fork only lets go of the log.
         """
         if os.getpid() == self._process:
             self._close(getattr(sys, "last_value", None))
@@ -223,13 +238,28 @@ class Recorder:
             self._windows.store.close()
 
     def _iteration(self) -> None:
+        if self._windows.note is not None and not self._stopped and self._note_end(self._chosen.judge()):
+            self._stop()
         self._windows.iteration()
+        if self._stopped:
+            return
         for listener in self._listeners:
             listener.rest()
         if self._clock.by_steps:
             self._prepare()
 
+    def _stop(self) -> None:
+        """Record nothing more; the program goes on, as if nothing were attached."""
+        for listener in self._listeners:
+            listener.handle.enabled = False
+        if self._windows.gatherer is None:  # else the windows of the other processes wait for those of this one
+            self._clock.stop()
+            with suppress(RecordingError):  # the store has warned; closing raises it
+                self._windows.flush()
+
     def _forward_ended(self) -> None:
+        if self._stopped:
+            return
         if self._clock.by_steps:
             self._windows.passed()
         self._prepare()
@@ -261,18 +291,3 @@ class Recorder:
         shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")
         state = "closed" if self._closed else f"at iteration {self.iteration}"
         return printable(f"<Recorder {state}: {shown or 'no place yet'}>")
-
-
-def _exiting(held: weakref.ref[Recorder]) -> Callable[[], None]:
-    """What is called when the program ends; it does not keep a recorder that everybody else has let go of."""
-
-    def exiting() -> None:
-        recorder = held()
-        if recorder is not None:
-            recorder._at_exit()
-
-    return exiting
-
-
-def _named(error: BaseException) -> str:
-    return type(error).__name__

@@ -5,25 +5,21 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import (
-    BadArgumentError,
-    BynameError,
-    NoRecordingError,
-    NotARecordingError,
-    RecordingError,
-)
+from byname.errors import BadArgumentError, BynameError, NoRecordingError, NotARecordingError, RecordingError
 from byname.extras import needs
 from byname.recording.distributed.ranks import rank_file, rank_files
+from byname.recording.export import NumberRange
+from byname.recording.frame import StoredPlace
+from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of
 from byname.recording.series import Series, joined, without_repeats
 from byname.recording.series_by_path import asked_for
-from byname.recording.stores.described import Extent, Stored
-from byname.recording.stores.parts import Form
-from byname.recording.stores.reader import FileSource, StoredPlaces
-from byname.recording.stores.target import nearest, needs_h5py
+from byname.recording.stored import OpenFile
+from byname.recording.target import nearest
 from byname.table import SHOWN, Row, counted, listed, text, to_html
 from byname.text import printable
 
@@ -58,7 +54,6 @@ def open(path: str | os.PathLike[str]) -> Recording:
         ...     recording.paths, recording["0"].to_numpy().shape, recording.complete
         (('0',), (3, 5, 2), True)
     """
-    needs_h5py("opening a recording")
     named = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(named, str):
         raise BadArgumentError(f"a recording is opened by the path of its file, not by {type(path).__name__}")
@@ -83,45 +78,72 @@ def _opened(asked: Path, shown: str) -> Recording:
         inside = sorted(one.name for one in asked.iterdir() if one.suffix in (".h5", ".hdf5"))
         there = listed(inside, 12) or "no .h5 file"
         raise NotARecordingError(f"{shown} is a directory; in it: {printable(there)}")
-    ranks = rank_files(asked)
-    if asked.exists():
-        return _with_late_ranks(FileSource(asked), ranks)
+    found, named = _file(asked), file_of(asked)
+    ranks = rank_files(named)
+    if found is not None:
+        return _with_late_ranks(found, ranks)
     if not ranks:
         raise NoRecordingError(f"there is no file {shown}; {nearest(asked.absolute())}")
-    return _of_ranks(asked, ranks)
+    return _of_ranks(named, ranks)
 
 
-def _with_late_ranks(main: FileSource, ranks: dict[int, Path]) -> Recording:
-    """The file in which all ranks were gathered, and what single ranks wrote when that was no longer possible."""
-    further, missing = [], []
-    for path in ranks.values():
-        try:
-            source = FileSource(path)
-        except (RecordingError, NotARecordingError) as reason:
-            missing.append(f"{printable(path.name)} cannot be read: {reason}")
-            continue
-        if _same_run(source, main):
-            further.append(source)
-        else:
-            source.close()  # of an older run
+def _file(asked: Path) -> RecordingFile | None:
+    """Open the file of a recording, or its log where it is not finished; None where there is neither."""
+    for _ in range(_TRIES):
+        path = file_of(asked)
+        log = asked if path != asked and asked.exists() else log_of(path)
+        with suppress(FileNotFoundError):  # it was finished in between
+            if not is_log(log):
+                if path.exists():
+                    return RecordingFile(OpenFile(path))
+                continue  # there is none, or a new log has taken its place in between
+            running = RecordingFile(OpenFile(log))
+            if path.exists():  # finished, but for the removal of the log; or of an older recording
+                with suppress(BynameError):
+                    made = RecordingFile(OpenFile(path))
+                    if made.identity == running.identity:
+                        return made
+            return running
+    return None
+
+
+_TRIES = 5
+"""Looks at a recording that is being finished or replaced."""
+
+
+def _with_late_ranks(main: RecordingFile, ranks: dict[int, Path]) -> Recording:
+    """Return the file in which all ranks were gathered, with what single ranks wrote when that was not possible."""
+    further, missing = _readable({f"{printable(path.name)} cannot be read": path for path in ranks.values()})
+    for older in [one for one in further if not _same_run(one, main)]:
+        further.remove(older)
+        older.file.close()
     return _recording([main, *further], missing)
 
 
-def _of_ranks(asked: Path, ranks: dict[int, Path]) -> Recording:
+def _readable(paths: dict[str, Path]) -> tuple[list[RecordingFile], list[str]]:
+    """Open files; return also a sentence for each that cannot be read, which begins with its key."""
     sources, missing = [], []
-    for rank, path in ranks.items():
+    for words, path in paths.items():
         try:
-            sources.append(FileSource(path))
+            found = _file(path)
+            if found is None:
+                raise NoRecordingError(f"there is no file {printable(str(path))}")
+            sources.append(found)
         except (RecordingError, NotARecordingError) as reason:
-            missing.append(f"rank {rank}: {reason}")
+            missing.append(f"{words}: {reason}")
+    return sources, missing
+
+
+def _of_ranks(asked: Path, ranks: dict[int, Path]) -> Recording:
+    sources, missing = _readable({f"rank {rank}": path for rank, path in ranks.items()})
     if not sources:
         raise RecordingError(f"no file of {printable(str(asked))} can be read: {'; '.join(missing)}")
     chief = next((one for one in sources if one.run.get("rank") == 0), None)  # each run has one, and writes it anew
     chief = chief or max(sources, key=lambda source: str(source.run.get("started", "")))
     for source in [one for one in sources if not _same_run(one, chief)]:
-        missing.append(f"{printable(source.path.name)} is of another run, and was left out")
+        missing.append(f"{printable(source.file.path.name)} is of another run, and was left out")
         sources.remove(source)
-        source.close()
+        source.file.close()
     world = chief.run.get("world_size")
     world = world if type(world) is int and 0 < world < 10**6 else len(ranks)
     gone = [rank for rank in range(world) if rank not in ranks]
@@ -131,16 +153,16 @@ def _of_ranks(asked: Path, ranks: dict[int, Path]) -> Recording:
     return _recording(sources, missing)
 
 
-def _recording(sources: list[FileSource], missing: list[str]) -> Recording:
+def _recording(sources: list[RecordingFile], missing: list[str]) -> Recording:
     try:
         return Recording(sources, missing)
     except BaseException:
         for source in sources:
-            source.close()
+            source.file.close()
         raise
 
 
-def _same_run(one: FileSource, other: FileSource) -> bool:
+def _same_run(one: RecordingFile, other: RecordingFile) -> bool:
     return bool(one.run.get("run_id") == other.run.get("run_id"))
 
 
@@ -157,18 +179,17 @@ class Recording(Mapping[str, Any]):
         missing: what was lost, in words; empty when nothing was.
     """
 
-    def __init__(self, sources: Sequence[FileSource], missing: Sequence[str]) -> None:
+    def __init__(self, sources: Sequence[RecordingFile], missing: Sequence[str]) -> None:
         self._sources = list(sources)
-        self._results = [StoredPlaces(source) for source in sources]
         self.run: dict[str, Any] = dict(sources[0].run)
-        self.missing = tuple(map(printable, (*missing, *_of_all(self._sources, self._results))))
+        self.missing = tuple(map(printable, (*missing, *_of_all(self._sources))))
         self.ended = all(source.ended for source in sources)
         self.complete = all(source.complete for source in sources) and not self.missing
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The recorded places."""
-        return tuple(dict.fromkeys(path for results in self._results for path in results))
+        return tuple(dict.fromkeys(path for source in self._sources for path in source.places))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -177,7 +198,7 @@ class Recording(Mapping[str, Any]):
         return iter(self.paths)
 
     def __contains__(self, path: object) -> bool:
-        return any(path in results.places for results in self._results)
+        return any(path in source.places for source in self._sources)
 
     def __getitem__(self, path: str) -> Any:
         return asked_for(path, self.paths, self._series)
@@ -210,7 +231,7 @@ class Recording(Mapping[str, Any]):
     def close(self) -> None:
         """Closes the files; series that were taken out can then no longer be read."""
         for source in self._sources:
-            source.close()
+            source.file.close()
 
     def __enter__(self) -> Recording:
         return self
@@ -227,27 +248,26 @@ class Recording(Mapping[str, Any]):
         return to_html(self.rows(), title=self._title(), notes=self.missing)
 
     def _title(self) -> str:
-        names = ", ".join(source.path.name for source in self._sources)
+        names = ", ".join(source.file.path.name for source in self._sources)
         return f"{names}: {counted(len(self), 'place')}{'' if self.complete else ', not complete'}"
 
     def _series(self, path: str) -> Series:
-        parts = [results[path] for results in self._results if path in results.places]
+        parts = [source.series[path] for source in self._sources if path in source.places]
         return parts[0] if len(parts) == 1 else without_repeats(joined(parts))
 
     def _row(self, path: str, ranges: bool) -> Row:
-        having = [results for results in self._results if path in results.places]
-        extents = [results.extent(path) for results in having]
-        places = [results.places[path] for results in having]
-        shapes = {_shape(part.form) for place in places for part in place.parts}
-        numbers = any(part.form.kind not in ("str", "nested") for place in places for part in place.parts)
+        places = [source.places[path] for source in self._sources if path in source.places]
+        types = [kind for place in places for kind in place.types]
+        shapes = {None if kind.unpadded is not None else kind.shape for kind in types}
+        numbers = any(kind.kind not in ("str", "nested") for kind in types)
         row = {
             "path": path,
-            "kind": ", ".join(dict.fromkeys(_kind(place) for place in places)),
+            "kind": ", ".join(dict.fromkeys(kind.dtype or kind.kind for kind in types)),
             "shape": "ragged" if len(shapes) > 1 or None in shapes else shapes.pop() if numbers else None,
             "records": sum(place.count for place in places),
-            "iterations": _span([one for one in extents if one.first <= one.last]),
-            "ranks": tuple(sorted(frozenset().union(*(one.ranks for one in extents)))),
-            "bytes": sum(one.size for one in extents),
+            "iterations": _span(places),
+            "ranks": tuple(sorted(frozenset().union(*(one.ranks for one in places)))),
+            "bytes": sum(one.size for one in places),
         }
         how = dict.fromkeys(str(place.sampling) for place in places if place.sampling is not None)
         row |= {"how": "; ".join(filter(None, how))} if any(how) else {}
@@ -258,35 +278,23 @@ _SPARE = ("bytes", "ranks", "kind", "mean", "iterations", "how", "shape")
 """The columns that a narrow terminal may do without."""
 
 
-def _of_all(sources: Sequence[FileSource], results: Sequence[StoredPlaces]) -> list[str]:
-    """What each file says is missing, and what was left out of it, with its name where there are several."""
+def _of_all(sources: Sequence[RecordingFile]) -> list[str]:
+    """What each file says is missing, with its name where there are several."""
     return [
-        sentence if len(sources) == 1 else f"{printable(source.path.name)}: {sentence}"
-        for source, held in zip(sources, results, strict=True)
-        for sentence in (*source.missing, *held.missing)
+        sentence if len(sources) == 1 else f"{printable(source.file.path.name)}: {sentence}"
+        for source in sources
+        for sentence in source.missing
     ]
 
 
-def _shape(form: Form) -> tuple[int, ...] | None:
-    return None if form.padded or form.layout == "flat" else form.shape
-
-
-def _kind(place: Stored) -> str:
-    return ", ".join(dict.fromkeys(part.form.dtype or part.form.kind for part in place.parts))
-
-
-def _span(extents: Sequence[Extent]) -> str:
-    if not extents:
-        return ""
-    first, last = min(one.first for one in extents), max(one.last for one in extents)
+def _span(places: Sequence[StoredPlace]) -> str:
+    first, last = min(one.first for one in places), max(one.last for one in places)
     return str(first) if first == last else f"{first}-{last}"
 
 
 def _range(series: Series) -> Row:
-    """The smallest and largest number in a series and their mean; a part of it is read at a time."""
-    from byname.recording.export import NumberRange
-
+    """Return the smallest and largest number in a series and their mean; a part of it is read at a time."""
     found = NumberRange()
-    for value in iter(series.values):
+    for value in series:
         found.add(value)
     return found.row()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from byname.errors import BadArgumentError
@@ -17,22 +17,13 @@ class Time(NamedTuple):
     mode: str
     iteration: int
 
-    @property
-    def next(self) -> Time:
-        """The iteration after it."""
-        return Time(self.mode, self.iteration + 1)
-
 
 @dataclass(frozen=True, slots=True)
 class IterationSchedule:
     """Which iterations are recorded.
 
-        >>> schedule = IterationSchedule(every=10, start=5, stop=30)
-        >>> [iteration for iteration in range(50) if schedule.due(Time("train", iteration))]
-        [5, 15, 25]
-
     Attributes:
-        every: one iteration of so many, counted from `start`.
+        every: records every n-th iteration, counted from `start`.
         start: the first.
         stop: the first that is no longer recorded; None for none.
         mode: ``"train"`` and ``"eval"`` for the iterations in which the model is in that mode, or ``"both"``.
@@ -69,6 +60,11 @@ class IterationSchedule:
             and self.mode in (time.mode, "both")
         )
 
+    @property
+    def always(self) -> bool:
+        """Whether something is recorded in every iteration."""
+        return self.every == 1 and not self.start and self.stop is None and self.mode == "both"
+
     def over(self, *coming: Time) -> bool:
         """Whether nothing is recorded any more, with these iterations still to come."""
         mine = [time for time in coming if self.mode in (time.mode, "both")]
@@ -81,6 +77,7 @@ def _whole(name: str, number: object, least: int) -> None:
 
 
 _USUAL = IterationSchedule()
+_NUMBERS = ("every", "start", "stop", "on_change")
 _LARGEST = 2**63 - 1
 """What a file can hold; no run has so many iterations."""
 
@@ -97,6 +94,7 @@ class Sampling:
         dtype: what tensors were converted to, by PyTorch's name; None where nothing was converted.
         count: what an iteration was: ``"forward"``, ``"step"``, or the class of an optimizer whose steps counted.
         on_value: the names of the functions that made the values of those that came; empty for none.
+        state: ``"parameter"`` for a parameter, which is read when the forward that used it has ended; else empty.
 
     >>> print(Sampling("fc1", every=3, reduce="norm"))
     norm, every 3
@@ -112,6 +110,7 @@ class Sampling:
     dtype: str | None = None
     count: str = "forward"
     on_value: tuple[str, ...] = ()
+    state: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         """In words, without what is so unless something else is asked for."""
@@ -131,18 +130,24 @@ class Sampling:
     def facts(self) -> dict[str, str | int]:
         """Texts and numbers, as attributes in a file or of an array; what was not asked for is left out."""
         found: dict[str, str | int] = {}
-        for field in fields(self):
-            fact = getattr(self, field.name)
+        for one in fields(self):
+            fact = getattr(self, one.name)
             if isinstance(fact, tuple):
-                fact = ",".join(one.replace(",", ";") for one in fact)
+                fact = ",".join(name.replace(",", ";") for name in fact)
             if fact is not None and fact != "":
-                found[field.name] = printable(fact) if isinstance(fact, str) else min(int(fact), _LARGEST)
+                found[one.name] = printable(fact) if isinstance(fact, str) else min(int(fact), _LARGEST)
         return found
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> Sampling:
-        """What `facts` were made of."""
-        read = {field.name: facts[field.name] for field in fields(cls) if field.name in facts}
+        """What `facts` were made of.
+
+        Raises:
+            TypeError, KeyError: if they are not such facts.
+        """
+        read = {name: facts[name] for name in cls.__slots__ if name in facts}
+        if any(type(fact) is not (int if name in _NUMBERS else str) for name, fact in read.items()):
+            raise TypeError("a fact of another type")
         if "," in read.get("reduce", ""):
             read["reduce"] = tuple(read["reduce"].split(","))
         return cls(**read | {"on_change": bool(read["on_change"]), "on_value": _split(read.get("on_value", ""))})

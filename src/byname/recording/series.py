@@ -5,20 +5,19 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.recording import export, to_xarray
-from byname.recording.columns import SharedItems, distinct, end_to_end, picked
+from byname.extras import needs
+from byname.recording import export
 from byname.recording.dataset import Samples
-from byname.recording.distributed.dtensor import Shard
-from byname.recording.export import SeriesRecords
-from byname.recording.lazy import Positions, after_each_other, one_each, taken
-from byname.recording.sampling import Sampling
+from byname.recording.lazy import Picked, Positions, Values, cropped, one_each
+from byname.recording.series_records import MODES, MOMENT, SeriesRecords
 from byname.table import Row, counted, text, to_html
 from byname.text import printable
 
@@ -28,75 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True, slots=True)
-class _Sorted:
-    """Some records in the order of their iterations, then calls, then as they came."""
-
-    numbers: Positions
-    iterations: Positions
-    calls: Positions
-
-    def last(self, iteration: int, call: int) -> int | None:
-        """The last record of this moment or one before it."""
-        low = bisect_left(self.iterations, iteration)
-        high = bisect_right(self.iterations, iteration, lo=low)
-        found = bisect_right(self.calls, call, lo=low, hi=high)
-        return int(self.numbers[found - 1]) if found else None
-
-
-class SortedRecords:
-    """The records of a series, sorted once for each rank and mode that is asked for.
-
-    Args:
-        series: the records; they are taken as they are now.
-    """
-
-    __slots__ = ("_calls", "_found", "_here", "_iterations", "_modes", "_ranks", "several")
-
-    def __init__(self, series: SeriesRecords) -> None:
-        self._iterations, self._ranks, self._calls = (
-            np.array(column, np.int64) for column in (series.iterations, series.ranks, series.calls)
-        )
-        known = distinct(series.modes)
-        self.several = len(known) > 1
-        modes = np.array([*series.modes] if self.several else [*known], np.str_)
-        self._modes = np.broadcast_to(modes, len(self._iterations))
-        self._found: dict[tuple[int, str | None], _Sorted] = {}
-        self._here: dict[int, Positions] = {}
-
-    def last(self, iteration: int, call: int, rank: int, mode: str | None) -> int | None:
-        """The number of the record in force, of this rank or of one that stands for all; None where there is none."""
-        known = self._found.get((rank, mode))
-        if known is None:
-            here = self.of_rank(rank)
-            mine = here if mode is None else here[self._modes[here] == mode]
-            order = mine[np.lexsort((mine, self._calls[mine], self._iterations[mine]))]
-            known = self._found[rank, mode] = _Sorted(order, self._iterations[order], self._calls[order])
-        return known.last(iteration, call)
-
-    def following(self, number: int, rank: int) -> int | None:
-        """The number of the next record of a rank, in the order in which they came."""
-        here = self.of_rank(rank)
-        after = int(np.searchsorted(here, number, side="right"))
-        return int(here[after]) if after < len(here) else None
-
-    def of_rank(self, rank: int) -> Positions:
-        """The numbers of the records of a rank, and of those that stand for all."""
-        if rank not in self._here:
-            self._here[rank] = np.flatnonzero((self._ranks == rank) | (self._ranks == -1))
-        return self._here[rank]
-
-    def fits(self, series: Any, number: int | None) -> bool:
-        """Whether the series is still as it was, as far as one record tells."""
-        if len(series.iterations) != len(self._iterations):
-            return False
-        return number is None or (
-            series.iterations[number] == self._iterations[number] and series.calls[number] == self._calls[number]
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Series:
+class Series(SeriesRecords):
     """The values of one place, in the order in which they were recorded.
 
     ``series[3]`` is the value of the fourth record and iterating gives the values; ``series[2:5]`` is a `Series` again,
@@ -123,38 +54,20 @@ class Series:
     array([0.5  , 0.25 , 0.125])
     """
 
-    path: str
-    values: Sequence[Any] | Tensor
-    iterations: Sequence[int]
-    ranks: Sequence[int]
-    calls: Sequence[int]
-    modes: Sequence[str]
-    shapes: Sequence[tuple[int, ...]]
-    shards: Sequence[Shard | None] = ()
-    sampling: Sampling | None = None
-    ends: Sequence[tuple[str, int]] = ()
-    _moments: SortedRecords | None = field(default=None, init=False)
-
-    def __len__(self) -> int:
-        return len(self.iterations)
-
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values)
 
     def __getitem__(self, which: int | slice | Sequence[int] | Tensor | np.ndarray[Any, Any]) -> Any:
         if isinstance(which, slice):
-            return self._within(which)
+            return self.picked(which)
         if isinstance(which, list | tuple | range | np.ndarray | Tensor) and np.ndim(which) == 1:
-            return _picked(self, _numbers(which, self))
+            return self.picked(_numbers(which, self))
         number = operator.index(which)  # type: ignore[arg-type]
         if not -len(self) <= number < len(self):
             raise IndexError(
                 f"there is no record {number} of {printable(self.path)}: it has {counted(len(self), 'record')}"
             )
         return self.values[number % len(self)]
-
-    def _within(self, which: slice) -> Series:
-        return _made(self, taken(self.values, which), [column[which] for column in _columns(self)])
 
     def at(self, iteration: int, rank: int = 0, call: int = 0, mode: str | None = None) -> Any:
         """The value in force at an iteration and call: the last that was stored then or before.
@@ -169,46 +82,63 @@ class Series:
             NoMatchError: nothing was stored yet, with the iterations that were; or nothing stands there any more.
             BadArgumentError: the value may have changed in the other mode, and no record tells which came first.
         """
-        moments = self._moments or self._sorted()
-        last = moments.last(iteration, call, rank, mode)
-        if not moments.fits(self, last):  # the lists are the user's, who may have changed them
-            moments = self._sorted()
-            last = moments.last(iteration, call, rank, mode)
-        if mode is None and moments.several:
+        if mode is None and self._several:
             raise BadArgumentError(
                 f'{self.path} was recorded in training and evaluation: say mode="train" or mode="eval"'
             )
-        if last is None:
-            here = [number for number in moments.of_rank(rank).tolist() if mode in (None, self.modes[number])]
-            raise NoMatchError(self._nothing_at(iteration, rank, call, here))
-        if moments.several and self.iterations[last] < iteration:
-            following = moments.following(last, rank)
-            if following is not None and self.modes[following] != mode:
-                raise BadArgumentError(
-                    f"{self.path} was stored at {mode} iteration {self.iterations[last]}, then changed in the other "
-                    f"mode, and whether before iteration {iteration} no record tells; record with on_change=False"
-                )
+        order, iterations, calls = self._in_order(rank, mode)
+        low = bisect_left(iterations, iteration)
+        found = bisect_right(calls, call, lo=low, hi=bisect_right(iterations, iteration, lo=low))
+        if not found:
+            raise NoMatchError(self._nothing_at(iteration, rank, call, iterations))
+        last = int(order[found - 1])
+        stored, mode = int(iterations[found - 1]), MODES[self.records["eval"][last].item()]
+        if self._several and stored < iteration and self._changed_in_the_other_mode(last, rank):
+            raise BadArgumentError(
+                f"{self.path} was stored at {mode} iteration {stored}, then changed in the other "
+                f"mode, and whether before iteration {iteration} no record tells; record with on_change=False"
+            )
         for ended, end in self.ends:
-            if ended == (mode or self.modes[last]) and self.iterations[last] < end <= iteration:
+            if ended == mode and stored < end <= iteration:
                 raise NoMatchError(
                     f"{self.path} has no value at iteration {iteration}: it ended before iteration {end}"
                 )
         return self.values[last]
 
-    def _sorted(self) -> SortedRecords:
-        found = SortedRecords(self)
-        object.__setattr__(self, "_moments", found)
-        return found
+    @cached_property
+    def _several(self) -> bool:
+        """Whether there are records of both modes."""
+        return len(np.unique(self.records["eval"])) > 1
 
-    def _nothing_at(self, iteration: int, rank: int, call: int, here: list[int]) -> str:
+    @cached_property
+    def _orders(self) -> dict[tuple[int, str | None], tuple[Positions, Positions, Positions]]:
+        return {}
+
+    def _in_order(self, rank: int, mode: str | None) -> tuple[Positions, Positions, Positions]:
+        """Return the numbers of a rank's records by iteration, then call, then as they came; and both of each."""
+        if (rank, mode) not in self._orders:
+            mine = np.isin(self.records["rank"], (rank, -1))
+            if mode is not None:
+                mine &= self.mode_names == mode
+            order = np.flatnonzero(mine)
+            order = order[np.lexsort((self.records["call"][order], self.records["iteration"][order]))]
+            self._orders[rank, mode] = order, self.records["iteration"][order], self.records["call"][order]
+        return self._orders[rank, mode]
+
+    def _changed_in_the_other_mode(self, number: int, rank: int) -> bool:
+        """Return whether the next record of the rank, in the order in which they came, is of the other mode."""
+        later = self.records[number + 1 :]
+        following = later["eval"][np.isin(later["rank"], (rank, -1))][:1]
+        return bool((following != self.records["eval"][number]).any())
+
+    def _nothing_at(self, iteration: int, rank: int, call: int, there: Positions) -> str:
         if not len(self):
             return f"{self.path} has no records"
         asked = f"{self.path} has no value at iteration {iteration} or before it for rank {rank}, call {call}"
-        there = sorted(distinct(picked(self.iterations, np.array(here, np.int64))))
-        if there:
+        if len(there):
             return f"{asked}; its iterations are {_some(there)}"
-        ranks, calls = (_some(sorted(distinct(column))) for column in (self.ranks, self.calls))
-        return f"{asked}; there are ranks {ranks}, calls {calls} and mode {' and '.join(sorted(distinct(self.modes)))}"
+        ranks, calls = (_some(self.records[name]) for name in ("rank", "call"))
+        return f"{asked}; there are ranks {ranks}, calls {calls} and mode {' and '.join(sorted({*self.modes}))}"
 
     def with_values(self, values: Sequence[Any] | Tensor) -> Series:
         """The same records with other values, one for each: what a callback returns.
@@ -224,8 +154,10 @@ class Series:
         before = [tuple(shape) for shape in self.shapes]
         as_before = isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape == old.shape  # padded or not
         shapes = before if as_before else [_shape(value) for value in new]
-        same = shapes == before
-        return replace(self, values=new, shapes=shapes, shards=self.shards if same else ())
+        if shapes == before:
+            return self.but(values=new)
+        columns = self.iterations, self.ranks, self.calls, self.modes
+        return type(self)(self.path, new, *columns, shapes, (), self.sampling, self.ends)
 
     def rows(self) -> list[Row]:
         """One dict a record: iteration, mode, rank, call, shape, type, and the value, or mean, min and max of a tensor.
@@ -339,7 +271,11 @@ class Series:
         >>> Series("fc1", ones, [0, 4], [0, 0], [0, 0], ["train"] * 2, [(3,)] * 2).to_xarray().sizes
         Frozen({'iteration': 2, 'rank': 1, 'call': 1, 'dim_0': 3})
         """
-        return to_xarray.to_xarray(self, fill, chunks, dims)
+        with needs("to_xarray()", "xarray"):
+            import xarray  # noqa: F401 - it is this import that says what is missing
+
+            from byname.recording.to_xarray import to_xarray
+        return to_xarray(self, fill, chunks, dims)
 
 
 def _numbers(which: Any, series: Series) -> Positions:
@@ -359,7 +295,7 @@ def _numbers(which: Any, series: Series) -> Positions:
 
 
 def concatenated(parts: Sequence[Series]) -> Series:
-    """Series of one place, one after the other.
+    """Return series of one place, one after the other.
 
     No value is read from a file. Tensors of stacked values become one where shape and type agree, else a list in which
     each has lost its padding.
@@ -369,20 +305,34 @@ def concatenated(parts: Sequence[Series]) -> Series:
         raise BadArgumentError(f"series of one place can be joined, not of {', '.join(paths) or 'none'}")
     if len(parts) == 1:
         return parts[0]
-    *of_each, shards = zip(*map(_columns, parts), strict=True)
-    if any(map(len, shards)):
-        shards = tuple(
-            own if len(own) else SharedItems[Shard | None].all(None, len(one))
-            for own, one in zip(shards, parts, strict=True)
-        )
-    columns = [end_to_end(several) for several in (*of_each, shards)]
-    values = after_each_other([one.values for one in parts], [one.shapes for one in parts])
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kind for one in parts for kind in one.kinds))}
+    records = np.concatenate([one.records for one in parts])
+    records["kind"] = np.concatenate(
+        [np.array([numbers[kind] for kind in one.kinds], np.int32)[one.records["kind"]] for one in parts]
+    )
     sampling = next((one.sampling for one in parts if one.sampling is not None), None)
-    return _made(replace(parts[0], sampling=sampling), values, columns)
+    return parts[0].but(values=_end_to_end(parts), records=records, kinds=tuple(numbers), sampling=sampling)
+
+
+def _end_to_end(parts: Sequence[Series]) -> Values:
+    """Return all values: one tensor where all are and fit, a list in memory, else read when asked for."""
+    every = [one.values for one in parts if len(one)]
+    tensors = [values for values in every if isinstance(values, Tensor)]
+    if every and len(tensors) == len(every) and len({(one.dtype, one.shape[1:]) for one in tensors}) == 1:
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    if all(isinstance(values, list | tuple | Tensor) for values in every):
+        return [one for part in parts for one in _without_padding(part)]
+    return every[0] if len(every) == 1 else Picked.of(every)
+
+
+def _without_padding(part: Series) -> Sequence[Any]:
+    if isinstance(part.values, Tensor):
+        return [cropped(value, shape) for value, shape in zip(part.values, part.shapes, strict=True)]
+    return part.values
 
 
 def joined(parts: Sequence[Series]) -> Series:
-    """Series of one place, of several processes, as one: by iteration, then rank and call, else in their own order.
+    """Return series of one place, of several processes, as one: by iteration, then rank and call, else in their order.
 
     Where training and evaluation took turns, so do they here. No value is read from a file.
 
@@ -392,52 +342,30 @@ def joined(parts: Sequence[Series]) -> Series:
     [0, 1]
     """
     whole = concatenated(parts)
-    turns = np.concatenate([_turns(one.modes) for one in parts])
-    numbers = (np.array(column, np.int64) for column in (whole.calls, whole.ranks, whole.iterations))
-    order = np.lexsort((*numbers, turns))
-    if (order == np.arange(len(order))).all():
-        return whole
-    return _picked(whole, order)
+    turns = np.concatenate([_turns(one.records["eval"]) for one in parts])
+    order = np.lexsort((*(whole.records[name] for name in ("call", "rank", "iteration")), turns))
+    return whole if (order == np.arange(len(order))).all() else whole.picked(order)
 
 
 def without_repeats(series: Series) -> Series:
-    """The same without records that were stored twice: a process that was given up may have kept what did arrive."""
-    seen: set[tuple[Any, ...]] = set()
-    order = []
-    for number, record in enumerate(zip(series.modes, series.iterations, series.ranks, series.calls, strict=True)):
-        if record not in seen:
-            seen.add(record)
-            order.append(number)
-    return series if len(order) == len(series) else _picked(series, np.array(order))
+    """Return the same without what was stored twice: a process that was given up may have kept what did arrive."""
+    first: dict[tuple[Any, ...], int] = {}
+    for number, moment in enumerate(series.records[MOMENT].tolist()):
+        first.setdefault(moment, number)
+    return series if len(first) == len(series) else series.picked(np.array([*first.values()]))
 
 
-def _picked(series: Series, order: Positions) -> Series:
-    columns = [picked(column, order) if len(column) else [] for column in _columns(series)]
-    return _made(series, taken(series.values, order), columns)
-
-
-def _made(of: Series, values: Sequence[Any] | Tensor, columns: Sequence[Any]) -> Series:
-    """Other records of the same place."""
-    iterations, ranks, calls, modes, shapes, shards = columns
-    return Series(of.path, values, iterations, ranks, calls, modes, shapes, shards, of.sampling, of.ends)
-
-
-def _turns(modes: Sequence[str]) -> Positions:
-    """How often training and evaluation have taken turns before each record."""
-    now = np.array(list(modes), np.str_)
-    changed = now[1:] != now[:-1]
-    return np.concatenate([np.zeros(min(len(now), 1), np.int64), np.cumsum(changed, dtype=np.int64)])
-
-
-def _columns(series: Series) -> tuple[Any, ...]:
-    return series.iterations, series.ranks, series.calls, series.modes, series.shapes, series.shards
+def _turns(evaluation: np.ndarray[Any, Any]) -> Positions:
+    """Return how often training and evaluation have taken turns before each record."""
+    return np.cumsum(np.diff(evaluation, prepend=evaluation[:1]), dtype=np.int64)
 
 
 def _shape(value: object) -> tuple[int, ...]:
     return tuple(value.shape) if issubclass(type(value), Tensor) else ()  # type: ignore[attr-defined]
 
 
-def _some(numbers: list[int]) -> str:
-    return (
-        ", ".join(map(str, numbers)) if len(numbers) <= 8 else f"{', '.join(map(str, numbers[:7]))}, ... {numbers[-1]}"
-    )
+def _some(numbers: Positions) -> str:
+    several = np.unique(numbers).tolist()
+    if len(several) <= 8:
+        return ", ".join(map(str, several))
+    return f"{', '.join(map(str, several[:7]))}, ... {several[-1]}"

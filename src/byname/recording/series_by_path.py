@@ -11,7 +11,6 @@ from byname.place import Place, parse
 from byname.recording import export
 from byname.recording.dataset import Samples
 from byname.recording.series import Series
-from byname.recording.to_xarray import together
 from byname.table import SHOWN, Row, closest, counted, text, to_html
 from byname.text import printable
 
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 class _OfPlaces:
     """What several series have in common, with a column for the path; for a mapping of paths to series."""
 
-    def items(self) -> Any:
-        """The paths, and the series of each."""
-        raise NotImplementedError
+    items: Any
 
     def rows(self) -> list[Row]:
         """One dict a record, as `Series.rows` has them, with the path. Every value is read."""
@@ -70,22 +67,18 @@ class _OfPlaces:
         """
         found = {path: series for path, series in self.items() if len(series)}
         arrays = [series.to_xarray(dims=dims, fill=fill, chunks=chunks) for series in found.values()]
+        with needs("to_xarray()", "xarray"):
+            from byname.recording.to_xarray import together
         return together(dict(zip(found, arrays, strict=True)))
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
-        """Draw the values of all places over iterations; needs matplotlib (``pip install "byname[plot]"``).
-
-        Numbers become a line. Of tensors it is the median, with the bands that hold 50 and 90 % of the values. Each
-        place has a colour.
-        In a notebook, and wherever pyplot is loaded, it is a figure of pyplot's; elsewhere
-        ``axes.figure.savefig("run.png")`` writes it.
+        """Draw the values of all places over iterations, each in a colour, as `Series.plot` does; needs matplotlib.
 
         Args:
             ax: what to draw in; a new figure if None.
 
         Raises:
             BynameError: there are no numbers to draw.
-            NotInstalledError: matplotlib is not installed; it is also an ImportError.
         """
         from byname.recording.plot import plotted
 
@@ -115,15 +108,13 @@ class _OfPlaces:
         return f"{counted(len(found), 'place')}: {counted(sum(map(len, found)), 'record')}"
 
 
-class SeriesByPath(_OfPlaces, dict[str, Series]):
+class SeriesByPath(dict[str, Series], _OfPlaces):
     """The series of all places that fit a path with wildcards: a dict by path, with a table of all records.
 
     >>> found = SeriesByPath(loss=Series("loss", [0.5, 0.25], [0, 1], [0, 0], [0, 0], ["train"] * 2, [()] * 2))
     >>> found["loss"].iterations, [(row["path"], row["iteration"], row["value"]) for row in found.rows()]
     ([0, 1], [('loss', 0, 0.5), ('loss', 1, 0.25)])
     """
-
-    items = dict.items
 
     def __repr__(self) -> str:
         return self.head()
@@ -133,7 +124,7 @@ class SeriesByPath(_OfPlaces, dict[str, Series]):
         return to_html(rows, title=self._title(), notes=notes)
 
 
-class RecordedSeries(_OfPlaces, Mapping[str, Any]):
+class RecordedSeries(Mapping[str, Any], _OfPlaces):
     """Series by path; a path with wildcards gives a dict of all that fit, with a table of their records.
 
     Args:
@@ -151,8 +142,6 @@ class RecordedSeries(_OfPlaces, Mapping[str, Any]):
 
     def _series(self, path: str) -> Series:
         return self._found[path] if path in self._found else Series(path, [], [], [], [], [], [], [])
-
-    items = Mapping.items
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)

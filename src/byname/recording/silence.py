@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Protocol
 
 from torch import nn
 
@@ -23,10 +22,7 @@ _MODE = {"train": "training", "eval": "evaluation"}
 
 
 class Unrecorded:
-    """Values of one listener that came and were not recorded.
-
-    Args:
-        name: of the model's class.
+    """Values of one listener that came and were not recorded, with the name of the model's class.
 
     Attributes:
         outside: how many values of each place belonged to no iteration.
@@ -58,26 +54,6 @@ class Unrecorded:
             self.ran, self.part = _running(model), _part(path, model)
 
 
-class Told(Protocol):
-    """What listens at places, and knows what came of it."""
-
-    def unrecorded(self, clock: Clock) -> Iterable[tuple[str, str]]:
-        """The places, in words, of which nothing was recorded, each with the reason."""
-
-    def dropped(self) -> Iterable[str]:
-        """Sentences about values that came and were not recorded."""
-
-
-def unrecorded(listeners: Iterable[Told], clock: Clock) -> list[tuple[str, str]]:
-    """The places that were asked for and of which nothing was recorded, in words, each with the reason."""
-    return [found for one in listeners for found in one.unrecorded(clock)]
-
-
-def dropped(listeners: Iterable[Told]) -> list[str]:
-    """A sentence for each place of which some values are missing, because they belonged to no iteration."""
-    return [sentence for one in listeners for sentence in one.dropped()]
-
-
 def why(
     columns: Sequence[PlaceValues],
     reason: str,
@@ -85,10 +61,10 @@ def why(
     clock: Clock,
     values: Unrecorded | None = None,
 ) -> str:
-    """Why nothing was recorded; empty where something was, or where it was said before.
+    """Return why nothing was recorded at places; empty where something was, or where it was said before.
 
     Args:
-        columns: the places that have told something.
+        columns: those of the places that have reported something.
         reason: why none has.
         schedule: when they are recorded.
         clock: has counted the iterations.
@@ -126,20 +102,13 @@ def _undue(schedule: IterationSchedule, clock: Clock) -> str:
         return ""
     if not any(mine.values()):
         other = next(mode for mode, number in iterations.items() if number)
-        were = (
-            "all that passed was"
-            if clock.by_steps
-            else f"its {counted(iterations[other], 'forward')} {_was(iterations[other])}"
-        )
+        its = f"its {counted(iterations[other], 'forward')} {'was' if iterations[other] == 1 else 'were'}"
+        were = "all that passed was" if clock.by_steps else its
         return f'{were} in {_MODE[other]}, and mode="{schedule.mode}"; mode="both" records both'
     if max(mine.values()) <= schedule.start:
         in_mode = "" if schedule.mode == "both" else f" in {_MODE[schedule.mode]}"
         return f"start={schedule.start}, and there were {counted(max(mine.values()), 'iteration')}{in_mode}"
     return ""
-
-
-def _was(number: int) -> str:
-    return "was" if number == 1 else "were"
 
 
 def _came_undue(came: Mapping[str, int], schedule: IterationSchedule) -> str:

@@ -17,6 +17,8 @@ SIDE = 64
 """Rows and columns that a picture has at most; larger tensors are averaged in blocks."""
 FRAMES = 40
 """Number of moments that are shown at most."""
+CELLS = 40_000
+"""Cells that all pictures of a place have at most, less than three bytes each."""
 COLUMNS = 200
 """Number of moments side by side, where each value is one column."""
 SLICES = 8
@@ -25,23 +27,19 @@ LARGEST = 2**28
 """Bytes of a value that is still read for a picture."""
 
 
-def heat_map(series: Series, budget: int) -> dict[str, Any] | None:
+def heat_map(series: Series) -> dict[str, Any] | None:
     """Return pictures of the values of a series as plain data; None where the values have no two sides.
 
     A vector becomes a column, and the columns of all moments one picture. Of a larger tensor the last two dimensions
     are shown, for some moments and some slices.
-
-    Args:
-        series: the values.
-        budget: the number of cells that all pictures may have together.
     """
     shape = _common({tuple(shape) for shape in series.shapes})
     sides = [at for at, size in enumerate(shape) if size > 1]
-    if not sides or math.prod(shape) * 4 > LARGEST or budget <= 0:
+    if not sides or math.prod(shape) * 4 > LARGEST:
         return None
     if len(sides) == 1:
-        return _columns(series, shape, budget) if len(series) > 1 else None
-    return _frames(series, shape, sides, budget)
+        return _columns(series, shape) if len(series) > 1 else None
+    return _frames(series, shape, sides)
 
 
 def _common(shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
@@ -51,27 +49,25 @@ def _common(shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
     return shapes.pop() if len(shapes) == 1 else ()
 
 
-def _columns(series: Series, shape: tuple[int, ...], budget: int) -> dict[str, Any] | None:
-    height = min(SIDE, math.prod(shape))
-    numbers = _spaced(len(series), max(2, min(COLUMNS, budget // height)))
+def _columns(series: Series, shape: tuple[int, ...]) -> dict[str, Any] | None:
+    numbers = _spaced(len(series), COLUMNS)
     found = [_picture(series.values[number], math.prod(shape), 1) for number in numbers]
     if any(one is None for one in found):
         return None
     picture = np.concatenate([one for one in found if one is not None], axis=1)
-    facts = {"rows": math.prod(shape), "columns": len(numbers), "slices": [""], "labels": [""]}
-    moments = _moments(series, numbers)
-    return {**_coded(picture[None, None]), **facts, "moments": moments, "of": len(series)}
+    facts = {"rows": math.prod(shape), "columns": len(numbers), "slices": [""], "labels": [""], "of": len(series)}
+    return {**_coded(picture[None, None]), **facts, "moments": _moments(series, numbers)}
 
 
-def _frames(series: Series, shape: tuple[int, ...], sides: list[int], budget: int) -> dict[str, Any] | None:
+def _frames(series: Series, shape: tuple[int, ...], sides: list[int]) -> dict[str, Any] | None:
     rows, columns = shape[sides[-2]], shape[sides[-1]]
     slices = _slices(shape, sides)
     side = SIDE
-    while side > 8 and budget // (min(side, rows) * min(side, columns)) < 8 * min(len(slices), 4):
+    while side > 8 and CELLS // (min(side, rows) * min(side, columns)) < 8 * min(len(slices), 4):
         side //= 2
     cells = min(side, rows) * min(side, columns)
-    slices = slices[: max(1, min(len(slices), budget // (8 * cells)))]
-    numbers = _spaced(len(series), max(1, min(FRAMES, budget // (cells * len(slices)))))
+    slices = slices[: max(1, min(len(slices), CELLS // (8 * cells)))]
+    numbers = _spaced(len(series), max(1, min(FRAMES, CELLS // (cells * len(slices)))))
     pictures: list[list[Array]] = []
     for number in numbers:
         value = series.values[number]
@@ -79,16 +75,13 @@ def _frames(series: Series, shape: tuple[int, ...], sides: list[int], budget: in
         if any(one is None for one in found):
             return None
         pictures.append([one for one in found if one is not None])
-    facts = {
-        "rows": rows,
-        "columns": columns,
-        "slices": [_words(one) for one in slices] if shape != (rows, columns) else [""],
-    }
-    labels = _moments(series, numbers)
+    names = [f"[{', '.join(':' if type(at) is slice else str(at) for at in one)}]" for one in slices]
     return {
         **_coded(np.array(pictures)),
-        **facts,
-        "labels": labels,
+        "rows": rows,
+        "columns": columns,
+        "slices": names if shape != (rows, columns) else [""],
+        "labels": _moments(series, numbers),
         "of": len(series),
         "there": math.prod(shape) // rows // columns,
     }
@@ -109,19 +102,14 @@ def _slices(shape: tuple[int, ...], sides: list[int]) -> list[tuple[Any, ...]]:
     return list(itertools.product(*ranges))
 
 
-def _words(where: tuple[Any, ...]) -> str:
-    return f"[{', '.join(':' if isinstance(one, slice) else str(one) for one in where)}]"
-
-
 def _moments(series: Series, numbers: list[int]) -> list[str]:
     """Return when each of these records was, as far as that tells it from others."""
-    several = [len(set(column)) > 1 for column in (series.modes, series.calls, series.ranks)]
-    found = []
-    for number in numbers:
-        words = [series.modes[number], f"call {series.calls[number]}", f"rank {series.ranks[number]}"]
-        told = [word for word, tells in zip(words, several, strict=True) if tells]
-        found.append(", ".join([f"{series.iterations[number]:,}", *told]))
-    return found
+    columns = [("", series.modes), ("call ", series.calls), ("rank ", series.ranks)]
+    several = [(word, column) for word, column in columns if len(set(column)) > 1]
+    return [
+        ", ".join([f"{series.iterations[number]:,}", *(f"{word}{column[number]}" for word, column in several)])
+        for number in numbers
+    ]
 
 
 def _picture(value: Any, rows: int, columns: int, side: int = SIDE) -> Array | None:

@@ -1,4 +1,7 @@
-"""Page: `report` and the one HTML file that it writes, with all its data, styles and scripts inside."""
+"""Page: `report` and the one HTML file that it writes, with all its data, styles and scripts inside.
+
+Which section stands for which kind of thing says a table, `KINDS`: a new kind is one more row.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,39 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from byname.analyse.analyser import Analyser
+from byname.analyse.evaluation import Evaluation
+from byname.analyse.results import Results
+from byname.analyse.snapshots import Records
+from byname.autograd.leaves import Leaves
+from byname.autograd.saved import Saved
+from byname.codec import write_whole
+from byname.comparing.diff import Diff
+from byname.diagnose.finding import Finding
+from byname.drawing.draw import Drawing
+from byname.edits.capture import Capture
+from byname.edits.summary import Summary
 from byname.errors import BadArgumentError, NoFolderError, recording_error
 from byname.extras import needs
+from byname.memory.census import Census
+from byname.memory.growth import Growth
+from byname.memory.holders import Holder
 from byname.recording.facts import version
+from byname.recording.recorder import Recorder
+from byname.recording.recording import Recording
 from byname.recording.recording import open as open_recording
-from byname.reporting.catalogue import checked, is_path, places_in, sections_of
-from byname.reporting.draft import PageDraft
-from byname.reporting.panels import PicturePanel, Section
-from byname.table import counted
+from byname.recording.series import Series
+from byname.recording.series_by_path import RecordedSeries, SeriesByPath
+from byname.reporting import analysis_sections, finding_sections, memory_sections, recording_sections
+from byname.reporting.panels import PageDraft, PicturePanel, Section
+from byname.table import Rows, counted
 from byname.text import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -45,7 +66,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: fl
             drawings, summaries, analysers and their results, evaluations, every other result with ``rows()``; and
             lists of these.
         to: the file, which ends in ``.html`` or ``.htm``.
-        refresh: an open page loads itself again after so many seconds, as long as it is written anew.
+        refresh: an open page reloads itself after this many seconds, as long as it is written anew.
 
     Returns:
         The path of the file.
@@ -70,26 +91,21 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: fl
     if not every:
         raise BadArgumentError("report() shows what it is given, and nothing was given")
     with contextlib.ExitStack() as opened:
-        every = [_opened(thing, opened) for thing in every]
-        draft = PageDraft(places_in(every))
+        every = [opened.enter_context(open_recording(one)) if is_path(one) else one for one in every]
+        draft = PageDraft()
         sections = [*sections_of(every, draft)]
-    _write(file, _rendered(_environment(), sections, draft, refresh))
+    page = _rendered(_environment(), sections, draft, refresh)
+    try:
+        write_whole(file, page.encode())
+    except OSError as error:
+        raise recording_error(f"the report {file} cannot be written: {error.strerror}", error) from None
     return file
-
-
-def _opened(thing: Any, opened: contextlib.ExitStack) -> Any:
-    return opened.enter_context(open_recording(thing)) if is_path(thing) else thing
 
 
 def ready_to_write(to: str | os.PathLike[str]) -> Path:
     """Return the file of a report that can be written; `report` asks this before anything else.
 
     Endings of other files are refused, so that no recording is replaced by its report.
-
-    Raises:
-        BadArgumentError: `to` is no path of an HTML file.
-        NoFolderError: its folder does not exist.
-        NotInstalledError: jinja2 is not installed.
     """
     if not isinstance(to, str | os.PathLike) or not isinstance(os.fspath(to), str):
         raise BadArgumentError(f"to= is the path of an HTML file, not {type(to).__name__}")
@@ -107,16 +123,13 @@ def _environment() -> Environment:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     loader = PackageLoader("byname.reporting", "templates")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_safe
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    # Text comes without characters that no page should have, such as those that turn the direction of writing.
+    environment.finalize = lambda value: printable_lines(value) if type(value) is str else value
     environment.filters["json"] = _json
     environment.filters["linked"] = _linked
     return environment
-
-
-def _safe(value: Any) -> Any:
-    """Return text without characters that no page should have, such as those that turn the direction of writing."""
-    return printable_lines(value) if type(value) is str else value
 
 
 def _asset(name: str) -> str:
@@ -188,46 +201,82 @@ def _linked(picture: PicturePanel, anchors: dict[str, str]) -> Markup:
         Markup(
             '<a href="#{}" data-path="{}"><rect x="{}" y="{}" width="{}" height="{}" class="place-link"/>'
             '<circle cx="{}" cy="{}" r="4.5" class="place-dot"/><title>{}</title></a>'
-        ).format(anchors[found[0]], printable(path), x, y, width, height, x + 1, y + 1, printable(_counted(found)))
+        ).format(anchors[found[0]], printable(path), x, y, width, height, x + 1, y + 1, printable(found[0] + more))
         for path, x, y, width, height in picture.boxes
-        if (found := [*_within(path, anchors)])
+        if (found := [one for one in anchors if one == path or one.startswith((f"{path}.", f"{path}["))])
+        for more in [f" and {counted(len(found) - 1, 'more place')}" if len(found) > 1 else ""]
     ]
     before, end, _ = picture.svg.rpartition("</svg>")
     return Markup(before) + Markup("").join(map(escape, links)) + Markup(end)
 
 
-def _within(path: str, anchors: dict[str, str]) -> Iterator[str]:
-    """Yield the places with values at or below a path."""
-    return (one for one in anchors if one == path or one.startswith((f"{path}.", f"{path}[")))
+Maker = Callable[[Any, PageDraft], Section]
+
+KINDS: tuple[tuple[type, Maker], ...] = (
+    (Recording, recording_sections.recording_section),
+    (finding_sections.Outcome, finding_sections.outcome_section),
+    (Recorder, recording_sections.recorder_section),
+    (RecordedSeries, recording_sections.series_by_path_section),
+    (SeriesByPath, recording_sections.series_by_path_section),
+    (Series, recording_sections.series_section),
+    (Census, memory_sections.census_section),
+    (Growth, memory_sections.growth_section),
+    (Saved, memory_sections.saved_section),
+    (Leaves, memory_sections.rows_section),
+    (Summary, memory_sections.summary_section),
+    (Drawing, finding_sections.drawing_section),
+    (Results, analysis_sections.results_section),
+    (Analyser, lambda analyser, draft: analysis_sections.results_section(analyser.result(), draft)),
+    (Evaluation, lambda evaluation, draft: analysis_sections.records_section(evaluation.records, draft)),
+    (Records, analysis_sections.records_section),
+    (Diff, analysis_sections.diff_section),
+    (Capture, memory_sections.rows_section),
+    (Rows, memory_sections.rows_section),
+)
+"""The kinds of things that a report takes, the first that fits."""
+
+TOGETHER: tuple[tuple[type, Maker], ...] = (
+    (Finding, finding_sections.findings_section),
+    (Holder, finding_sections.holders_section),
+)
+"""Kinds of which those that follow each other share a section."""
 
 
-def _counted(found: Sequence[str]) -> str:
-    return found[0] if len(found) == 1 else f"{found[0]} and {counted(len(found) - 1, 'more place')}"
+def _row_of(thing: object, table: Sequence[tuple[type, Maker]]) -> Maker | None:
+    return next((maker for kind, maker in table if issubclass(type(thing), kind)), None)
 
 
-def _write(file: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{file.name[:100]}.", suffix=".part", dir=file.parent)
-    except OSError as error:
-        raise recording_error(f"the report {file} cannot be written: {error.strerror}", error) from None
-    try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as stream:  # noqa: PTH123 - a descriptor
-            stream.write(text)
-        os.chmod(name, _mode_of(file))  # noqa: PTH101 - beside replace
-        os.replace(name, file)  # noqa: PTH105 - what the rename is called where it replaces
-    except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)  # noqa: PTH108 - a name of tempfile
-        if isinstance(error, OSError):
-            raise recording_error(f"the report {file} cannot be written: {error.strerror}", error) from None
-        raise
+def checked(things: Iterable[Any]) -> Iterator[Any]:
+    """Yield the things one after the other, also those in lists and tuples.
+
+    Raises:
+        BadArgumentError: a thing is of no kind that a report can show.
+    """
+    for thing in things:
+        if type(thing) in (list, tuple):
+            yield from checked(thing)
+        elif is_path(thing) or _row_of(thing, (*TOGETHER, *KINDS)):
+            yield thing
+        else:
+            names = ", ".join(dict.fromkeys(kind.__name__ for kind, _ in (*KINDS, *TOGETHER)))
+            raise BadArgumentError(
+                f"report() has no section for a {type(thing).__name__}; it takes the path of a recording, and {names}, "
+                "and lists of these"
+            )
 
 
-def _mode_of(file: Path) -> int:
-    """Return the permissions of the file that is replaced, or those that a new file gets."""
-    with contextlib.suppress(OSError):
-        return file.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+def is_path(thing: object) -> bool:
+    """Return whether a thing is the path of a file; asks its class alone, for a thing may be anything."""
+    return issubclass(type(thing), str | os.PathLike)
+
+
+def sections_of(things: Iterable[Any], draft: PageDraft) -> Iterator[Section]:
+    """Yield the sections of some things, in their order."""
+    for maker, group in groupby(things, lambda thing: _row_of(thing, TOGETHER)):
+        if maker is not None:
+            yield maker([*group], draft)
+            continue
+        for thing in group:
+            make = _row_of(thing, KINDS)
+            assert make is not None, "refused before"
+            yield make(thing, draft)

@@ -26,15 +26,9 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What a report says of one thing.
+    """What a report says of one thing: its headline stands for it in the overview, where its facts are, too.
 
-    Attributes:
-        title: its heading.
-        headline: the one line that stands for it in the overview.
-        facts: labels and texts, for the overview and for the beginning of the section.
-        notes: sentences about what was left out or is not known.
-        alarms: sentences about what was lost.
-        panels: the parts.
+    Notes are sentences about what was left out or is not known, alarms about what was lost.
     """
 
     title: str
@@ -43,6 +37,22 @@ class Section:
     notes: Sequence[str] = ()
     alarms: Sequence[str] = ()
     panels: Sequence[Panel] = ()
+
+
+class PageDraft:
+    """A report while it is made, with the anchors by which each path of a model is found on the page."""
+
+    def __init__(self) -> None:
+        self.anchors: dict[str, str] = {}
+        self._numbered = 0
+
+    def anchor(self, path: str = "") -> str:
+        """Return a new anchor, which is where the place with this path is drawn unless it is drawn already."""
+        self._numbered += 1
+        name = f"place-{self._numbered}"
+        if path:
+            self.anchors.setdefault(path, name)
+        return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +70,7 @@ ROWS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TablePanel(Panel):
-    """Rows of cells, to be searched and sorted.
-
-    Attributes:
-        columns: the headings, and whether the cells below are numbers.
-        rows: the cells.
-        total: the number of rows there are, shown or not.
-    """
+    """Rows of cells, to be searched and sorted, and the number of all rows; a heading says whether it is of numbers."""
 
     template: ClassVar[str] = "table.html"
     columns: Sequence[tuple[str, bool]]
@@ -82,14 +86,7 @@ class TablePanel(Panel):
         links: Mapping[str, str] | None = None,
         skip: Iterable[str] = (),
     ) -> TablePanel:
-        """Return the table of some dicts of plain values.
-
-        Args:
-            rows: the dicts.
-            title: its heading.
-            links: anchors on the page for texts of the first column.
-            skip: columns that are left out.
-        """
+        """Return the table of some dicts of plain values, with links to anchors for texts of the first column."""
         kept = rows[:ROWS]
         every = dict.fromkeys(key for row in kept for key in row)
         columns = [key for key in every if key not in skip and any(not _is_empty(row.get(key)) for row in kept)]
@@ -170,17 +167,9 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotPanel(Panel):
-    """The values of one place: curves over the iterations, and pictures of single values.
+    """The values of one place: curves along an axis, pictures of single values, or a table of what is no number.
 
-    Attributes:
-        anchor: its place on the page.
-        facts: type, shape and number of records.
-        curves: see `byname.reporting.thinning.Curve`; as dicts.
-        picture: see `byname.reporting.heat_maps.HeatMap`; as a dict.
-        table: the values, where these are no numbers.
-        axis: what the curves run along.
-        about: what is told of the curves to those who do not see them.
-        alarm: a sentence about values that are not finite.
+    `about` is told to those who do not see the curves, `alarm` of values that are not finite.
     """
 
     template: ClassVar[str] = "place.html"
@@ -201,14 +190,7 @@ class PlotPanel(Panel):
 
 @dataclass(frozen=True, kw_only=True)
 class StripPanel(Panel):
-    """A heat map of labelled rows.
-
-    Attributes:
-        labels: of the rows, each with an anchor on the page or "".
-        columns: what the columns are.
-        cells: a number for each row and column, or None.
-        logarithmic: whether colours tell orders of magnitude.
-    """
+    """A heat map of rows with labels that may have anchors; colours may tell orders of magnitude."""
 
     template: ClassVar[str] = "strips.html"
     labels: Sequence[tuple[str, str]]
@@ -224,12 +206,7 @@ class StripPanel(Panel):
 
 @dataclass(frozen=True, kw_only=True)
 class AreaPanel(Panel):
-    """A treemap of sizes, which can be grouped in several ways.
-
-    Attributes:
-        ways: by the name of the way, ``(group, label, size)`` for each area.
-        unit: "bytes" or "".
-    """
+    """A treemap of sizes in a unit, which can be grouped in several ways: each has ``(group, label, size)``."""
 
     template: ClassVar[str] = "areas.html"
     ways: Mapping[str, Sequence[tuple[str, str, int]]]
@@ -280,11 +257,9 @@ class FindingPanel(Panel):
 
 @dataclass(frozen=True, kw_only=True)
 class PicturePanel(Panel):
-    """A picture in SVG, with areas that lead to places of the page.
+    """A picture in SVG, with boxes that lead to places of the page by their paths.
 
-    Attributes:
-        svg: the picture; it is put into the page as it is, so it comes from byname's own drawing alone.
-        boxes: areas in the picture, each with the path that is drawn there.
+    It is put into the page as it is, so it comes from byname's own drawing alone.
     """
 
     template: ClassVar[str] = "picture.html"

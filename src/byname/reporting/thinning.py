@@ -17,6 +17,8 @@ from byname.recording.series import Series
 
 Array: TypeAlias = NDArray[Any]
 
+POINTS = 400
+"""Points of a curve on the page, about 50 bytes each."""
 CHUNK = 32 * 2**20
 """Bytes that are read at once."""
 SORTED = 50_000
@@ -26,17 +28,11 @@ _QUARTILES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
 @dataclass(slots=True)
 class Curve:
-    """A series in one mode as points from left to right.
+    """A series in one mode as points from left to right, with the iterations of each one's first and last record.
 
-    Attributes:
-        name: the mode, where the series has several.
-        first, last: the iterations of the earliest and the latest record of each point.
-        figures: smallest value, quartiles and largest value of each point's finite numbers; None where there are none.
-        size: the root mean square of each point's finite numbers.
-        bad: ``(point, NaN, infinite)`` with the numbers of values that are not finite.
-        records: the number of records; `taken` of them were read.
-        without: the number of records in which there is no number.
-        sampled: whether quartiles are those of a sample of the numbers.
+    Of a point's finite numbers there are the smallest, the quartiles and the largest (`figures`; None where there are
+    none), which may be those of a sample (`sampled`), and the root mean square (`size`); of the others ``(point, NaN,
+    infinite)`` in `bad`. Of all `records` some were `taken`, and some of these are `without` a number.
     """
 
     name: str
@@ -60,7 +56,7 @@ class Curve:
         self.first.append(first)
         self.last.append(last)
         self.figures.append(self._five(numbers) if len(numbers) else None)
-        self.size.append(_root_mean_square(numbers) if len(numbers) else None)
+        self.size.append(math.sqrt(np.square(numbers, dtype=np.float64).mean()) if len(numbers) else None)
 
     def _five(self, numbers: Array) -> list[float]:
         step = -(-len(numbers) // SORTED)
@@ -80,10 +76,8 @@ class Curve:
         figures = [None if one is None else list(map(rounded, one)) for one in self.figures]
         single = all(one is None or one[0] == one[4] for one in figures)
         columns = [[None if one is None else one[at] for one in figures] for at in ((2,) if single else range(5))]
-        return {"name": self.name, "first": self.first, "last": self._lasts(), "figures": columns, "bad": self.bad}
-
-    def _lasts(self) -> list[int] | None:
-        return None if self.last == self.first else self.last
+        last = None if self.last == self.first else self.last
+        return {"name": self.name, "first": self.first, "last": last, "figures": columns, "bad": self.bad}
 
 
 def rounded(number: float) -> float:
@@ -95,20 +89,11 @@ def rounded(number: float) -> float:
     return float(f"{number:.6g}")
 
 
-def _root_mean_square(numbers: Array) -> float:
-    return math.sqrt(float(np.square(numbers, dtype=np.float64).mean()))
-
-
 def curves_of(series: Series, points: int, most: int) -> list[Curve]:
     """Return the curves of a series, one for each mode; none where no value is a number.
 
     The values of all ranks and calls of an iteration are one point; a point stands for neighbouring iterations where
-    there are more than `points`.
-
-    Args:
-        series: the values.
-        points: the largest number of points in a curve.
-        most: the number of bytes that may be read; of more, evenly spaced records are read.
+    there are more than `points`. Of more than so many bytes, evenly spaced records are read.
     """
     modes = np.array(list(series.modes), np.str_)
     names = list(dict.fromkeys(modes.tolist()))
@@ -193,10 +178,10 @@ def _real(numbers: Array) -> Array:
     return numbers.astype(np.float64) if numbers.dtype.kind == "b" else np.zeros(0)
 
 
-def of_numbers(numbers: Array, points: int, name: str = "") -> Curve:
-    """Return the curve of an array of numbers by their index."""
-    curve = Curve(name, records=len(numbers), taken=len(numbers))
+def of_numbers(numbers: Array, points: int, at: Sequence[int] | None = None) -> Curve:
+    """Return the curve of an array of numbers by their index, or by where they are."""
+    curve, at = Curve("", records=len(numbers), taken=len(numbers)), range(len(numbers)) if at is None else at
     for piece in np.array_split(np.arange(len(numbers)), min(points, len(numbers)) or 1):
         if len(piece):
-            curve.add(int(piece[0]), int(piece[-1]), _real(numbers[piece]))
+            curve.add(at[piece[0]], at[piece[-1]], _real(numbers[piece]))
     return curve

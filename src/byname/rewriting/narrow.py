@@ -23,7 +23,7 @@ from byname.model.operations import COMPUTED, MOVES, is_operation
 from byname.model.scopes import Function
 from byname.reading.objects import attributes_of, found_in
 from byname.source.code import ThisCode, one_at_a_time
-from byname.watch.variables.compile import NoSourceError, changed
+from byname.watch.variables.compile import NoSourceError, bare, changed
 
 MODE = "_byname_mode"
 """The argument by which a narrowed forward gets the mode."""
@@ -32,9 +32,7 @@ MODE = "_byname_mode"
 def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Callable[..., Any]] | None:
     """Return the code of a forward, and the forward that turns a mode on for some statements; None if it saves nothing.
 
-    Args:
-        module: the module.
-        names: the names of the functions that the mode must see.
+    The mode must see the functions of these names.
     """
     kind = type(module)
     function = found_in(kind, "forward")
@@ -56,9 +54,7 @@ def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Calla
         code = _code(ThisCode(function.__code__), frozenset(names), children, data, computed, known, hidden)
     if code is None:
         return None
-    new = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    new.__kwdefaults__ = function.__kwdefaults__
-    return function.__code__, new
+    return function.__code__, bare(function, code)
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -89,19 +85,14 @@ def _code(this: ThisCode, *known: Any) -> CodeType | None:
 
 
 class _Reading:
-    """Reads a forward, and puts the mode around statements.
+    """Reads a forward, and puts the mode around statements; `spared` is the number of those that run without it.
 
     Args:
-        code: its code.
         names: the names of the functions that the mode must see.
-        children: the children of the module.
-        data: the attributes of the module that are tensors and plain values.
+        children, data: the children of the module, and its attributes that are tensors and plain values.
         computed: the attributes that its class computes, or does something with.
         libraries: the names that ``torch``, ``torch.nn.functional`` and ``math`` have in the code, each with its own.
         hidden: the builtin functions whose names mean something else there.
-
-    Attributes:
-        spared: the number of statements that run without the mode.
     """
 
     def __init__(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -15,28 +14,14 @@ from torch.overrides import TorchFunctionMode
 
 from byname.errors import RewriteError
 from byname.model.module_tree import under
-from byname.model.operations import (
-    COMPUTED,
-    main_result,
-    operation_name,
-    operation_path,
-    taken,
-)
+from byname.model.operations import COMPUTED, main_result, operation_name, operation_path, taken
 from byname.place import NameSegment
 from byname.reading.functions import is_in_place
-from byname.reading.quiet import dynamo_skip
+from byname.reading.quiet import dynamo_skip, eagerly_with_all_it_calls
 from byname.rewriting.narrow import narrowed
-from byname.rewriting.sites import InterjectionSite, OperationSite, entered_with, here
-from byname.watch.inplace import called, changed_by, overwrite
-from byname.watch.interject import Interjection
-from byname.watch.replacement import IN_CHECKPOINT, runs_again
-
-
-class _Unknown(enum.Enum):
-    UNKNOWN = "not looked for yet"
-
-
-_UNKNOWN = _Unknown.UNKNOWN
+from byname.rewriting.sites import InterjectionSite, OperationSite, here
+from byname.watch.interject import Interjection, entered_with
+from byname.watch.replacement import IN_CHECKPOINT, called, changed_by, overwrite, runs_again
 
 
 class Operations:
@@ -47,10 +32,11 @@ class Operations:
 
     Attributes:
         sites: the interjections.
-        names: the names of the functions that are counted.
+        names: the names of the functions that are counted; None for all.
         seen: the paths of the operations so far, and an empty one once it has run; None if nobody asks for them.
         on: whether the mode is on, also if there are no interjections.
-        narrow: the code of the class's forward, and the one that turns the mode on for some statements only, if known.
+        narrow: the code of the class's forward, and the one that turns the mode on for some statements only; None if
+            there is none, and ``...`` if that is not known yet.
         known: the paths of operations and the interjections there, by the name and the number of earlier calls.
         properties: whether a property such as ``x.T`` may be meant, which the compiler does not give to modes.
     """
@@ -62,10 +48,10 @@ class Operations:
         self.own = module.__dict__.get("forward")  # a forward set on the instance
         self.taken = taken(module)
         self.sites: list[OperationSite] = []
-        self.names: Container[str | None] = frozenset()
+        self.names: frozenset[str] | None = frozenset()
         self.seen: set[str] | None = None
         self.on = self.properties = False
-        self.narrow: Any = _UNKNOWN
+        self.narrow: Any = ...
         self.handle: Any = None
         self.known: dict[tuple[str, int], tuple[str, list[OperationSite]]] = {}
         self._wrap()
@@ -101,8 +87,8 @@ class Operations:
     def _count(self) -> None:
         names = [name for site in self.sites for name in site.names]
         every = self.seen is not None or any(NameSegment(name).wild for name in names)
-        self.names = _Every() if every else frozenset(_bases(names))
-        self.narrow, self.known = _UNKNOWN, {}
+        self.names = None if every else frozenset(_bases(names))
+        self.narrow, self.known = ..., {}
         self.properties = any(NameSegment(name).matches(one) for name in names for one in COMPUTED)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,15 +123,15 @@ class Operations:
 
     def _narrowed(self) -> Callable[..., Any] | None:
         """Return the forward that turns the mode on where it is needed; None if it is needed everywhere."""
-        if self.narrow is _UNKNOWN:
-            exact = self.own is None and isinstance(self.names, frozenset)
-            self.narrow = narrowed(self.module, self.names) if exact else None  # type: ignore[arg-type]
+        if self.narrow is ...:
+            exact = self.own is None and self.names is not None
+            self.narrow = narrowed(self.module, self.names or ()) if exact else None
         if self.narrow is None or self.kind.forward.__code__ is not self.narrow[0]:  # its variables may be watched
             return None
         return self.narrow[1]  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "narrow": _UNKNOWN, "known": {}, "__wrapped__": None}
+        return {**self.__dict__, "narrow": ..., "known": {}, "__wrapped__": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -157,20 +143,13 @@ class Operations:
 
     def _aside(self, *args: Any, **kwargs: Any) -> Any:
         around = turned_off()
-        if around is None:
-            return self._forward(*args, **kwargs)
         try:
             return self._forward(*args, **kwargs)
         finally:
             turn_on(around)
 
     def at(self, name: str, count: int) -> tuple[str, list[OperationSite]]:
-        """Return the path of an operation, and the interjections there.
-
-        Args:
-            name: the name of the function.
-            count: the number of earlier calls of it.
-        """
+        """Return the path of a call of a function, and the interjections there; `count` calls were earlier."""
         known = self.known.get((name, count))
         if known is None:
             last = operation_path("", name, count, self.taken)
@@ -188,13 +167,6 @@ def operations_of(module: nn.Module) -> Operations | None:
     """Return the interjections at the operations of a module; None if it is not prepared for any."""
     found = module.__dict__.get("forward")
     return found if isinstance(found, Operations) else None
-
-
-class _Every:
-    """Contains the names of all operations."""
-
-    def __contains__(self, name: object) -> bool:
-        return name is not None
 
 
 _NUMBERED = re.compile(r"(.+)_\d+")
@@ -275,9 +247,8 @@ class _OperationMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = _name_of(func)
         operations = self.operations
-        if name not in operations.names or self.off:
+        if name is None or self.off or (operations.names is not None and name not in operations.names):
             return func(*args, **kwargs) if kwargs else func(*args)
-        assert name is not None
         count = self.counts.get(name, 0)
         self.counts[name] = count + 1
         path, sites = operations.at(name, count)
@@ -317,19 +288,9 @@ def turn_on(mode: _OperationMode | None) -> None:
             _push(mode)
 
 
-def _whole_or_eager(function: Any) -> None:
-    """Have the compiler trace a function together with its caller, or else run it eagerly with all that it calls.
-
-    Otherwise, after a graph break around it, the compiler would trace the functions inside it with the mode and then
-    run the result under the mode: each interjection would act twice. The mark of `dynamo_skip` is left out, since it
-    is a graph break by itself.
-    """
-    frames: Any = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
-
-
-_whole_or_eager(Operations._counted)
+# Otherwise, after a graph break around it, the compiler would trace the functions inside it with the mode and then run
+# the result under the mode: each interjection would act twice. `dynamo_skip` would be a graph break by itself.
+eagerly_with_all_it_calls(Operations._counted)
 
 
 def _reported(path: str, sites: Sequence[InterjectionSite], func: Any, args: Any, kwargs: Any) -> Any:
@@ -385,12 +346,7 @@ def _reported_in_place(
 
 
 def _acts_already(path: str) -> bool:
-    """Return whether a graph of the compiler makes this call: it was traced with the mode, and has the interjection.
-
-    Raises:
-        RewriteError: the module makes the call in a checkpoint of a function. For the backward that function runs a
-            second time, and the forward of the module, which turns the mode on, does not.
-    """
+    """Return whether a graph of the compiler makes this call: it was traced with the mode, and has the interjection."""
     frame: Any = sys._getframe(2)
     in_graph = False
     while frame is not None and frame.f_code is not _COUNTED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
@@ -20,18 +20,19 @@ from byname.model.module_tree import inside_of, is_called, is_script, modules_by
 from byname.model.operations import is_multi_head
 from byname.model.selectors import Selector, is_counted
 from byname.model.spot import Spot
-from byname.model.where import meaning_of, parts_of, unwrapped
+from byname.model.where import calls_of, meaning_of, parts_of, unwrapped
 from byname.place import NameSegment, Place, parse
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import dynamo_skip
-from byname.rewriting.module_sites import ModuleSite, Shown, sites_of
-from byname.rewriting.operation_sites import Operations, operations_of
-from byname.rewriting.sites import muted, under_way
+from byname.rewriting.operation_sites import Operations, operations_of, turn_on, turned_off
+from byname.rewriting.sites import InterjectionSite, here, muted
 from byname.source.code import one_at_a_time
 from byname.table import listed
 from byname.tracing.tracer import trace
-from byname.watch.interject import Interjection, checked_interjection
+from byname.watch.boundary_edges import Entered
+from byname.watch.interject import Interjection, checked_interjection, entered_with
+from byname.watch.replacement import overwrite
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -97,21 +98,15 @@ def _run_of(model: nn.Module, example: Any) -> Flow:
 
 
 def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[Calls, list[Selector]]:
-    """Return the calls that are meant, and the selectors that are resolved in the first call.
-
-    Args:
-        model: the model itself, not a copy.
-        where: as in `rewrite`.
-        flow: the calls of the example; None without one.
-    """
+    """Return the calls that are meant, and the selectors that are resolved in the first call; without a flow of it."""
     modules = modules_by_path(model)
     paths = {id(module): path for path, module in modules.items()}
     calls: Calls = {}
     waiting: list[Selector] = []
-    for one in parts_of(where):
+    for one in parts_of(where, model):
         meaning, selectors = meaning_of(one, model)
         found = _of_spots(meaning.spots, paths)
-        if flow is not None and found and not any(_happens(key, paths, flow) for key in found):
+        if flow is not None and found and not any(_is_among(_key_of(call, paths), found) for call in flow.calls):
             raise _no_match(one, found.values(), flow.calls, "with example=")
         for selector in selectors:
             if flow is not None:
@@ -119,19 +114,13 @@ def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[Calls, list
             elif not selector.only_modules or is_counted(selector) or selector.needs_example:
                 waiting.append(selector)
             else:
-                called = ((path, one) for path, one in modules.items() if is_called(one))
-                there = [ModelCall(path, type(one).__name__, "module", one) for path, one in called]
-                found |= _of_selector(selector, paths, Flow(tuple(there), {}, {}))
+                found |= _of_selector(selector, paths, Flow(tuple(calls_of(modules)), {}, {}))
         calls = found | calls
     return calls, waiting
 
 
 def _of_spots(spots: Sequence[Spot], paths: dict[int, str]) -> Calls:
-    """Return the calls at resolved places.
-
-    Raises:
-        RewriteError: one of them is no call.
-    """
+    """Return the calls at resolved places."""
     found: Calls = {}
     for spot in spots:
         what = "the gradient of a value" if spot.gradient else "an item of a value" if spot.items else f"a {spot.kind}"
@@ -149,11 +138,8 @@ def _of_spots(spots: Sequence[Spot], paths: dict[int, str]) -> Calls:
 
 
 def _of_selector(selector: Selector, paths: dict[int, str], flow: Flow) -> Calls:
-    found: Calls = {}
-    for index in selector.matches(flow):
-        call = flow.calls[index]
-        found[_key_of(call, paths)] = call.path or "forward"
-    return found
+    calls = [flow.calls[index] for index in selector.matches(flow)]
+    return {_key_of(call, paths): call.path or "forward" for call in calls}
 
 
 def _key_of(call: ModelCall, paths: dict[int, str]) -> tuple[str, str]:
@@ -161,21 +147,16 @@ def _key_of(call: ModelCall, paths: dict[int, str]) -> tuple[str, str]:
     return owner, "" if call.kind == "module" else call.path[len(owner) + 1 if owner else 0 :]
 
 
-def _happens(key: tuple[str, str], paths: dict[int, str], flow: Flow) -> bool:
-    """Return whether a call, whose name may have wildcards, is one of those that an example makes."""
-    owner, name = key
-    of_owner = (_key_of(call, paths)[1] for call in flow.calls if paths[id(call.module)] == owner)
-    return any(NameSegment(name).matches(one) if name and one else name == one for one in of_owner)
+def _is_among(key: tuple[str, str], asked: Calls) -> bool:
+    """Return whether a call is one of those that were asked for, whose names may have wildcards."""
+    names = (name for owner, name in asked if owner == key[0])
+    return any(NameSegment(name).matches(key[1]) if name and key[1] else name == key[1] for name in names)
 
 
 def _no_match(where: Any, places: Collection[str], calls: Sequence[ModelCall], ran: str) -> NoMatchError:
     """Return the error for places that the model does not reach; its message names the closest that it does.
 
-    Args:
-        where: the part of the argument that means these places.
-        places: their paths.
-        calls: the calls that were made.
-        ran: when they were made.
+    `where` is the part of the argument that means these places, and `ran` says when the calls were made.
     """
     asked = f"`{where}`" if isinstance(where, str | Place) else listed([f"`{one}`" for one in places], _NAMED)
     known = list(dict.fromkeys(call.path for call in calls if call.path))
@@ -191,15 +172,109 @@ _NAMED = 6
 """The number of places that an error names if none is similar to the requested one."""
 
 
+# Interjections at modules
+
+
+class ModuleSite(InterjectionSite):
+    """An interjection at a module: a forward hook of it."""
+
+    def put_on(self, module: nn.Module) -> None:
+        """Hook the module. The handles are kept, since they keep numbers of hooks apart in a process that loads it."""
+        self.handles = [module.register_forward_hook(self.hook, with_kwargs=True)]
+        if module.__dict__.get("inplace") is True:
+            self.handles.append(module.register_forward_pre_hook(self.part))
+        if self.with_gradients:
+            self.handles.append(module.register_forward_pre_hook(self.begin, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self.end, always_call=True))
+
+    @dynamo_skip
+    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the inputs of a call that begins."""
+        if not here.running:
+            here.open.append((module, entered_with((*args, *kwargs.values()))))
+
+    @dynamo_skip
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Forget the inputs of a call that has ended, also by an error."""
+        if not here.running:
+            here.open.end(module)
+
+    def part(self, module: nn.Module, args: Any) -> Any:
+        """Let a module that works in place work on a copy while the compiler traces; see `_reported_in_place`."""
+        if not torch.compiler.is_compiling() or here.running or not args:
+            return None
+        here.parted.append(args[0])
+        return (args[0].clone(), *args[1:])
+
+    def hook(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Report the output of a call."""
+        if here.running:
+            return None
+        if torch.compiler.is_compiling() and here.parted and module.__dict__.get("inplace") is True:
+            new = self(self.path, module, (*args, *kwargs.values()), output)
+            return here.parted.pop().copy_(output if new is None else new)
+        entered = _entered(module) if self.with_gradients else None
+        around = turned_off()
+        try:
+            new = self(self.path, module, (*args, *kwargs.values()) if kwargs else args, output, entered)
+            if new is None:
+                return None
+            if module.__dict__.get("inplace") is not True or not args or args[0] is not output:
+                return new
+            if not _is_fixed(output):
+                overwrite(output, new)
+                return output
+            return new
+        finally:
+            turn_on(around)
+
+
+def _is_fixed(output: torch.Tensor) -> bool:
+    """Return whether a tensor is a view that autograd does not let anyone write to a second time."""
+    return torch.is_grad_enabled() and output.requires_grad and output._is_view()
+
+
+@dynamo_skip
+def _entered(module: nn.Module) -> Entered | None:
+    """Return what was noted when the innermost call of a module began."""
+    return next((entered for one, entered in reversed(here.open) if one is module), None)
+
+
+class Shown:
+    """The ``extra_repr`` of a module with interjections: its own, and the interjections."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.own = module.__dict__.get("extra_repr")
+
+    @classmethod
+    def of(cls, module: nn.Module) -> None:
+        """Give it to a module, if it has none yet."""
+        if not isinstance(module.__dict__.get("extra_repr"), cls):
+            module.__dict__["extra_repr"] = cls(module)
+
+    def __call__(self) -> str:
+        """Return the text that ``print(model)`` shows of the module besides its children."""
+        own = self.own() if self.own is not None else type(self.module).extra_repr(self.module)
+        sites = ", ".join(f"{one.path}: {one.label}" for one in sites_of(self.module))
+        return f"{own}, interjected={{{sites}}}".removeprefix(", ")
+
+
+def sites_of(module: nn.Module) -> Iterator[InterjectionSite]:
+    """Yield the interjections at a module and at its operations."""
+    for hook in module._forward_hooks.values():
+        if isinstance(site := getattr(hook, "__self__", None), ModuleSite):
+            yield site
+    operations = operations_of(module)
+    if operations is not None:
+        yield from operations.sites
+
+
 # The copy
 
 
 def _copy_of(root: M) -> M:
-    """Return a copy that shares tensors, and the interjections that are in it already.
-
-    Raises:
-        RewriteError: the model cannot be copied, or a copy would call modules of the model itself.
-    """
+    """Return a copy that shares tensors, and the interjections that are in it already."""
     modules = modules_in(root)
     known = {id(module) for module in modules}
     for module in modules:
@@ -219,15 +294,7 @@ _INSTEAD = "byname.interject(model, where, interjection) works on the model as i
 
 
 def _refuse_closures(values: list[Any], known: set[int]) -> None:
-    """Refuse functions whose closures hold modules of the model: a copy would go on with the original modules.
-
-    Args:
-        values: the attributes of a module; containers in them are searched too.
-        known: the ids of the modules of the model.
-
-    Raises:
-        RewriteError: there is such a function.
-    """
+    """Refuse functions whose closures hold modules of the model: a copy would go on with the original modules."""
     seen: set[int] = set()
     while values:
         value = values.pop()
@@ -259,7 +326,6 @@ def _owner_in(cell: Any) -> Any:
 
 
 def _put_in(model: nn.Module, calls: Calls, interjection: Interjection) -> None:
-    """Put an interjection at calls of a model for good."""
     modules = modules_by_path(model)
     operations: dict[str, list[str]] = {}
     for (owner, name), place in calls.items():
@@ -295,12 +361,10 @@ def _turn_on_around_heads(modules: dict[str, nn.Module]) -> None:
 
 
 class _FirstCall:
-    """What is known in the first call of a rewritten model only, if there was no example; two hooks of the model.
+    """The first call of a rewritten model, if there was no example; two hooks of the model.
 
-    Args:
-        selectors: the selectors to resolve. The model runs once with the arguments of the call before the call itself.
-        calls: the other calls that are meant. If there are operations, one of them must run.
-        interjection: the interjection.
+    For the selectors the model runs once with the arguments of the call before the call itself. Of the operations that
+    are meant one must run.
     """
 
     def __init__(self, selectors: list[Selector], calls: Calls, interjection: Interjection) -> None:
@@ -335,24 +399,17 @@ class _FirstCall:
             except BaseException:
                 self.selectors = selectors
                 raise
-            names = [(owner, name) for owner, name in self.calls if name]
-            known = {
-                key
-                for key in found
-                if any(key[0] == owner and key[1] and NameSegment(name).matches(key[1]) for owner, name in names)
-            }
-            _put_in(
-                model, {key: found[key] for key in found if key not in known | self.calls.keys()}, self.interjection
-            )
+            fresh = {key: place for key, place in found.items() if not _is_among(key, self.calls)}
+            _put_in(model, fresh, self.interjection)
 
     def resolve(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Put the interjection where the selectors match, before the first call."""
-        if self.selectors and not under_way():
+        if self.selectors and not here.running:
             self._resolve(model, args, kwargs)
 
     def check(self, model: nn.Module, args: Any, output: Any) -> None:
         """Refuse the first call if none of the operations has run."""
-        if not torch.compiler.is_compiling() and not under_way():
+        if not torch.compiler.is_compiling() and not here.running:
             self._check(model)
 
     @dynamo_skip
@@ -370,6 +427,5 @@ class _FirstCall:
 
 
 def _owners(model: nn.Module) -> list[Operations]:
-    """Return the modules of a model that have interjections at operations."""
     found = (operations_of(module) for module in modules_by_path(model).values())
     return [one for one in found if one is not None and one.sites]

@@ -9,27 +9,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.model.items import tensors_in
 from byname.model.module_tree import under
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
-from byname.tracing.callers import OpenCalls
+from byname.tracing.tracer import OpenCalls
 from byname.watch.boundary_edges import Entered
-from byname.watch.call_gradients import Followed, Gradients, before, follow
+from byname.watch.call_gradients import Followed, Gradients, follow
 from byname.watch.interject import (
     ForwardInterjection,
     Interjection,
     WrappedForwardBackwardInterjection,
     WrappedForwardInterjection,
+    gradients_from,
+    tensors_of,
 )
-from byname.watch.replacement import same_gradients, same_kind
+from byname.watch.replacement import same_kind
 
 
 class _StateOfThread(threading.local):
     """The state of one thread.
 
     Attributes:
-        running: the interjections that are running; what they call themselves is not reported.
+        running: the interjections that are running, and blocks of `muted`; what they call themselves is not reported.
         parted: while the compiler traces, the inputs of the modules in place that are running.
         open: the calls of modules with gradients requested that have begun.
     """
@@ -53,18 +54,8 @@ class muted:
         here.running.pop()
 
 
-def under_way() -> bool:
-    """Return whether an interjection runs in this thread, or all are muted."""
-    return bool(here.running)
-
-
 class InterjectionSite:
-    """An interjection in a rewritten model.
-
-    Args:
-        path: the place, or several.
-        interjection: shared by all its sites, also by those of models that are made from this one.
-    """
+    """An interjection in a rewritten model; its sites share it, also those of models that are made from this one."""
 
     def __init__(self, path: str, interjection: Interjection) -> None:
         self.path = path
@@ -82,14 +73,9 @@ class InterjectionSite:
     def __call__(
         self, path: str, module: nn.Module | None, inputs: tuple[Any, ...], value: Any, entered: Entered | None = None
     ) -> Any:
-        """Return the interjection's replacement for a value; None if it stays.
+        """Return the interjection's replacement for the value of a call; None if it stays.
 
-        Args:
-            path: the place, without wildcards.
-            module: the module called; None for an operation.
-            inputs: the arguments of the call.
-            value: its result.
-            entered: what `entered_with` returned when the call began, if the gradients are requested.
+        If the gradients are requested, `entered` is what `entered_with` returned when the call began.
         """
         if entered is not None:
             self._await_gradients(path, module, value, entered)
@@ -122,16 +108,9 @@ class InterjectionSite:
         interjection: Any = self.interjection
 
         def receive(inputs: Gradients, outputs: Gradients) -> Gradients | None:
-            try:
-                new = interjection.process_backward(path, module, inputs, outputs)
-                if new is not None:
-                    same_gradients(path, inputs, new)
-            except Exception as error:
-                note_on(error, f"byname: in the backward of `{path}`")
-                raise
-            return None if new is None else tuple(new)
+            return gradients_from(interjection.process_backward, path, module, inputs, outputs)
 
-        followed = follow(entered, [tensor for _, tensor in tensors_in(value)], receive)
+        followed = follow(entered, tensors_of(value), receive)
         if followed is not None and followed.lasting:
             for earlier in self.lasting:
                 earlier.remove()
@@ -141,20 +120,8 @@ class InterjectionSite:
         return {**self.__dict__, "lasting": []}
 
 
-@dynamo_skip
-def entered_with(inputs: Any) -> Entered | None:
-    """Return the noted inputs of a call, from which its gradients are found; None if grad mode is off."""
-    return before([tensor for _, tensor in tensors_in(inputs)]) if torch.is_grad_enabled() else None
-
-
 class OperationSite(InterjectionSite):
-    """An interjection at the operations of one module.
-
-    Args:
-        owner: the path of the module.
-        names: the names of the operations, which may have wildcards.
-        interjection: the interjection.
-    """
+    """An interjection at the operations of one module, whose names may have wildcards."""
 
     def __init__(self, owner: str, names: Sequence[str], interjection: Interjection) -> None:
         super().__init__(", ".join(under(owner, name) for name in names), interjection)

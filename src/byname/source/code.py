@@ -1,4 +1,4 @@
-"""Code: the source of a code object, believed only where it compiles to the code that ran."""
+"""Code: the source of a code object, used only if it compiles to the code that ran."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import os
 import threading
 import warnings
-import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -14,11 +13,13 @@ from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.weak import WeakIdKeyDictionary
+
 if TYPE_CHECKING:
     import executing
 
 HIDDEN = "_byname_"
-"""Prefix of the names that byname adds to the code of a function in order to listen to its variables."""
+"""Prefix of the names that byname adds to the code of a function to watch its variables."""
 
 one_at_a_time = threading.RLock()
 """Lock to hold while syntax trees are made.
@@ -31,8 +32,7 @@ Python 3.11 counts their depth for all threads together and raises SystemError w
 class ThisCode:
     """A code object as a dictionary key, equal only to itself.
 
-    Python calls the code objects of a file and of its copy equal, because the comparison leaves the file name out.
-    Facts and counts about code belong to one code object, so they are kept under this key.
+    Python's comparison of code objects leaves the file name out, so those of a file and of its copy are equal.
     """
 
     __slots__ = ("code",)
@@ -47,29 +47,18 @@ class ThisCode:
         return id(self.code)
 
 
-class _StandIns:
-    """Map from code objects that byname made to those they stand for; an entry lives as long as the made code."""
-
-    def __init__(self) -> None:
-        self._own: dict[int, tuple[weakref.ref[CodeType], CodeType]] = {}
-
-    def __setitem__(self, made: CodeType, own: CodeType) -> None:
-        own_of, key = self._own, id(made)
-        own_of[key] = weakref.ref(made, lambda _: own_of.pop(key, None)), own
+class _StandIns(WeakIdKeyDictionary):
+    """Map from code objects that byname made to the originals; any other code stands for itself."""
 
     def __getitem__(self, code: CodeType) -> CodeType:
-        """Return the code that `code` stands for; `code` itself if byname did not make it."""
-        made, own = self._own.get(id(code), (None, code))
-        return own if made is not None and made() is code else code
-
-    def __len__(self) -> int:
-        return len(self._own)
+        own: CodeType = self.get(code, code)  # type: ignore[no-untyped-call]
+        return own
 
 
 stands_for = _StandIns()
 """Map from code that byname put into a function to the function's own code. Both have the same lines and columns.
 
-The map is process-wide, as code is: a reader that meets such code in a frame does not know who put it there.
+The map is process-wide, because code in a frame does not show who put it into its function.
 """
 
 
@@ -91,9 +80,9 @@ def source_of(code: CodeType) -> executing.Source | None:
 def text_of(file: str) -> executing.Source:
     """Return the present source of a file or notebook cell, as far as it can be read.
 
-    An unchanged file always gives one and the same `executing.Source` object, so results can be cached by it.
+    An unchanged file always gives the same `executing.Source` object, so results can be cached by it.
     """
-    import executing  # here, since most questions need no source
+    import executing  # here, because most calls of byname read no source
 
     with one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python gave these warnings when the program compiled the file
@@ -104,9 +93,9 @@ def is_what_ran(source: executing.Source, code: CodeType) -> bool:
     """Return whether a source, which must have been parsed, compiles to this code."""
     code = stands_for[code]
     if not os.path.exists(code.co_filename) and code.co_name == "<module>":  # noqa: PTH110
-        # Only the names in a cell are compared: its last statement compiles differently, since its value is displayed.
+        # Compare only the names in a cell: its last statement compiles differently, since its value is displayed.
         return set(code.co_names) <= _identifiers(source)
-    if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites the functions that assert
+    if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites functions with assertions
         return True
     key = code.co_qualname, code.co_firstlineno
     return any(_same_code(one, code) for apart in (False, True) for one in _codes(source, apart).get(key, ()))
@@ -225,10 +214,10 @@ def names_bound(statement: ast.stmt) -> set[str]:
 
 
 def is_kept(code: CodeType, path: str, line: int) -> bool:
-    """Return whether only the statement at a line binds what it binds until it runs again, as far as this body tells.
+    """Return whether the value that a statement gives to a variable, attribute or item stays until it runs again.
 
-    A variable is kept from one round to the next of the outermost loop around the line; an attribute or item is kept
-    from one call to the next.
+    A variable must stay from one round to the next of the outermost loop around the line, an attribute or item from one
+    call to the next. Only this body is read.
     """
     body = [*statements_of(code)]
     if path.isidentifier():
@@ -250,7 +239,7 @@ def _places_bound(statement: ast.stmt) -> set[str]:
 
 
 def returns(code: CodeType, variable: str | None, line: int) -> bool:
-    """Return whether a function returns a value as it is: in the return at that line, or as that variable."""
+    """Return whether a function returns a value unchanged: by the ``return`` at that line, or as that variable."""
     values = [(one.lineno, one.value) for one in statements_of(code) if isinstance(one, ast.Return) and one.value]
     parts = [(at, part) for at, value in values for part in getattr(value, "elts", [value])]
     return any(at == line or (isinstance(part, ast.Name) and part.id == variable) for at, part in parts)
@@ -266,8 +255,8 @@ def statements_of(code: CodeType) -> Iterator[ast.stmt]:
 def binds_alone(code: CodeType, variable: str) -> bool:
     """Return whether only statements of this function or module body can bind one of its variables.
 
-    An argument, a variable that a nested function shares, and a module's variable that some function declares
-    ``global`` can be bound elsewhere.
+    An argument, a variable shared with a nested function, and one that some function declares ``global`` can be bound
+    elsewhere.
     """
     shared = variable in code.co_cellvars or variable in code.co_freevars
     arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
@@ -276,7 +265,6 @@ def binds_alone(code: CodeType, variable: str) -> bool:
     if code.co_name != "<module>":
         return variable in code.co_varnames
     source = source_of(code)
-    tree = None if source is None else source.tree
-    if tree is None:
+    if source is None or source.tree is None:
         return False
-    return not any(isinstance(node, ast.Global) and variable in node.names for node in ast.walk(tree))
+    return not any(isinstance(node, ast.Global) and variable in node.names for node in ast.walk(source.tree))

@@ -59,12 +59,12 @@ class Site:
 
     @property
     def with_caller(self) -> str:
-        """The line, in a helper with its caller: ``helper.py:3 in update_params, called at train.py:41``."""
-        return str(self) if self.caller is None else f"{self} in {self.helper}, called at {self.caller}"
+        """The line, in a helper with its caller, ``helper.py:3 in update_params, called at train.py:41``."""
+        return str(self) if self.caller is None else f"{self} in {self.called_by}"
 
     @property
     def called_by(self) -> str | None:
-        """Of a line in a helper, the helper and its caller: ``update_params, called at train.py:41``; else None."""
+        """The helper and its caller of a line in a helper, ``update_params, called at train.py:41``; else None."""
         return None if self.caller is None else f"{self.helper}, called at {self.caller}"
 
     @property
@@ -91,7 +91,7 @@ class Located:
 
     @property
     def caller(self) -> str | None:
-        """Of a site in a helper, the helper and the line that called it: ``update_params, called at train.py:41``."""
+        """The helper and its caller of a site in a helper, ``update_params, called at train.py:41``; else None."""
         return None if self.site is None else self.site.called_by
 
 
@@ -103,11 +103,9 @@ class Expression:
     """A `Site` and facts about one expression on it.
 
     Attributes:
-        site: the line of the expression.
         whole: whether the statement assigns exactly this expression's value to ``site.target``.
         in_place: whether the expression changed an existing tensor in place and returned it.
-        node: its syntax tree, or the statement if that is augmented or was asked for; None if the source is missing or
-            has changed.
+        node: its syntax tree; of an augmented or a whole statement, the statement's; None without the unchanged source.
     """
 
     site: Site
@@ -117,10 +115,7 @@ class Expression:
 
     @property
     def operands(self) -> tuple[str | None, ...]:
-        """The source of each operand, in the order in which PyTorch receives them.
-
-        It is None for an operand that is not a plain name, attribute or item.
-        """
+        """The source of each operand as PyTorch receives them; None if it is no plain name, attribute or item."""
         node = self.node
         if isinstance(node, ast.BinOp):
             parts: list[ast.expr] = [node.left, node.right]
@@ -157,10 +152,7 @@ class Expression:
 
     @property
     def made_here(self) -> bool:
-        """Whether the tensor is made by a constructor that no function mode sees.
-
-        It is in ``x = torch.FloatTensor([1.0])`` and in ``torch.FloatTensor([1.0]).requires_grad_()``.
-        """
+        """Whether the tensor comes from a constructor that no function mode sees, as ``torch.FloatTensor([1.0])``."""
         node = self.node
         value = node if isinstance(node, ast.Assign | ast.AnnAssign) else getattr(node, "func", None)
         called = getattr(value, "value", None)
@@ -183,23 +175,18 @@ class Expression:
 
 
 _UNSEEN = frozenset({"Parameter", "Buffer", "from_numpy", "frombuffer", "from_dlpack", "load"})
-"""Functions beside ``torch.Tensor`` and its like whose tensors no function mode sees being made."""
+"""Constructors beside ``torch.Tensor`` and ``torch.FloatTensor`` whose calls no function mode sees."""
 
 Instruction: TypeAlias = tuple[CodeType, int]
 """A code object and the byte offset of an instruction in it."""
 
 
 def locate(code: CodeType, instruction: int, caller: Instruction | None = None) -> Expression:
-    """Find the statement and the expression that an instruction belongs to.
+    """Find the statement and the expression of an instruction, whose function was called at `caller` if it is a helper.
 
-    The source is believed only when it compiles to the code that ran, and an expression is taken only when its columns
-    are exactly those that the compiler recorded for the instruction. A file edited since it was loaded thus gives no
-    statement rather than a wrong one.
-
-    Args:
-        code: the code object that ran.
-        instruction: the byte offset of the instruction, as in ``frame.f_lasti``.
-        caller: the instruction that called the function, if the function is a helper.
+    The source is used only if it compiles to the code that ran, and an expression only if its columns are exactly those
+    that the compiler recorded for the instruction. A file edited since it was loaded thus gives no statement rather
+    than a wrong one.
     """
     spot = _located(ThisCode(code), instruction)
     return spot if caller is None else replace(spot, site=replace(spot.site, caller=locate(*caller).site))
@@ -234,20 +221,16 @@ def changed_by(code: CodeType, instruction: int, operation: str) -> str | None:
     if not isinstance(node, ast.Call):
         return None
     if isinstance(node.func, ast.Attribute) and node.func.attr == operation:
-        is_function = isinstance(node.func.value, ast.Name) and node.func.value.id in ("torch", "F")
-        if not is_function:
-            return ast.unparse(node.func.value)
-    out = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
+        owner = node.func.value
+        if not (isinstance(owner, ast.Name) and owner.id in ("torch", "F")):
+            return ast.unparse(owner)
     named = {keyword.arg: keyword.value for keyword in node.keywords}
-    changed = out or next(iter(node.args), None) or named.get("input") or named.get("self")
+    changed = named.get("out") or next(iter(node.args), None) or named.get("input") or named.get("self")
     return None if changed is None else ast.unparse(changed)
 
 
 def statements_binding(code: CodeType, variable: str) -> list[Expression]:
-    """Return the statements of a function or module body that assign a plain variable, in source order.
-
-    Nested functions and classes are left out, because a variable of theirs is a different variable.
-    """
+    """Return the statements of a function or module body, without nested ones, that assign a plain variable."""
     return [
         Expression(site_of(code, statement, variable, code.co_qualname), node=statement)
         for statement in statements_of(code)
@@ -266,13 +249,11 @@ def assignments_calling(code: CodeType, function: str) -> list[Site]:
 
 
 def site_of(code: CodeType, node: ast.stmt | ast.ExceptHandler | ast.pattern, target: str | None, name: str) -> Site:
-    """Return the site of a statement, an ``except`` or a pattern; its statement is empty if the source is missing.
+    """Return the site of a statement, an ``except`` or a pattern; its statement is empty without the source.
 
     Args:
-        code: the code of the function around it, or of one around that.
-        node: the part of the syntax tree.
         target: the variable that it assigns, if any.
-        name: the qualified name of the function that it stands in.
+        name: the qualified name of the function around it.
     """
     source = source_of(code)
     return Site(code.co_filename, node.lineno, name, "" if source is None else _text(source, node), target)
@@ -304,7 +285,7 @@ def scope_of(code: CodeType) -> str:
 
 
 def is_torch(filename: str) -> bool:
-    """Return whether a file is part of PyTorch or byname, and so is no place in the user's program."""
+    """Return whether a file is part of PyTorch or byname."""
     return WRITTEN_BY[filename] == TORCH
 
 
@@ -336,26 +317,22 @@ class _WrittenBy(dict[str, int]):
 
 
 WRITTEN_BY = _WrittenBy()
-"""The files met so far: every recorded call looks here."""
+"""The files seen so far: every recorded call reads this map."""
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Names of the folders into which pip and Debian install: the environment's, the user's and the base Python's."""
 
 
-def _is_a_target(folder: Path) -> bool:
-    """Return whether a folder of another name is one into which PyTorch was installed by ``pip install --target``."""
-    return folder.name not in _PACKAGES and any(folder.glob("torch-*.dist-info"))
-
-
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_BESIDE_TORCH = Path(torch.__file__).parent.parent
+_BESIDE = Path(torch.__file__).parent.parent
+_IS_A_TARGET = _BESIDE.name not in _PACKAGES and any(_BESIDE.glob("torch-*.dist-info"))  # of `pip install --target`
 _INSTALLED = (
     *(
         path + os.sep
         for key, path in sysconfig.get_paths().items()
         if key in ("stdlib", "platstdlib", "purelib", "platlib")
     ),
-    *([str(_BESIDE_TORCH) + os.sep] if _is_a_target(_BESIDE_TORCH) else []),
+    *([str(_BESIDE) + os.sep] if _IS_A_TARGET else []),
 )
 
 

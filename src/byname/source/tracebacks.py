@@ -1,4 +1,4 @@
-"""Tracebacks: the frames of the user's program in a traceback, without byname's own; and how people know a file."""
+"""Tracebacks: the frames of the user's program in a traceback, without byname's own, and the short names of files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_byname(filename: str) -> bool:
 
 
 class PassedFrame(NamedTuple):
-    """A frame that an error passed, and the instruction at which it stood then."""
+    """A frame that an error passed, and the instruction that it was running."""
 
     frame: FrameType
     instruction: int
@@ -46,7 +46,7 @@ def clean(error: BaseException) -> None:
 
 
 def without_byname(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback that the program would have had without byname; the given one is changed.
+    """Return a traceback as the program would have it without byname; the given one is changed.
 
     Under a function mode, PyTorch goes through `handle_torch_function` and enters the called function a second time.
     byname causes that detour, so it is removed together with byname's frames.
@@ -65,12 +65,9 @@ def frames(error: BaseException) -> list[PassedFrame]:
 
 
 def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
-    """Return the frame that a warning is about, and the one that it would be about without byname.
+    """Return the frame at the line of a warning, and the frame whose line it would have without byname.
 
-    It is None if byname makes no difference.
-
-    Args:
-        filename, line: the line that the warning is about.
+    The result is None if both are the same.
     """
     inner = list(outwards(sys._getframe(2)))
     stack = inner[::-1]
@@ -91,12 +88,7 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def warn(sentence: str, category: type[Warning]) -> None:
-    """Issue a warning at the nearest line that is neither byname's nor an exit stack's.
-
-    Args:
-        sentence: the text of the warning.
-        category: the class of the warning.
-    """
+    """Issue a warning at the nearest line that is neither byname's nor an exit stack's."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back and (is_byname(file := frame.f_code.co_filename) or file == contextlib.__file__):
         level, frame = level + 1, frame.f_back
@@ -123,7 +115,7 @@ def related(error: BaseException) -> Iterator[BaseException]:
 
 
 def _marked(stack: Sequence[FrameType]) -> list[bool]:
-    """Return for each frame, the outermost first, whether it is there because of byname."""
+    """Return for each frame, the outermost first, whether byname added it."""
     ours = [is_byname(one.f_code.co_filename) for one in stack]
     for place in range(len(stack) - 1):
         if ours[place] and not ours[place + 1]:
@@ -132,7 +124,7 @@ def _marked(stack: Sequence[FrameType]) -> list[bool]:
 
 
 def _mark_detour(stack: Sequence[FrameType], ours: list[bool], entered: int) -> None:
-    """Mark in `ours` the first entry into the function of the frame at `entered`, and the dispatch in between."""
+    """Mark in `ours` the first call of the function of the frame at `entered`, and the dispatch in between."""
     before = entered - 1
     while before >= 0 and ours[before]:
         before -= 1

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from byname.errors import BadArgumentError
 from byname.model.module_tree import notes_on_scripts
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
-from byname.tracing.muted import active_modes, of_thread
+from byname.tracing.muted import of_thread
 from byname.undo import Patch, Shared
 
 _CHOICE = "_callback_from_stance"
@@ -37,22 +37,12 @@ RUN_EAGERLY = (
 )
 
 
-_Note: TypeAlias = Callable[[], object]
-
-
 class Uncompiled:
-    """Switch that makes compiled functions run eagerly for one attachment, and notes when one is called.
+    """Switch that makes compiled functions run eagerly for one attachment, and notes `RUN_EAGERLY` if one is called."""
 
-    Args:
-        model: the model as the user gave it, with its wrappers.
-        notes: the notes of the handle; `RUN_EAGERLY` is added when a compiled function is called.
-    """
-
-    def __init__(self, model: nn.Module, notes: dict[str, None]) -> None:
-        self._model = model
-        self._notes = notes
-        self._note: _Note | None = None
-        self._let_go: weakref.finalize[Any, Any] | None = None
+    def __init__(self, notes: dict[Any, None]) -> None:
+        self._note = partial(notes.setdefault, RUN_EAGERLY)
+        weakref.finalize(self, EAGERLY.release, self._note).atexit = False  # a discarded attachment lets go, too
 
     def install(self) -> None:
         """Make compiled functions run eagerly from now on.
@@ -60,19 +50,11 @@ class Uncompiled:
         Raises:
             BadArgumentError: called inside a compiled function; the rest of that function would run compiled.
         """
-        self._note = note = partial(self._notes.setdefault, RUN_EAGERLY)
-        # the process must not keep a discarded attachment on: when this object is collected, the compiler is released
-        self._let_go = weakref.finalize(self, EAGERLY.release, note)
-        self._let_go.atexit = False
-        EAGERLY.hold(note)
+        EAGERLY.hold(self._note)
 
     def remove(self) -> None:
         """Let compiled functions run compiled again, unless another attachment is installed."""
-        if self._note is not None:
-            EAGERLY.release(self._note)
-        if self._let_go is not None:
-            self._let_go.detach()
-        self._note = self._let_go = None
+        EAGERLY.release(self._note)
 
 
 def notes_on_compiled(model: nn.Module) -> Iterator[str]:
@@ -82,14 +64,15 @@ def notes_on_compiled(model: nn.Module) -> Iterator[str]:
         yield RUN_EAGERLY
 
 
-class _Eagerly:
-    """Switch of the process that makes compiled functions run eagerly while it has holders.
+class _Eagerly(Shared):
+    """Switch of the process that makes compiled functions run eagerly while it has holders, also one imported later.
 
-    A stance that the program sets meanwhile has no effect until the last holder releases; then it applies.
+    Its tokens are functions without arguments, called whenever a compiled function is called. A stance that the program
+    sets meanwhile has no effect until the last holder releases; then it applies.
     """
 
     def __init__(self) -> None:
-        self._users = Shared(self._begin, self._end)
+        super().__init__(self._begin, self._end)
         self._arrival: _Arrival | None = None
         self._before: Any = None
         self._stance: Any = None
@@ -98,19 +81,7 @@ class _Eagerly:
     @property
     def on(self) -> bool:
         """Whether compiled functions run eagerly now."""
-        return bool(self._users.holders)
-
-    def hold(self, note: _Note) -> None:
-        """Run compiled functions eagerly from now on, even if the compiler is imported only later.
-
-        Args:
-            note: called with no arguments whenever a compiled function is called; identifies the holder in `release`.
-        """
-        self._users.hold(note)
-
-    def release(self, note: _Note) -> None:
-        """Remove a holder; after the last one, functions run compiled again. A second call does nothing."""
-        self._users.release(note)
+        return bool(self.holders)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -147,7 +118,7 @@ class _Eagerly:
         self._before = self._stance = self._choice = None
 
     def _arrived(self) -> None:
-        with self._users.lock:
+        with self.lock:
             if self.on:
                 self._step_aside()
 
@@ -177,7 +148,7 @@ class _Eagerly:
             if stop_counting is not None:
                 stop_counting(-1)  # else `fullgraph=True` raises because nothing was compiled
             if callback is not None:
-                for note in self._users.holders:
+                for note in self.holders:
                     note()
             return None
 
@@ -225,12 +196,8 @@ def _is_of_pytorch(function: Any) -> bool:
 
 
 def _can_be_compiled(function: Any) -> bool:
-    """Return whether PyTorch may compile its own function now: not while operations are watched.
-
-    Raises:
-        BadArgumentError: operations are watched and grad mode is on; the gradients need the compiler.
-    """
-    watched = bool(active_modes()) or of_thread.eager > 0
+    """Return whether PyTorch may compile its own function now: not while operations are watched."""
+    watched = bool(of_thread.modes) or of_thread.eager > 0
     if watched and torch.is_grad_enabled():
         itself = ", or flex_attention itself, as in `layers.0.flex_attention`" if "flex" in function.__module__ else ""
         raise BadArgumentError(

@@ -1,4 +1,4 @@
-"""Preserve: a snapshot of a model and the random state, taken before an example run and restored after it."""
+"""Preserve: a snapshot of a model and the random state, taken before a run beside the program, restored after it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from byname.errors import BadExampleError
-from byname.reading.modules import modules_in, own_parameters
-from byname.reading.objects import attributes_of, snapshot
+from byname.errors import BadArgumentError, BadExampleError
+from byname.model import items
+from byname.place import Item, Segment
+from byname.reading.modules import modules_in, own_parameters, parameters_in
+from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction, collection_paused
-from byname.reading.tensor import fact, is_tensor, memory_of
+from byname.reading.tensor import fact, is_tensor, memory_of, storage_key, version_of
+from byname.tracing.muted import reported_only_to
 
 
 @contextmanager
@@ -37,11 +40,41 @@ def kept(model: nn.Module) -> Iterator[Kept]:
         before.restore()
 
 
+@contextmanager
+def rehearsal(model: nn.Module, *readers: object) -> Iterator[None]:
+    """Run a model inside the block without a trace; of the read-only callbacks only these `readers` observe it.
+
+    Raises:
+        BadArgumentError: at the end, if the forward has changed a parameter in place: its old values are lost.
+    """
+    with reported_only_to(*readers), autocast_keeps_nothing(), kept(model) as before:
+        renormed = before.copy_for_a_run()
+        others = [one for one in parameters_in(model) if id(one) not in renormed]
+        versions = [version_of(one) for one in others]
+        yield
+        if versions != [version_of(one) for one in others]:
+            raise BadArgumentError(
+                f"the forward of this {type(model).__name__} has changed parameters in place, and their old values are "
+                "lost: it cannot be run beside the program"
+            )
+
+
+@contextmanager
+def autocast_keeps_nothing() -> Iterator[None]:
+    """What autocast casts under ``no_grad`` would be used in training, without a gradient (pytorch#48049)."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
 class Kept:
     """A snapshot of a model and of the random generators."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._undo: list[Callable[[], None]] = [*_modes(), *_generators()]
+        self._undo: list[Callable[[], object]] = [_modes(), *_generators()]
         self._empty: list[dict[Any, Any]] = []
         self._seen: set[int] = set()
         self._tensors: list[_Tensor] = []
@@ -59,9 +92,9 @@ class Kept:
             self._seen.update(parameters)
             for parameter in parameters.values():
                 self._tensors.append(_Tensor(parameter))
-            self._copied_late = {_storage_key(one): one for one in parameters.values()}
+            self._copied_late = {storage_key(one): one for one in parameters.values()}
             for module in modules:
-                self._keep_class(module)
+                self._undo.append(partial(object.__setattr__, module, "__class__", type(module)))
                 self._keep_dict(attributes_of(module), 0)
 
     def before_writing(self, tensors: list[torch.Tensor]) -> None:
@@ -70,7 +103,7 @@ class Kept:
         The caller holds `DisableTorchFunction`.
         """
         for tensor in tensors:
-            kept = self._copied_late.get(_storage_key(tensor))
+            kept = self._copied_late.get(storage_key(tensor))
             if kept is not None:
                 self._keep_values(kept)
 
@@ -117,15 +150,6 @@ class Kept:
             if held:
                 held.clear()
 
-    def _keep_class(self, module: nn.Module) -> None:
-        kind = type(module)
-
-        def undo() -> None:
-            if type(module) is not kind:
-                object.__setattr__(module, "__class__", kind)
-
-        self._undo.append(undo)
-
     def _keep(self, value: Any, depth: int) -> None:
         """Take a snapshot of one value of an attribute and of its contents."""
         if type(value) in _PLAIN or id(value) in self._seen or depth > _DEEP:
@@ -134,7 +158,7 @@ class Kept:
         if is_tensor(value):
             self._tensors.append(_Tensor(value))
             if depth > _NEAR or _bytes(value) > _LARGE:
-                self._copied_late.setdefault(_storage_key(value), value)
+                self._copied_late.setdefault(storage_key(value), value)
             else:
                 self._keep_values(value)
         elif type(value) in (dict, OrderedDict, defaultdict):
@@ -230,11 +254,6 @@ _NOT_THE_MODELS = {*sys.stdlib_module_names, "torch", "numpy", *_TRAINERS} - {"t
 """Top-level packages whose objects are not snapshotted: a forward does not change them, other threads may."""
 
 
-def _storage_key(tensor: torch.Tensor) -> int:
-    storage = memory_of(tensor)
-    return id(tensor) if storage is tensor else int(storage._cdata)
-
-
 def _bytes(tensor: torch.Tensor) -> int:
     storage = memory_of(tensor)
     return 0 if storage is tensor else int(storage.nbytes())
@@ -242,7 +261,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     strides = tensor.stride() if tensor.layout is torch.strided else ()
-    return _storage_key(tensor), tensor.storage_offset(), tuple(tensor.shape), strides, tensor.dtype
+    return storage_key(tensor), tensor.storage_offset(), tuple(tensor.shape), strides, tensor.dtype
 
 
 def _same(before: list[tuple[Any, Any]], now: list[tuple[Any, Any]]) -> bool:
@@ -251,7 +270,7 @@ def _same(before: list[tuple[Any, Any]], now: list[tuple[Any, Any]]) -> bool:
     )
 
 
-def _modes() -> list[Callable[[], None]]:
+def _modes() -> Callable[[], None]:
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
 
     def undo() -> None:
@@ -260,7 +279,7 @@ def _modes() -> list[Callable[[], None]]:
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
 
-    return [undo]
+    return undo
 
 
 def _generators() -> list[Callable[[], None]]:
@@ -282,11 +301,11 @@ def _generators() -> list[Callable[[], None]]:
     return undo
 
 
-def _generator(value: Any) -> Callable[[], None] | None:
+def _generator(value: Any) -> Callable[[], object] | None:
     """Return a function that restores a module's own random generator; None for another value."""
     if type(value) is torch.Generator:
         state = value.get_state()
-        return lambda: _call(value.set_state, state)
+        return lambda: value.set_state(state)
     if type(value) is random.Random:
         python = value.getstate()
         return lambda: value.setstate(python)
@@ -298,10 +317,6 @@ def _generator(value: Any) -> Callable[[], None] | None:
         legacy = value.get_state()
         return lambda: value.set_state(legacy)
     return None
-
-
-def _call(function: Callable[[Any], Any], argument: Any) -> None:
-    function(argument)
 
 
 _ASKED = (
@@ -316,13 +331,6 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     >>> x = torch.zeros(2)
     >>> arguments_of((x, 3)), arguments_of({"size": 3}), arguments_of(((3,), {"mask": None}))
     (((tensor([0., 0.]), 3), {}), ((), {'size': 3}), ((3,), {'mask': None}))
-
-    Args:
-        example: a tensor; a tuple of positional arguments; a dict of keyword arguments; or ``(args, kwargs)``, a tuple
-            of a tuple and a dict.
-
-    Raises:
-        BadExampleError: the example has another form.
     """
     if issubclass(type(example), torch.Tensor):
         return (example,), {}
@@ -349,38 +357,22 @@ def _keywords(given: Mapping[Any, Any]) -> dict[str, Any]:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a value and in its nested tuples, lists, dicts and dataclasses, each once."""
-    found: dict[int, torch.Tensor] = {}
-    for _, tensor in labelled("", value):
-        found.setdefault(id(tensor), tensor)
-    return list(found.values())
+    return [*{id(tensor): tensor for _, tensor in items.tensors_in(value, of_dataclasses=True)}.values()]
 
 
 def labelled(label: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors in a value, each with its reference path: ``batch['x']``, ``states[0]``."""
-    waiting = [(label, value)]
-    while waiting:
-        way, one = waiting.pop()
-        if issubclass(type(one), torch.Tensor):
-            yield way, one
-        elif type(one) not in _LEAVES and len(way) < _FAR:
-            waiting += reversed([(way + step, part) for step, part in _parts(one)])
+    for segments, tensor in items.tensors_in(value, of_dataclasses=True):
+        yield label + "".join(map(_step, segments)), tensor
+
+
+def _step(segment: Segment) -> str:
+    if not isinstance(segment, Item):
+        return f".{segment}"
+    return str(segment) if type(segment.key) in (str, int) else "[…]"  # the repr of another key may be the user's code
 
 
 _LEAVES = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device, torch.Size, type)
-_FAR = 1000
-"""A reference path of this many characters goes in a circle: a list that contains itself."""
-
-
-def _parts(value: Any) -> list[tuple[str, Any]]:
-    if issubclass(type(value), (tuple, list)):
-        base: Any = tuple if issubclass(type(value), tuple) else list
-        return [(f"[{position}]", one) for position, one in enumerate(base.__iter__(value))]
-    if issubclass(type(value), dict):
-        return [(f"[{key!r}]" if type(key) in (str, int) else "[…]", one) for key, one in snapshot(value)]
-    if is_dataclass(type(value)):
-        held = attributes_of(value)
-        return [(f".{one.name}", held[one.name]) for one in fields(type(value)) if one.name in held]
-    return []
 
 
 def copied(value: Any, model: nn.Module, modules: list[nn.Module]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.tensor import fact, memory_of
+from byname.reading.tensor import fact, storage_key
 
 
 @dataclass(slots=True)
@@ -50,9 +50,7 @@ class TensorIds:
     def of(self, tensor: torch.Tensor, made_from: Iterable[int] = ()) -> int:
         """Return the tensor id of a tensor as it is now.
 
-        Args:
-            tensor: any tensor of the run.
-            made_from: ids of likely inputs, used if the tensor is new and its autograd graph leads to no known tensor.
+        A new one whose autograd graph leads to no known tensor is taken for made from tensors with the other ids.
         """
         known = self._known.get(id(tensor))
         if known is None or known.reference() is not tensor:
@@ -67,8 +65,7 @@ class TensorIds:
     def made(self, tensor: torch.Tensor) -> int:
         """Return a new tensor id for the result of a call."""
         number = self._next(tensor)
-        memory = _key(tensor)
-        self._known[id(tensor)] = _Known(weakref.ref(tensor), number, memory, len(self._changes.get(memory, ())))
+        self._know(tensor, number)
         node = fact(tensor, "grad_fn")
         if node is not None:
             self._nodes[node] = number
@@ -76,14 +73,16 @@ class TensorIds:
 
     def changed(self, tensors: list[torch.Tensor], maker: Any) -> list[int]:
         """Return new tensor ids for tensors changed in place; views of the same memory get theirs at their next use."""
-        for memory in {_key(tensor) for tensor in tensors}:
+        for memory in {storage_key(tensor) for tensor in tensors}:
             self._changes.setdefault(memory, []).append(maker)
         return [self.made(tensor) for tensor in tensors]
 
     def same(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
         """Give a tensor the id of another after ``tensor.data = other``."""
-        number = self.of(other)
-        memory = _key(tensor)
+        self._know(tensor, self.of(other))
+
+    def _know(self, tensor: torch.Tensor, number: int) -> None:
+        memory = storage_key(tensor)
         self._known[id(tensor)] = _Known(weakref.ref(tensor), number, memory, len(self._changes.get(memory, ())))
 
     def is_named(self, tensor: torch.Tensor) -> bool:
@@ -130,11 +129,6 @@ class TensorIds:
 
 _FAR = 1000
 """The number of graph nodes searched for the origin of a tensor."""
-
-
-def _key(tensor: torch.Tensor) -> int:
-    memory = memory_of(tensor)
-    return id(tensor) if memory is tensor else int(memory._cdata)
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:

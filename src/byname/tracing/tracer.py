@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,20 +19,72 @@ from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Flow, ModelCall
 from byname.model.module_tree import modules_by_path, under
 from byname.model.operations import is_elementary, main_result, operation_name, operation_path, taken
+from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.reading.functions import is_in_place, target_of, versions_of
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
-from byname.source.code import ThisCode
-from byname.source.location import Instruction
+from byname.source.code import ThisCode, stands_for
+from byname.source.location import Instruction, is_torch
 from byname.text import note_on
-from byname.tracing.callers import OpenCalls, call_model, functions_running, line_in_the_model
 from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running, nothing_compiled
 from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
 from byname.tracing.tensor_ids import TensorIds, shape_of
 from byname.tracking.depth import Deeper
+
+
+def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a model; what is outside this call on the stack are no lines of the model."""
+    return model(*args, **kwargs)
+
+
+def line_in_the_model(frame: FrameType | None) -> Instruction | None:
+    """Return the innermost instruction outside PyTorch and byname; None if it is not inside `call_model`."""
+    while frame is not None and is_torch(frame.f_code.co_filename):
+        if frame.f_code is call_model.__code__:
+            return None
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+def functions_running(functions: Mapping[str, ThisCode], frame: FrameType | None) -> list[str]:
+    """Return which of a module's functions run between its call and a frame inside it, the innermost first."""
+    found: dict[str, None] = {}
+    while frame is not None and frame.f_code is not CODE_OF_A_MODULES_CALL:
+        code = stands_for[frame.f_code]
+        found.update((name, None) for name, one in functions.items() if one.code is code)
+        frame = frame.f_back
+    return [*found]
+
+
+T = TypeVar("T")
+
+
+class OpenCalls(list[tuple[nn.Module, T]]):
+    """A stack of modules, each with what is noted of its call.
+
+    >>> calls = OpenCalls()
+    >>> outer, inner = nn.ReLU(), nn.Tanh()
+    >>> calls.append((outer, "first"))
+    >>> calls.append((inner, "second"))
+    >>> calls.end(outer), calls.end(inner), len(calls)
+    ('first', None, 0)
+    """
+
+    def end(self, module: nn.Module) -> T | None:
+        """Close the innermost call of a module, and those inside it, whose hooks may have been removed meanwhile.
+
+        Returns:
+            What was noted of the call; None if no call of the module is open, as when another hook raised before ours.
+        """
+        if not self or self[-1][0] is not module:
+            if all(one is not module for one, _ in self):
+                return None
+            while self[-1][0] is not module:
+                self.pop()
+        return self.pop()[1]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,21 +107,10 @@ class Draft:
 
 
 class CallTracer(TorchFunctionMode):
-    """Collects the calls that one thread makes inside a model.
-
-    Args:
-        modules: the modules of the model by path.
-        numbers: the tensor ids.
-        before: the snapshot of the model.
-        functions: see `trace`.
-
-    Attributes:
-        drafts: the calls in the order in which they began.
-        numbers: the tensor ids.
-    """
+    """Collects the calls that one thread makes inside a model, in the order in which they began."""
 
     def __init__(
-        self, modules: dict[str, nn.Module], numbers: TensorIds, before: Kept, functions: Functions | None = None
+        self, modules: dict[str, nn.Module], numbers: TensorIds, before: Kept, functions: Functions | None
     ) -> None:
         super().__init__()
         self.drafts: list[Draft] = []
@@ -192,10 +233,10 @@ class CallTracer(TorchFunctionMode):
         if not results and not changed:
             return result
         draft.is_call = True
-        if len(results) == 1 and result is results[0] and not in_place and _among(result, given) and not changes:
+        known = {id(one) for one in given}
+        if len(results) == 1 and result is results[0] and not in_place and id(result) in known and not changes:
             result = self._other(result)
             results = [result]
-        known = {id(one) for one in given}
         for one in results:
             number = changes.pop(id(one), None)
             if number is None:
@@ -242,10 +283,6 @@ def _labelled_shapes(args: Any, kwargs: Any) -> tuple[tuple[str, tuple[tuple[int
     return (("", found[0][1]), *found[1:]) if found else ()
 
 
-def _among(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
-    return any(tensor is one for one in tensors)
-
-
 def _targets(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
     """Return the tensors that a call changes according to its name or arguments; None if it changes none."""
     target = target_of(args, kwargs, in_place=is_in_place(str(getattr(func, "__name__", ""))))
@@ -271,15 +308,8 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
     >>> [(call.path, call.operation, call.shapes) for call in flow.calls if call.elementary]
     [('0', 'Linear', ((1, 3),)), ('1', 'ReLU', ((1, 3),))]
 
-    Args:
-        model: any module. It runs in its current mode (train or eval) and in the caller's grad mode.
-        example: a tensor; a tuple of positional arguments; a dict of keyword arguments; or ``(args, kwargs)``.
-        functions: functions that the modules call; `Call.inside` then has the paths of operations in them.
-
-    Raises:
-        NotAModuleError: `model` is not a module.
-        BadExampleError: `example` is not one of these forms.
-        BadArgumentError: the model has a lazy module that has not run yet.
+    It runs in its current mode (train or eval) and in the caller's grad mode. The paths of operations in these
+    `functions`, which the modules call, are in `ModelCall.inside`.
     """
     if not issubclass(type(model), nn.Module):
         raise NotAModuleError(f"a model is needed here, and this is of type {type(model).__name__}")
@@ -289,8 +319,9 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
     with Deeper(), example_running(), kept(model) as before, EAGERLY.held():
         args, kwargs = copied((args, kwargs), model, list(modules.values()))
         with DisableTorchFunction():
-            named = [*_state_names(model), *_input_names(model, args, kwargs), *_attribute_names(modules)]
-            numbers = TensorIds(named, [tensor for _, tensor in _state_names(model)])
+            state = [*state_of(model)]
+            named = [*state, *_input_names(model, args, kwargs), *_attribute_names(modules)]
+            numbers = TensorIds(named, [tensor for _, tensor in state])
         tracer = CallTracer(modules, numbers, before, functions)
         try:
             with tracer.listening():
@@ -302,12 +333,8 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
 
 
 def refuse_unfinished(model: nn.Module) -> None:
-    """Refuse a model with lazy modules, which the first run changes for good.
-
-    Raises:
-        BadArgumentError: the model has one that has not run yet.
-    """
-    for name, tensor in _state_names(model):
+    """Refuse a model with lazy modules, which the first run changes for good."""
+    for name, tensor in state_of(model):
         if issubclass(type(tensor), _UNFINISHED):
             raise BadArgumentError(
                 f"the model is not finished: {name} gets its size at the first call. Run the model once first."
@@ -315,10 +342,6 @@ def refuse_unfinished(model: nn.Module) -> None:
 
 
 _UNFINISHED = (nn.UninitializedParameter, nn.UninitializedBuffer)
-
-
-def _state_names(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return list(state_of(model))
 
 
 def _input_names(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -351,7 +374,6 @@ def _attribute_names(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch
 
 
 def _finished(tracer: CallTracer) -> Flow:
-    """Return the call graph of the collected calls."""
     drafts = [draft for draft in tracer.drafts if draft.is_call]
     for maker, before, after in tracer.numbers.late:
         for draft in _up_to_a_step(maker):
@@ -375,7 +397,7 @@ def _finished(tracer: CallTracer) -> Flow:
                 outputs=outputs,
                 shapes=tuple(tracer.numbers.shapes[number] for number in outputs),
                 function=draft.function,
-                elementary=_is_step(draft),
+                elementary=is_elementary(draft.module) == (draft.kind == "module"),
                 line=draft.line,
                 inside=draft.inside,
                 given=draft.given,
@@ -383,10 +405,6 @@ def _finished(tracer: CallTracer) -> Flow:
         )
         counts[draft.path] += 1
     return Flow(tuple(calls), tracer.numbers.sources, tracer.numbers.unseen)
-
-
-def _is_step(draft: Draft) -> bool:
-    return is_elementary(draft.module) == (draft.kind == "module")
 
 
 def _up_to_a_step(draft: Draft) -> list[Draft]:

@@ -2,8 +2,8 @@
 
 A ``TorchDispatchMode`` sees every operator that PyTorch runs in its thread, after autograd and before the kernel. The
 mode records the user's line for each storage in a result that was not in an argument. It holds a storage weakly, by its
-Python object, which stays the same for as long as the storage lives. (A `StorageWeakRef` would leave some C++ memory
-behind for each freed storage: on a training step that cost more in page faults than everything else.)
+Python object, which stays the same while the storage lives. (A `StorageWeakRef` leaves some C++ memory behind for each
+freed storage: in a training step its page faults cost more than everything else.)
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ from byname.source.location import is_torch
 
 
 class Allocation(NamedTuple):
-    """One living storage that a tracker has seen.
+    """A living storage that a tracker has seen, held by this record, and the user's line that led to the allocation.
 
-    Attributes:
-        storage: the storage itself; holding this record keeps it alive.
-        line: the user's line that led to the allocation; `NO_LINE` if the storage was there before the block, or if no
-            line of the user's led to the allocation.
+    The line is `NO_LINE` if there is none, or if the storage existed before the block.
     """
 
     storage: torch.UntypedStorage
@@ -45,8 +42,7 @@ _Note: TypeAlias = tuple["weakref.ref[torch.UntypedStorage]", Line]
 class AllocationLog:
     """The storages that one tracker has seen, in all threads that it watches.
 
-    Attributes:
-        notes: the records by the storage's id; a record is valid only for the storage that it refers to.
+    The records in `notes` are by the storage's id; a record is valid only for the storage that it refers to.
     """
 
     def __init__(self, limit: int) -> None:
@@ -61,7 +57,7 @@ class AllocationLog:
         return note is not None and note[0]() is storage
 
     def add(self, storage: torch.UntypedStorage, line: Line) -> None:
-        """Record a storage that is not known yet."""
+        """Record a storage that has no record yet."""
         self.notes[id(storage)] = (weakref.ref(storage), line)
         if len(self.notes) > self._sweep_at:
             self._forget_the_dead()
@@ -70,9 +66,9 @@ class AllocationLog:
         return sum(note[0]() is not None for note in self.notes.copy().values())
 
     def _forget_the_dead(self) -> None:
-        """Drop the records of freed storages, so rarely that each record is looked at about twice.
+        """Drop the records of freed storages, so rarely that each record is read about twice.
 
-        There is no lock: a process forked while it was held would never see it released.
+        It takes no lock, because a process that is forked while another thread holds a lock never sees it released.
         """
         dead = [key for key, note in self.notes.copy().items() if note[0]() is None]
         for key in dead:
@@ -83,14 +79,14 @@ class AllocationLog:
 
 
 def _spare(living: int, limit: int) -> int:
-    """Return how many records of freed storages may gather before the next purge."""
+    """Return the number of records of freed storages that may gather before the next purge."""
     return min(limit, max(1000, living))
 
 
 def living_allocations() -> list[Allocation]:
-    """Return the living storages that the existing trackers have seen, each once, with where it was allocated.
+    """Return the living storages that the existing trackers have seen, each once, with the line that allocated it.
 
-    If several trackers know a storage, the one that saw the allocation counts, not one that met the storage later.
+    If several trackers know a storage, the record of one that saw the allocation wins.
     """
     found: dict[int, Allocation] = {}
     for allocations in list(_LOGS):
@@ -117,10 +113,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, so that PyTorch adds no wrapper, which would import the compiler at the first operator.
-
-        The decorator `dynamo_skip` already keeps the compiler out.
-        """
+        """Return False, as `dynamo_skip` does this already, and PyTorch's own wrapper would import the compiler."""
         return False
 
     @classmethod
@@ -131,7 +124,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def disable(self) -> None:
         """Stop recording, also if the mode is still on the stack of another thread."""
         self._stopped = True
-        self._allocations = AllocationLog(1)  # the other one goes with its tracker
+        self._allocations = AllocationLog(1)  # so that the log is freed with its tracker
 
     @dynamo_skip
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,8 +149,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _others(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator for a subclass, another mode or Python code as if this mode were absent; record it."""
         below = _modes_below()
-        if not below and any(map(_has_a_handler, types)):
-            return NotImplemented  # its class is asked next; this mode sees what that computes
+        if not below and any(kind not in PLAIN and kind.__torch_dispatch__ is not _NO_HANDLER for kind in types):
+            return NotImplemented  # PyTorch asks the class next; this mode sees the operators that the class calls
         if below or func.__module__ != _ATEN:
             result = func(*args, **kwargs)
         else:
@@ -174,7 +167,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note(func, new, args, kwargs, frame)
 
     def _note(self, func: Any, new: list[Any], args: Any, kwargs: Any, frame: FrameType) -> None:
-        """Record new storages: those that this operator made, and those from before that it got in an argument."""
+        """Record new storages: those that this operator made, and older ones among its arguments."""
         line = self._line(frame)
         for storage in new:
             if not is_given(storage, args) and not (kwargs and is_given(storage, kwargs.values())):
@@ -195,18 +188,19 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _COPY = copy.__file__
-"""Frames of this file are skipped: a deep copy belongs to the line that asked for it."""
+"""File whose frames are skipped: a deep copy belongs to the line that asked for it."""
 
 _CODE_OF_A_COPY = torch.UntypedStorage.clone.__code__
-"""This function copies a storage through two tensors; a later ``set_`` shows which of the two is the new one."""
+"""Code of a function that copies a storage through two tensors; a later ``set_`` shows which of them is the new one."""
 
+_NO_HANDLER = torch._C._disabled_torch_dispatch_impl
 _ATEN = torch.ops.aten.add.Tensor.__module__
 _modes_below: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Returns the number of modes that run after ours: PyTorch takes ours off while it handles an operator."""
 
 
 def _with_versions(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call an operator; for ``_foreach_add_`` and the like, raise the versions that PyTorch omits under a mode."""
+    """Call an operator; for ``_foreach_add_`` and the like, count up the versions that PyTorch omits under a mode."""
     name = func.__name__.partition(".")[0]
     if not (name.startswith("_foreach_") and is_in_place(name)):
         return func(*args, **kwargs)
@@ -218,14 +212,10 @@ def _with_versions(func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _has_a_handler(kind: Any) -> bool:
-    return kind not in PLAIN and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
-
-
 def _makes_of_its_argument(func: Any, frame: FrameType) -> bool:
-    """Return whether the argument of an operator was itself made just before, where no mode sees it.
+    """Return whether the caller has just made the argument of an operator, where no mode sees it.
 
-    ``torch.tensor`` lifts a tensor that it has made. ``torch.load`` and a deep copy set a tensor to a storage that they
+    ``torch.tensor`` lifts a tensor that it has made; ``torch.load`` and a deep copy set a tensor to a storage that they
     have made.
     """
     name = func.__name__

@@ -1,20 +1,18 @@
 """Depth: a higher recursion limit while a program is watched, to make room for the frames that watching adds.
 
-The patch of a tracker adds one frame to each module call, and so does PyTorch's own detour for a module with hooks
-(``_call_impl.<locals>.inner``). Python has one recursion limit for the whole process: it is raised while anything
-watches, and restored afterwards.
+A tracker's patch adds one frame to each module call, and so does PyTorch's own detour for a module with hooks
+(``_call_impl.<locals>.inner``).
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from types import TracebackType
 
 from byname.undo import Shared
 
 _MOST = 3000
-"""The most that is added to the limit: each frame of a module call also takes space on the thread's own stack."""
+"""The most to add to the limit: each frame of a module call also takes space on the thread's own stack."""
 
 
 class Deeper:
@@ -22,38 +20,38 @@ class Deeper:
 
     def __init__(self) -> None:
         self._token = object()
-        weakref.finalize(self, _RAISED.release, self._token).atexit = False
+        weakref.finalize(self, _LIMIT.release, self._token).atexit = False
 
     def install(self) -> None:
         """Raise the recursion limit. A second call does nothing."""
-        _RAISED.hold(self._token)
+        _LIMIT.hold(self._token)
 
     def remove(self) -> None:
         """Restore the limit, unless another holder still needs it raised. A second call does nothing."""
-        _RAISED.release(self._token)
+        _LIMIT.release(self._token)
 
     def __enter__(self) -> Deeper:
         self.install()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 
-class _Limit:
-    """The recursion limit of the process."""
+class _Limit(Shared):
+    """The recursion limit, which Python has once for the process."""
 
     def __init__(self) -> None:
+        super().__init__(self._raise, self._restore)
         self._before = self._raised = 0
 
-    def raise_it(self) -> None:
-        """Raise the limit, unless it is raised."""
+    def _raise(self) -> None:
         now = sys.getrecursionlimit()
         if now != self._raised:
             self._before, self._raised = now, now + min(now, _MOST)
             sys.setrecursionlimit(self._raised)
 
-    def restore(self) -> None:
+    def _restore(self) -> None:
         """Restore the limit, unless the program has set another one meanwhile."""
         if sys.getrecursionlimit() == self._raised:
             try:
@@ -64,5 +62,3 @@ class _Limit:
 
 
 _LIMIT = _Limit()
-_RAISED = Shared(_LIMIT.raise_it, _LIMIT.restore)
-"""One object for the process, because Python has one limit for the process."""

@@ -15,10 +15,11 @@ from torch.distributions import constraints, distribution
 from byname.reading.frames import NO_LINE, Line, computes, line_of
 from byname.reading.functions import flat
 from byname.reading.tensor import PLAIN, fact, memory_of
+from byname.source.tracebacks import outwards
 from byname.tracking.log import DataEdit, DetachPoint, Log
 
 VALUES = frozenset("data T mT H mH real imag".split())
-"""Properties of a tensor that return a tensor with its values."""
+"""Names of properties that return a tensor with the values of theirs."""
 
 _MOST_INPUTS = 32
 _MOST_CUTS = 4
@@ -42,12 +43,10 @@ def cuts_by(
 
     Args:
         log: the log that records the call's own detach point.
-        name: the name of the called function.
-        inputs: its arguments.
+        name, inputs: the name of the called function, and its arguments.
         result: the resulting tensor, which has no node; None if there was none or several.
         number: the thread's sequence number at the call.
-        frame: the frame that called.
-        line: the user's line that called, if the caller has read it.
+        frame, line: the frame that called, and the user's line if it is known already.
     """
     if result is not None and requires_grad(result):
         return ()
@@ -62,7 +61,7 @@ def cuts_by(
             if cuts and cuts is not inherited:
                 inherited = _merged((*inherited, *cuts)) if inherited else cuts
     gradient = name == "grad"  # of autograd.grad(outputs, inputs, grad_outputs, retain_graph, create_graph)
-    if not requiring or _only_looks(name) or _in_backward() != -1 or not (gradient or computes(frame)):
+    if not requiring or _copies_no_values(name) or _in_backward() != -1 or not (gradient or computes(frame)):
         return inherited
     if gradient and any(inputs[4:5]):
         return inherited
@@ -74,7 +73,7 @@ def cuts_by(
 
 
 def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame: FrameType) -> None:
-    """Record that a tensor of the graph, or one detached from it, was converted to a Python number or an array."""
+    """Record that a tensor of the graph, or a detached one, was converted to a Python number or an array."""
     if requires_grad(tensor):
         cuts_by(log, name, [tensor], None, number, frame)
         return
@@ -89,12 +88,6 @@ def cut_by_checkpoint(log: Log, results: Any, number: int, frame: FrameType) -> 
 
     It runs its part under ``no_grad``, so the results have the detach points of that part. Callers hold
     `DisableTorchFunction`.
-
-    Args:
-        log: the log.
-        results: what the checkpoint returned.
-        number: the thread's sequence number at the call.
-        frame: the frame that called it.
     """
     for tensor in flat([results]) if torch.is_grad_enabled() else ():
         carrier = log.carrier_of(tensor)
@@ -117,12 +110,6 @@ def data_changed(log: Log, tensor: torch.Tensor, name: str, frame: FrameType) ->
     """Record a change in place of ``x.data``, or of a part of it, where ``x`` has a node.
 
     Callers hold `DisableTorchFunction`.
-
-    Args:
-        log: the log.
-        tensor: the changed tensor.
-        name: the name of the function that changed it.
-        frame: the frame that called it.
     """
     for cut in log.cuts_of(tensor):
         ((source, number), *_) = cut.inputs
@@ -144,13 +131,11 @@ def requires_grad(tensor: torch.Tensor) -> bool:
 
 
 def checks_a_distribution(frame: FrameType) -> bool:
-    """Return whether a frame checks the arguments of a distribution: nothing but the check uses what it computes."""
+    """Return whether a frame checks the arguments of a distribution; only the check uses the tensors it makes."""
     if frame.f_code.co_filename != _CONSTRAINTS:
         return False
-    back: FrameType | None = frame
-    while back is not None and back.f_code.co_filename == _CONSTRAINTS:
-        back = back.f_back
-    return back is not None and back.f_code.co_filename == _DISTRIBUTION
+    files = (one.f_code.co_filename for one in outwards(frame))
+    return next((file for file in files if file != _CONSTRAINTS), "") == _DISTRIBUTION
 
 
 _CONSTRAINTS: str = constraints.__file__
@@ -175,12 +160,12 @@ def _noted(
     return cut
 
 
-def _only_looks(name: str) -> bool:
+def _copies_no_values(name: str) -> bool:
     """Return whether a function of this name copies no values from its arguments to a result, or is backward itself."""
-    return name in _LOOKING or name.startswith("new_") or name.endswith("_like")
+    return name in _WITHOUT_VALUES or name.startswith("new_") or name.endswith("_like")
 
 
-_LOOKING = frozenset("backward __repr__ __format__ result_type register_hook".split())
+_WITHOUT_VALUES = frozenset("backward __repr__ __format__ result_type register_hook".split())
 
 
 def _reason() -> str:
@@ -192,7 +177,8 @@ def _reason() -> str:
 def _number_of(log: Log, tensor: torch.Tensor) -> int:
     """Return the sequence number of a tensor's node, or -1 for a leaf.
 
-    The number comes from the log if it is there: a node whose Python object has been made is freed recursively.
+    The log is read first, because asking the tensor makes a Python object for the node, and such a node frees the nodes
+    behind it recursively.
     """
     if fact(tensor, "is_leaf"):
         return -1
@@ -204,9 +190,9 @@ def _number_of(log: Log, tensor: torch.Tensor) -> int:
 
 
 def _merged(cuts: Iterable[DetachPoint]) -> tuple[DetachPoint, ...]:
-    """Return at most four detach points at different places, and of each place the latest.
+    """Return at most four detach points at different places, for each place the latest.
 
-    The bound keeps a sum over a million steps from collecting ever more of them.
+    Without a bound, a sum over a million steps would collect ever more of them.
     """
     found: dict[tuple[int, int], DetachPoint] = {}
     for cut in cuts:

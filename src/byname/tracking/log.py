@@ -1,6 +1,6 @@
-"""Log: what one thread did while it was watched, bounded in length.
+"""Log: the calls and changes of one thread while it was watched, bounded in length.
 
-Recording is on the hot path, so nothing is turned into text yet, and no tensor is kept alive.
+Recording is on the hot path, so nothing is turned into text yet. No tensor is kept alive.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import operator
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -34,7 +34,7 @@ class Called(NamedTuple):
 
 
 RawCall: TypeAlias = tuple[int, int, Any, Any, Any, int, Any, int, Any]
-"""The fields of a `Call`, and in place of the last those of its `Line`: a thousand are recorded for each one read."""
+"""The fields of a `Call`, with those of its `Line` in place of the last. Thousands are recorded for each one read."""
 
 
 class Call(NamedTuple):
@@ -60,7 +60,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, raw: RawCall) -> Call:
-        """Return the call that was recorded by these fields."""
+        """Return the call that has these fields."""
         return cls(*raw[:6], Line(*raw[6:]))
 
     @property
@@ -75,25 +75,23 @@ class Call(NamedTuple):
 
 
 def called_as(function: Any, kind: int) -> Any:
-    """Return the form in which the log keeps a function: a builtin as it is, any other as a `Called`."""
+    """Return a function in the form in which the log keeps it: a builtin as it is, any other as a `Called`."""
     if type(function) in BUILTINS:
         return function
     return Called(name_of(function), kind, is_method(function))
 
 
 class DetachPoint(NamedTuple):
-    """A detach point: one call with inputs that require grad and a result that does not.
+    """A detach point: one call with inputs that require grad and a result that does not. Fields are as those of a
+    `Call`.
 
     Attributes:
         number: the thread's sequence number at the call.
-        line: the user's line that called.
         name: the called function: ``detach``, ``argmax``, ``item``; ``data`` for reading ``x.data``.
         reason: ``no_grad`` or ``inference`` if the call ran in such a block, ``checkpoint`` if it is a reentrant
             checkpoint without an input that requires grad; empty if the function itself detaches.
-        inputs: weak references to the inputs that required grad, each with its node's sequence number, -1 for a leaf.
-            If the input was detached earlier and is now converted to a Python value, the inputs of that earlier call.
-        result: a weak reference to the resulting tensor; None if there was none or several.
-        module: a weak reference to the innermost running module.
+        inputs: weak references to the inputs that required grad, each with its node's sequence number, -1 for a leaf;
+            for the conversion of a detached tensor to a Python value, the inputs of the call that detached it.
     """
 
     number: int
@@ -106,13 +104,8 @@ class DetachPoint(NamedTuple):
 
 
 class OptimizerStep(NamedTuple):
-    """One step of an optimizer.
-
-    Attributes:
-        number: the thread's sequence number when the step began.
-        line: the user's line that called ``step()``.
-        optimizer: a weak reference to the optimizer.
-        name: such as ``SGD.step``.
+    """One step, such as ``SGD.step``: the thread's sequence number when it began, and the program's line that led to
+    it.
     """
 
     number: int
@@ -129,15 +122,13 @@ class Switch(NamedTuple):
 
 
 RawSight: TypeAlias = tuple[CodeType | None, int, "weakref.ref[torch.Tensor]"]
-"""The place of an operation on a tensor, and a weak reference to the tensor."""
+"""The code and instruction of an operation on a tensor, and a weak reference to the tensor."""
 
 
 class Carrier(weakref.ref):  # type: ignore[type-arg]
-    """Weak reference to a tensor without a graph node that was computed after detach points.
+    """Weak reference to a tensor without a graph node that was computed after detach points: four `cuts` at most.
 
-    Attributes:
-        key: the tensor's id, which is also the key of this record in the log.
-        cuts: the detach points: four at most.
+    The key is the tensor's id, which is also the key of this record in the log.
     """
 
     __slots__ = ("cuts", "key")
@@ -179,7 +170,7 @@ class Mutation:
         operation: the name of the function, such as ``add_`` or ``__setitem__``.
         before, after: the storage's version number around it.
         site: the location of the operation; None if no line of the user's led to it.
-        changed: the source text of the changed value, such as ``h`` in ``h += 1``; None if it cannot be told.
+        changed: the source text of the changed value, such as ``h`` in ``h += 1``; None if it is not known.
         scope: the function that contains that source text.
     """
 
@@ -206,45 +197,45 @@ class DataEdit(NamedTuple):
 
 
 class CallListener(Protocol):
-    """Someone who is told of calls while they run, and before their results go back to the program."""
+    """Interface of a listener that gets calls while they run, before their results go back to the program."""
 
     def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
         """Note a call of one of PyTorch's functions that are written in Python, such as ``cross_entropy``."""
 
     def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
-        """Note the call of a module, inside as many others as `depth` says."""
+        """Note the call of a module, inside `depth` others."""
+
+
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.token = object()
+
+
+_HERE = _ThisThread()
 
 
 class Log:
     """Record of one watched thread: calls that made nodes, tensors made without a node, in-place changes.
 
     Attributes:
-        thread: the thread's number.
-        made: the creation records of tensors without a node, by the tensor's id.
-        inner: records of tensors that have detach points and were made inside one of PyTorch's modules, by id.
+        made, inner: records of tensors without a node by id; `inner` of those made inside one of PyTorch's modules.
         modules: weak references to the running modules, the innermost last.
-        calls: the calls that made nodes, as the fields of a `Call`.
-        changes: the in-place changes.
-        cuts: the detach points.
-        steps: the steps of optimizers.
-        data_edits: the changes of results through ``.data``.
         grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
         frozen: the places that set ``requires_grad`` to False.
         switched_off: the line that switched gradients off without a block that switches them on again, if one did.
-        listener: who is told of calls, if anyone is.
     """
 
     def __init__(self, limit: int) -> None:
         self.thread = threading.get_ident()
         self.listener: CallListener | None = None
-        self._thread = weakref.ref(threading.current_thread())
+        self._token = _HERE.token
         self.made: dict[int, CreationRecord] = {}
         self.modules: list[weakref.ref[nn.Module]] = []
         self.calls: deque[RawCall] = deque(maxlen=limit)
         self.changes: deque[Change] = deque(maxlen=limit)
         self.cuts: deque[DetachPoint] = deque(maxlen=limit)
         self._dead: deque[Carrier] = deque()
-        # Not a method of Python's: an interrupt that arrives in the callback of a weak reference is lost.
+        # A method written in C: an interrupt that arrives in a Python callback of a weak reference is lost.
         self._died = self._dead.append
         self.steps: deque[OptimizerStep] = deque(maxlen=min(limit, _MOST_STEPS))
         self.data_edits: deque[DataEdit] = deque(maxlen=256)
@@ -255,16 +246,16 @@ class Log:
         self._switched_before: Switch | None = None
 
     def note_switch(self, on: bool, line: Line) -> None:
-        """Record that gradients are switched on or off, by a line that is not known yet to begin a block."""
+        """Record a line that switches gradients on or off, until `forget_switch` if it turns out to begin a block."""
         self._switched_before = self.switched_off
         self.switched_off = None if on else Switch(torch._C._autograd._get_sequence_nr(), line)
 
     def forget_switch(self) -> None:
-        """Forget the last switch: it belongs to a block, or to a decorator, which undoes it."""
+        """Forget the last switch, because it belongs to a block or a decorator, which undoes it."""
         self.switched_off = self._switched_before
 
     def enter(self, module: nn.Module) -> int:
-        """Record that a module begins to run, and return how many were running before."""
+        """Record that a module begins to run, and return the number of modules running before."""
         self.modules.append(weakref.ref(module))
         return len(self.modules) - 1
 
@@ -287,10 +278,14 @@ class Log:
             earlier.passed_on = line
             earlier.cuts = cuts or earlier.cuts
             return
-        self.made[id(tensor)] = self._note(tensor, line, first_sight, cuts)
+        self._forget_the_dead()
+        made = CreationRecord(tensor, self._died)
+        made.key, made.line = id(tensor), line
+        made.first_sight, made.passed_on, made.cuts = first_sight, None, cuts
+        self.made[id(tensor)] = made  # only now: an interrupt may come at any line
 
     def note_inner(self, tensor: torch.Tensor, cuts: tuple[DetachPoint, ...]) -> None:
-        """Record the detach points of a tensor that one of PyTorch's modules made, and no expression of the user's."""
+        """Record the detach points of a tensor made inside one of PyTorch's modules, by no expression of the user's."""
         if self._dead:
             self._forget_the_dead()
         carrier = Carrier(tensor, self._died)
@@ -298,7 +293,7 @@ class Log:
         self.inner[id(tensor)] = carrier
 
     def cuts_of(self, tensor: torch.Tensor) -> tuple[DetachPoint, ...]:
-        """Return the detach points that a tensor without a node was computed after: at most four different places."""
+        """Return the detach points before a tensor without a node: at most four different places."""
         carrier = self.carrier_of(tensor)
         return () if carrier is None else carrier.cuts
 
@@ -313,11 +308,14 @@ class Log:
         for change in list(self.changes):
             for reference, (before, after) in zip(change.storages, change.versions, strict=True):
                 if reference() is owner:
-                    found.append(_mutation(change, before, after))
+                    code, instruction, _ = change.line
+                    of = None if code is None else changed_by(code, instruction, change.operation)
+                    scope = "" if code is None else scope_of(code)
+                    found.append(Mutation(change.operation, before, after, change.line.site, of, scope))
         return found
 
     def modules_since_step(self) -> list[nn.Module]:
-        """Return the living modules that ran calls which made nodes since the last step of an optimizer but this."""
+        """Return the living modules that made nodes since the last step of an optimizer, not counting a running one."""
         now = torch._C._autograd._get_sequence_nr()
         since = next((step.number for step in reversed(self.steps) if step.number < now), 0)
         calls = itertools.takewhile(lambda call: call[0] >= since, reversed(self.calls))
@@ -325,24 +323,14 @@ class Log:
         return list({id(one): one for one in modules if one is not None}.values())
 
     def of_this_thread(self) -> bool:
-        """Return whether this is the current thread's log. Its number does not tell, because numbers are used again."""
-        return self._thread() is threading.current_thread()
+        """Return whether this is the current thread's log; another thread may have had the same number before."""
+        return self._token is _HERE.token
 
     def is_empty(self) -> bool:
         """Return whether nothing was recorded."""
         return not (self.calls or self.changes or self.cuts or self.steps or self.made or self.frozen)
 
-    def _note(
-        self, tensor: torch.Tensor, line: Line, first_sight: bool, cuts: tuple[DetachPoint, ...]
-    ) -> CreationRecord:
-        self._forget_the_dead()
-        made = CreationRecord(tensor, self._died)
-        made.key, made.line = id(tensor), line
-        made.first_sight, made.passed_on, made.cuts = first_sight, None, cuts
-        return made
-
     def _forget_the_dead(self) -> None:
-        """Drop the records of tensors that are gone."""
         while self._dead:
             gone = self._dead.popleft()
             records: dict[int, Any] = self.inner if type(gone) is Carrier else self.made
@@ -350,22 +338,8 @@ class Log:
                 del records[gone.key]
 
 
-def _mutation(change: Change, before: int, after: int) -> Mutation:
-    code, instruction, _ = change.line
-    if code is None:
-        return Mutation(change.operation, before, after, None)
-    changed = changed_by(code, instruction, change.operation)
-    return Mutation(change.operation, before, after, change.line.site, changed, scope_of(code))
-
-
-class Logging(Protocol):
-    """A tracker, as far as those need it who only read its logs."""
-
-    logs: list[Log]
-
-
-TRACKERS: weakref.WeakSet[Logging] = weakref.WeakSet()
-"""All existing trackers, so that `leaves` and other functions find locations without being given one."""
+TRACKERS: weakref.WeakSet[Any] = weakref.WeakSet()
+"""All existing trackers (`Tracker`), so that `leaves` and other functions need no tracker as an argument."""
 
 
 def logs() -> list[Log]:
@@ -373,16 +347,17 @@ def logs() -> list[Log]:
     return [log for tracker in list(TRACKERS) for log in tracker.logs]
 
 
-def changes_of(storage: Any, since: int = 0) -> list[Change]:
-    """Return the recorded changes of a storage by anything but optimizers, without the first ones of the log."""
-    every = [change for log in logs() if log.of_this_thread() for change in [*log.changes][since:]]
+def changes_of(storage: Any, since: Mapping[int, int] = MappingProxyType({})) -> list[Change]:
+    """Return the recorded changes of a storage by anything but optimizers, since `changes_so_far` if that is given."""
+    here = [log for log in logs() if log.of_this_thread()]
+    every = [change for log in here for change in [*log.changes][since.get(id(log), 0) :]]
     mine = [change for change in every if any(reference() is storage for reference in change.storages)]
     return [change for change in mine if not change.operation.endswith(".step")]
 
 
-def changes_so_far() -> int:
-    """Return how many changes are recorded."""
-    return sum(len(log.changes) for log in logs() if log.of_this_thread())
+def changes_so_far() -> dict[int, int]:
+    """Return the number of changes recorded so far in each log of this thread, by the id of the log."""
+    return {id(log): len(log.changes) for log in logs() if log.of_this_thread()}
 
 
 class CallFinder:
@@ -408,7 +383,7 @@ class CallFinder:
         return None
 
     def living_results(self) -> Iterator[torch.Tensor]:
-        """Yield the results of calls that are still alive, the latest first."""
+        """Yield the living results of the calls, the latest first."""
         for call in reversed(self._calls):
             result = None if call[3] is None else call[3]()
             if result is not None:
@@ -418,4 +393,4 @@ class CallFinder:
 _after = operator.itemgetter(1)
 _MOST_STEPS = 100_000
 _NESTING = 256
-"""The number of calls inside a custom function's forward that a lookup passes to find the custom function itself."""
+"""The most calls inside a custom function's forward that a lookup passes to find the custom function itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -19,9 +19,9 @@ from byname.tracking.log import TRACKERS, Call, CallFinder, CreationRecord, logs
 class SiteLookup:
     """Finds the calls that made the nodes of one graph.
 
-    Each thread counts sequence numbers for itself, and a node does not record its thread. So a log is used for a graph
-    only if a living result of one of its calls is in that graph. A node is matched with a call only if no other log
-    claims it too and the call can have made such a node. Every other node has no location rather than a wrong one.
+    Each thread has its own sequence numbers, and a node does not record its thread. So a log is used for a graph only
+    if a living result of one of its calls is in that graph. A node is matched with a call only if no other log claims
+    it too and the call can have made such a node. Every other node has no location rather than a wrong one.
 
     Args:
         roots: the living tensors at the root of the graph.
@@ -35,7 +35,6 @@ class SiteLookup:
         if holds is not None:  # a whole graph
             for log in self._logs:
                 log.index()
-        self._notes = [log.made for log in logs()]
         self._calls: dict[Any, Call | None] = {}
         self._spots: dict[tuple[int, int, int, int], Expression | None] = {}
         self._names: dict[type, str] = {}
@@ -47,15 +46,11 @@ class SiteLookup:
     def call(self, node: Any) -> Call | None:
         """Return the call that made a node, or None if it is not known."""
         if node not in self._calls:
-            self._calls[node] = self._find_call(node)
+            every = [log.at(node._sequence_nr()) for log in self._logs]
+            found = [call for call in every if call is not None and self._can_make(call, node)]
+            one_line = len(found) == 1 or len({call.line.place for call in found}) == 1
+            self._calls[node] = found[0] if one_line else None
         return self._calls[node]
-
-    def _find_call(self, node: Any) -> Call | None:
-        number = node._sequence_nr()
-        found = [call for log in self._logs if (call := log.at(number)) is not None and self._can_make(call, node)]
-        if len(found) > 1 and len({call.line.place for call in found}) > 1:
-            return None
-        return found[0] if found else None
 
     def spot(self, node: Any) -> Expression | None:
         """Return the location of the call that made a node."""
@@ -69,10 +64,6 @@ class SiteLookup:
         if key not in self._spots:
             self._spots[key] = call.line.spot
         return self._spots[key]
-
-    def made(self, tensor: torch.Tensor) -> CreationRecord | None:
-        """Return the creation record of a tensor without a node."""
-        return note_of(tensor, self._notes)
 
     def _can_make(self, call: Call, node: Any) -> bool:
         """Return whether a call can have made a node, judged by their names."""
@@ -93,7 +84,7 @@ class SiteLookup:
         if known is None:
             name = node.name().rpartition("::")[2]
             known = name.lower().rpartition("backward")[0]
-            if name == type(node).__name__:  # else a class of nodes of many names
+            if name == type(node).__name__:  # otherwise nodes of this class have various names
                 self._names[type(node)] = known
         return known
 
@@ -120,20 +111,20 @@ _OWN_NODE = frozenset(
 
 
 def site_of_tensor(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Site | None:
-    """Return where a tensor was made, if an existing tracker saw it. Callers hold `DisableTorchFunction`."""
+    """Return the location that made a tensor, if an existing tracker saw it. Callers hold `DisableTorchFunction`."""
     spot, _ = making_of(tensor, lookup)
     return None if spot is None or spot.in_place else spot.site
 
 
 def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Expression | None, CodeType | None]:
-    """Return where a tensor was made, and the code object: from the call that made its node, or its creation record."""
+    """Return the expression that made a tensor and its code object, from its node's call or its creation record."""
     if not TRACKERS:
         return None, None
     node = fact(tensor, "grad_fn")
     if node is not None:
         lookup = lookup or SiteLookup([tensor])
         return _making_of_result(tensor, lookup.call(node), lookup)
-    made = note_of(tensor) if lookup is None else lookup.made(tensor)
+    made = note_of(tensor)
     if made is None:
         return None, None
     code, spot = made.line.code, made.line.spot
@@ -169,10 +160,10 @@ def output_spot(spot: Expression, output: int) -> Expression:
     return replace(spot, site=replace(spot.site, target=spot.parts[output]), whole=True)
 
 
-def note_of(tensor: torch.Tensor, notes: Iterable[Mapping[int, CreationRecord]] | None = None) -> CreationRecord | None:
-    """Return the creation record of a tensor without a node; by default from all existing logs."""
-    for by_id in [log.made for log in logs()] if notes is None else notes:
-        made = by_id.get(id(tensor))
+def note_of(tensor: torch.Tensor) -> CreationRecord | None:
+    """Return the creation record of a tensor without a node."""
+    for log in logs():
+        made = log.made.get(id(tensor))
         if made is not None and made() is tensor:
             return made
     return None

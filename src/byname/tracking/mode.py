@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -31,7 +31,6 @@ from byname.reading.functions import (
     COMPOSITE,
     FACT,
     GRADIENT,
-    IN_PLACE,
     MAKING,
     READ,
     SETTER,
@@ -46,7 +45,6 @@ from byname.reading.functions import (
     targets_of,
     versions_of,
 )
-from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import PLAIN, fact, memory_of
 from byname.source.location import Instruction
@@ -65,12 +63,10 @@ from byname.tracking.log import Called, Change, Log, called_as
 
 
 class TrackingMode(TorchFunctionMode):
-    """Function mode that records in a log the calls that one thread makes.
+    """Function mode that records in a log the calls that one thread makes, until it is `stopped`.
 
     Attributes:
-        log: the log.
         allocating: the mode that records the allocations of the thread, if any.
-        stopped: whether it no longer records, though it may still be on another thread's stack.
         stepping: the name of the running optimizer step; None outside of one.
     """
 
@@ -99,7 +95,7 @@ class TrackingMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             kind = self._kinds.get(func)
-        except Exception:  # noqa: BLE001 - a callable of somebody's, which cannot be hashed or compared
+        except Exception:  # noqa: BLE001 - a callable of the user's that cannot be hashed or compared
             kind = None
         if kind is MAKING and not (kwargs and "out" in kwargs):  # written out, because nearly every call pays for it
             before = _sequence_number()
@@ -139,29 +135,7 @@ class TrackingMode(TorchFunctionMode):
             return self._read(func, args, kwargs or {}, sys._getframe(1))
         if kind is SWITCH:
             return self._switch(func, args, sys._getframe(1))
-        if kind is IN_PLACE and args and type(args[0]) in PLAIN and not (modes_left() or args[0].is_inference()):
-            return self._in_place(func, args, kwargs or {})
         return self._other(func, args, kwargs or {}, kind, sys._getframe(1))
-
-    @dynamo_skip
-    def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function that changes its first argument. A fast path: an optimizer calls hundreds of these."""
-        target = args[0]
-        old = target._version
-        before = _sequence_number()
-        result = func(*args, **kwargs)
-        after = _sequence_number()
-        new = target._version
-        if new != old:
-            frame = sys._getframe(2)
-            storage = _reference(memory_of(target))
-            line, operation = self._change_at(frame, func.__name__)
-            self._add_change(Change(line, operation, (storage,), ((old, new),)))
-            if id(target) in self.log.made:
-                self._note_edits([target], func.__name__, frame)
-        if after != before:
-            self._note_call(func, result, before, after, sys._getframe(2))
-        return result
 
     @dynamo_skip
     def _read(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
@@ -185,7 +159,7 @@ class TrackingMode(TorchFunctionMode):
 
     @dynamo_skip
     def _switch(self, func: Any, args: Any, frame: FrameType) -> Any:
-        """Switch gradients on or off, and remember the line of ``set_grad_enabled(False)`` that is no block's."""
+        """Switch gradients on or off, and record the line of a ``set_grad_enabled(False)`` that begins no block."""
         result = func(*args)
         if self.stopped:
             return result
@@ -198,7 +172,7 @@ class TrackingMode(TorchFunctionMode):
 
     @dynamo_skip
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
-        """Call a function that may change its arguments, or is seen for the first time."""
+        """Call a function that may change its arguments, or is called for the first time."""
         if kind is GRADIENT and type(args[0]) in PLAIN and not modes_left() and fact(args[0], "is_leaf"):
             return func(*args, **kwargs)  # as `zero_grad` does for each parameter; a leaf keeps its gradient
         is_known = kind is not None
@@ -217,7 +191,8 @@ class TrackingMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         after = _sequence_number()
         if after != before:
-            self._note_call(self._known(func) or called_as(func, kind), result, before, after, frame)
+            called = self._called.get(func) if is_pytorchs(func) else None
+            self._note_call(called or called_as(func, kind), result, before, after, frame)
         if kind == SETTER:
             self._note_setting(targets, result, trainable, frame)
         elif kind == GRADIENT:
@@ -260,10 +235,6 @@ class TrackingMode(TorchFunctionMode):
             self._called[function] = called_as(function, kind)
         return kind
 
-    def _known(self, function: Any) -> Any:
-        """Return the form in which the log keeps a function, if it is cached."""
-        return self._called.get(function) if is_pytorchs(function) else None
-
     def _change_at(self, frame: FrameType, name: str) -> tuple[Line, str]:
         """Return the user's line that changed a tensor, and the name under which the change is recorded.
 
@@ -280,7 +251,7 @@ class TrackingMode(TorchFunctionMode):
         self._add_call((before, after, called, reference, module, inside, code, instruction, caller))
 
     def _line(self, frame: FrameType | None) -> tuple[CodeType | None, int, int, Instruction | None]:
-        """Return the fields of the user's line, and before the last the number of modules inside."""
+        """Return the code and instruction of the user's line, the number of module calls inside it, and its caller."""
         user, inside = users_frame(frame)
         if user is None:
             return None, -1, inside, None
@@ -290,14 +261,13 @@ class TrackingMode(TorchFunctionMode):
         return user.f_code, user.f_lasti, inside, caller
 
     def _note_without_node(self, name: str, args: Sequence[Any], result: Any, before: int, frame: FrameType) -> None:
-        """Record the results of a call that made no node."""
         if issubclass(type(result), torch.Tensor):
             self._note_making(name, args, result, before, frame)
         elif issubclass(type(result), (tuple, list)):
             self._note_parts(name, args, result, before, frame)
 
     def _note_making(self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType) -> None:
-        """Record a tensor made without a node, unless PyTorch made it for itself, as an optimizer does."""
+        """Record a tensor made without a node, unless PyTorch made it for its own use, as an optimizer does."""
         users = made_for_the_user(frame)
         if not users and checks_a_distribution(frame):
             return
@@ -310,7 +280,7 @@ class TrackingMode(TorchFunctionMode):
                 self.log.note_inner(result, cuts)
 
     def _note_parts(self, name: str, args: Sequence[Any], results: Any, before: int, frame: FrameType) -> None:
-        """Record those of several results that have no node though the inputs had: the indices of ``x.max(0)``."""
+        """Record the results of a call that are detached though other results are not: the indices of ``x.max(0)``."""
         if type(results) in _HAVE_NO_TENSORS:
             return
         with DisableTorchFunction():
@@ -359,28 +329,10 @@ class TrackingMode(TorchFunctionMode):
         self._note_edits([tensor for tensor, _ in changed], name, frame)
 
     def _note_edits(self, changed: Sequence[torch.Tensor], name: str, frame: FrameType) -> None:
-        """Record which of the changed tensors are the ``.data`` of a result."""
+        """Record the changed tensors that are the ``.data`` of a result."""
         with DisableTorchFunction():
             for tensor in changed:
                 data_changed(self.log, tensor, name, frame)
-
-
-Suspended: TypeAlias = tuple[list[Any], list[Any]]
-"""Both stacks of modes as they were before `suspend`; the second is empty if there was nothing to take off."""
-
-
-def suspend(watches: Sequence[TrackingMode]) -> Suspended:
-    """Take the tracking modes and their allocation modes off this thread's stacks until `restore`."""
-    allocating = [watch.allocating for watch in watches if watch.allocating is not None]
-    return FUNCTIONS.take_off(watches), DISPATCHES.take_off(allocating) if allocating else []
-
-
-def restore(watches: Sequence[TrackingMode], before: Suspended) -> None:
-    """Put the modes that are still wanted back on the stacks from which `suspend` took them."""
-    functions, dispatches = before
-    FUNCTIONS.put_back(watches, functions)
-    if dispatches:
-        DISPATCHES.put_back([watch.allocating for watch in watches], dispatches)
 
 
 _CODE_OF_SET_GRAD_ENABLED = torch.set_grad_enabled.__init__.__code__
@@ -392,7 +344,6 @@ _HAVE_NO_TENSORS = (bool, int, float, type(None), torch.Size)
 
 
 def _name_of(access: Any) -> str:
-    """Return the name of the property that a call of its ``__get__`` reads."""
     return str(getattr(getattr(access, "__self__", None), "__name__", "?"))
 
 
@@ -400,11 +351,10 @@ def _cut_parts(results: Sequence[Any]) -> list[torch.Tensor]:
     """Return the detached ones of several results: all of them, or the indices beside values that are not detached."""
     tensors = [one for one in results if issubclass(type(one), torch.Tensor)]
     parts = [one for one in tensors if not requires_grad(one)]
-    return parts if len(parts) == len(tensors) else [one for one in parts if not _is_real(fact(one, "dtype"))]
-
-
-def _is_real(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
+    if len(parts) == len(tensors):
+        return parts
+    dtypes = [fact(one, "dtype") for one in parts]
+    return [one for one, dtype in zip(parts, dtypes, strict=True) if not (dtype.is_floating_point or dtype.is_complex)]
 
 
 def _required_grad(targets: Iterable[torch.Tensor] | None) -> bool:
@@ -413,9 +363,9 @@ def _required_grad(targets: Iterable[torch.Tensor] | None) -> bool:
 
 
 class _Disabled(dict[Any, int]):
-    """The kinds of functions for a mode that has stopped but is still on another thread's stack.
+    """Kinds of functions for a stopped mode, which may still be on another thread's stack: all are READ.
 
-    Every function counts as a read, because `TrackingMode._read` records nothing once the mode has stopped.
+    `TrackingMode._read` of a stopped mode records none.
     """
 
     def get(self, key: Any, default: Any = None) -> int:

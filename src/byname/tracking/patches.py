@@ -1,10 +1,9 @@
 """Patches: wrappers that record the calls a function mode does not see, in place while some thread is watched.
 
-Wraps ``nn.Module._call_impl`` (to know the running module and its result), custom ``Function.apply``,
+They wrap ``nn.Module._call_impl`` (for the running module and its result), custom ``Function.apply``,
 ``nn.Parameter(...)``, ``torch.from_numpy``, ``torch.compile``, ``torch.jit.trace``, the end of an optimizer's step, and
-the showing of warnings.
-The old constructors (``torch.FloatTensor(...)``) cannot be wrapped; such a tensor is met when ``requires_grad`` is set
-on it, and its making is then read from the source.
+the showing of warnings. The old constructors (``torch.FloatTensor(...)``) cannot be wrapped; byname first sees such a
+tensor when ``requires_grad`` is set on it, and then reads from the source where it was made.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from types import FrameType
 from typing import Any
@@ -25,15 +24,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from byname.reading.functions import MAKING
 from byname.reading.modes import DISPATCHES, FUNCTIONS
-from byname.reading.objects import attributes_of, found_in
 from byname.reading.quiet import dynamo_skip, torch_function_disabled
 from byname.source.location import is_library
 from byname.source.tracebacks import clean, meant_frame
-from byname.tracking.compiled import Compiled
 from byname.tracking.depth import Deeper
-from byname.tracking.log import Called, Log
-from byname.tracking.mode import TrackingMode, restore, suspend
-from byname.tracking.optimizers import Steps
+from byname.tracking.log import Called
+from byname.tracking.mode import TrackingMode
+from byname.tracking.unwatched import Compiled, OptimizerSteps
 from byname.undo import Patch, Shared
 
 
@@ -50,7 +47,7 @@ def stop(watch: TrackingMode) -> None:
 
     The call is also valid if `start` succeeded only in part, and again if `stop` was interrupted.
     """
-    try:  # each of them, whatever the others raise; signals wait already
+    try:  # whatever one of these raises, the others run; signals wait already
         watch.disable()
     finally:
         try:
@@ -70,7 +67,7 @@ class _Unseen:
         self._watched = Shared(self._install, self._remove)
         self._watches: dict[int, list[TrackingMode]] = {}
         self._compiled = Compiled(self._watches, self._hide, self._show)
-        self._steps = Steps(self._watches)
+        self._steps = OptimizerSteps(self._watches)
         self._patches = [
             Patch(torch.autograd.Function, "apply", _once(self._noted, classmethod)),
             Patch(nn.Parameter, "__new__", _once(self._noted, staticmethod)),
@@ -86,7 +83,7 @@ class _Unseen:
         self._deeper = Deeper()
 
     def watch(self, watch: TrackingMode) -> None:
-        """Add a tracking mode; the first one installs the wrappers. If this raises, `unwatch` takes off what it did."""
+        """Add a tracking mode; the first one installs the wrappers. If this raises, `unwatch` undoes it."""
         with self._watched.lock:
             self._watches.setdefault(watch.log.thread, []).append(watch)
             self._watched.hold(watch)
@@ -106,7 +103,7 @@ class _Unseen:
         self._deeper.install()
         for patch in self._patches:
             patch.install()
-        self._hear_of_steps()
+        self._register_hook()
 
     def _remove(self) -> None:
         if self._hook is not None:
@@ -127,11 +124,11 @@ class _Unseen:
         """Put the wrappers back, unless no thread is watched any more."""
         with self._watched.lock:
             if self._watches:
-                self._hear_of_steps()
+                self._register_hook()
             for patch in self._patches:
                 patch.show()
 
-    def _hear_of_steps(self) -> None:
+    def _register_hook(self) -> None:
         """Register the hook of optimizers; its handle is made only once, because making it is slow."""
         if self._hook is None:
             self._hook = register_optimizer_step_pre_hook(self._steps.begin)
@@ -139,7 +136,6 @@ class _Unseen:
             self._hook.hooks_dict_ref()[self._hook.id] = self._steps.begin
 
     def _noted(self, function: Any) -> Any:
-        """Return a wrapper that records each call of a function that makes tensors."""
         called = Called(function.__name__.replace("__new__", "Parameter"), MAKING, False)
 
         @dynamo_skip
@@ -156,39 +152,40 @@ class _Unseen:
         return noted
 
     def _running(self, call: Any) -> Any:
-        """Return a wrapper of the module call that enters the running module in the log."""
-
         @dynamo_skip
         def running(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             watches = self._watches.get(threading.get_ident())
             if not watches:
                 return call(module, *args, **kwargs)
-            if len(watches) > 1:
-                return _run_in_all([watch.log for watch in watches], call, module, args, kwargs)
-            log = watches[0].log
-            depth = log.enter(module)
-            if log.listener is not None:
-                log.listener.ran(module, args, kwargs, depth, sys._getframe(1))
+            entered = [(watch.log, watch.log.enter(module)) for watch in watches]
+            for log, depth in entered:
+                if log.listener is not None:
+                    log.listener.ran(module, args, kwargs, depth, sys._getframe(1))
             try:
                 output = call(module, *args, **kwargs)
             finally:
-                del log.modules[depth:]
-            log.note_return(output)
+                for log, depth in entered:
+                    del log.modules[depth:]
+            for log, _ in entered:
+                log.note_return(output)
             return output
 
         return running
 
     def _unwatched(self, function: Any) -> Any:
-        """Return a wrapper that takes the mode off for a function that inspects the Python stack and would find it."""
+        """Return a wrapper that takes the modes off while a function inspects the Python stack and would find them."""
 
         @dynamo_skip
         def unwatched(*args: Any, **kwargs: Any) -> Any:
             watches = list(self._watches.get(threading.get_ident(), ()))
-            before = suspend(watches)
+            functions = FUNCTIONS.take_off(watches)
+            dispatches = DISPATCHES.take_off([watch.allocating for watch in watches])
             try:
                 return function(*args, **kwargs)
             finally:
-                restore([watch for watch in watches if not watch.stopped], before)
+                wanted = [watch for watch in watches if not watch.stopped]
+                FUNCTIONS.put_back(wanted, functions)
+                DISPATCHES.put_back([watch.allocating for watch in wanted], dispatches)
 
         return unwatched
 
@@ -204,21 +201,8 @@ class _Unseen:
         return compiling
 
 
-def _run_in_all(logs: list[Log], call: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Call a module in a thread that several trackers watch."""
-    depths = [log.enter(module) for log in logs]
-    try:
-        output = call(module, *args, **kwargs)
-    finally:
-        for log, depth in zip(logs, depths, strict=True):
-            del log.modules[depth:]
-    for log in logs:
-        log.note_return(output)
-    return output
-
-
 def _cleaning(wrap: Any) -> Any:
-    """Return a wrapper that takes byname's frames out of an error which another process or thread is to raise again."""
+    """Return a wrapper that removes byname's frames from an error that another process or thread raises again."""
 
     def cleaning(*args: Any, **kwargs: Any) -> None:
         error = sys.exc_info()[1]
@@ -230,9 +214,9 @@ def _cleaning(wrap: Any) -> Any:
 
 
 def _about_the_program(show: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
-    """Return a wrapper of ``warnings._showwarnmsg`` that issues a warning about byname's line for the program's line.
+    """Return a wrapper of ``warnings._showwarnmsg`` that reissues a warning about byname's line at the program's line.
 
-    So the program's filters decide about it, and Python's memory of what was shown is that of the program's line.
+    There the program's filters apply to it, and Python counts it as shown there.
     """
 
     @functools.wraps(show)
@@ -242,36 +226,30 @@ def _about_the_program(show: Callable[[warnings.WarningMessage], None]) -> Calla
             show(message)
         else:
             _forget(message, found[0])
-            _issue(message, found[1])
+            warnings.warn_explicit(
+                message.message,
+                message.category,
+                found[1].f_code.co_filename,
+                found[1].f_lineno or 0,
+                found[1].f_globals.get("__name__"),
+                found[1].f_globals.setdefault("__warningregistry__", {}),
+                source=message.source,
+            )
 
     return showing
 
 
 def _forget(message: warnings.WarningMessage, frame: FrameType) -> None:
-    """Remove a warning from Python's memory of what was shown, once a line and once at all, of a frame's module."""
+    """Remove a warning from Python's records of warnings shown, both a frame's module's and the global one."""
     key = str(message.message), message.category
     frame.f_globals.get("__warningregistry__", {}).pop((*key, message.lineno), None)
     vars(warnings).get("onceregistry", {}).pop(key, None)
 
 
-def _issue(message: warnings.WarningMessage, frame: FrameType) -> None:
-    warnings.warn_explicit(
-        message.message,
-        message.category,
-        frame.f_code.co_filename,
-        frame.f_lineno or 0,
-        frame.f_globals.get("__name__"),
-        frame.f_globals.setdefault("__warningregistry__", {}),
-        source=message.source,
-    )
-
-
 def _once(make: Callable[[Any], Any], bind: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:
-    """Return a function that makes a wrapper of an attribute. One of a library's function is kept for the next time.
+    """Return a function that makes a wrapper of an attribute, bound as a `staticmethod` or the like if `bind` says so.
 
-    Args:
-        make: makes a wrapper of the function itself.
-        bind: such as `staticmethod`, where the attribute is one.
+    The wrapper of a library's function is cached.
     """
     made: dict[int, tuple[Any, Any]] = {}
 
@@ -289,7 +267,7 @@ def _once(make: Callable[[Any], Any], bind: Callable[[Any], Any] | None = None) 
 
 
 def _is_a_librarys(function: Any) -> bool:
-    """Return whether a function is PyTorch's or Python's own, and not something that was put in its place."""
+    """Return whether a function is PyTorch's or Python's own, and not a replacement of it."""
     code = getattr(function, "__code__", None)
     if code is None:
         return type(function) is types.BuiltinFunctionType
@@ -304,10 +282,10 @@ _Context = Callable[[], AbstractContextManager[Any]]
 
 
 class _NewThreads:
-    """Wraps ``Thread.start`` so that each new thread runs inside given contexts."""
+    """Wraps the body of ``threading.Thread``, so that each new thread runs inside given contexts."""
 
     def __init__(self) -> None:
-        patch = Patch(threading.Thread, "start", self._starting)
+        patch = Patch(threading.Thread, "_bootstrap_inner", self._in_contexts)
         self._contexts = Shared(patch.install, patch.remove)
 
     def begin(self, context: _Context) -> None:
@@ -318,67 +296,17 @@ class _NewThreads:
         """Stop using `context` for new threads. A second call does nothing."""
         self._contexts.release(context)
 
-    def _starting(self, original: Callable[..., None]) -> Callable[..., None]:
-        def start(thread: threading.Thread) -> None:
-            if _is_computed(found_in(type(thread), "run")):
-                return original(thread)
-            own = attributes_of(thread)
-            former = own.get("run", _NONE)
-            own["run"] = ours = functools.partial(_in_contexts, thread, former, self._contexts.holders)
-            try:
-                original(thread)
-            except BaseException:
-                if own.get("run") is ours:
-                    _restore(own, former)
-                raise
-            return None
+    def _in_contexts(self, body: Callable[..., None]) -> Callable[..., None]:
+        def in_contexts(thread: threading.Thread) -> None:
+            with ExitStack() as entered:
+                try:
+                    for context in self._contexts.holders:
+                        entered.enter_context(context())
+                finally:
+                    body(thread)  # in any case, since whoever has started the thread waits until it runs
 
-        return start
+        return in_contexts
 
-
-def _in_contexts(thread: threading.Thread, former: object, contexts: Sequence[_Context]) -> None:
-    """Run a thread inside the contexts that were active when it was started, and restore its own ``run``."""
-    _restore(attributes_of(thread), former)
-    with ExitStack() as entered:
-        for context in contexts:
-            entered.enter_context(context())
-        try:
-            thread.run()
-        except BaseException:
-            _report_cleaned(attributes_of(thread))
-            raise
-
-
-def _report_cleaned(own: dict[str, Any]) -> None:
-    """Make a thread report its error without the frame that byname adds between the thread and its ``run``."""
-    report = own.get("_invoke_excepthook")
-    if report is None:  # private to Thread: a version without it shows the frame
-        return
-
-    def cleaned(thread: threading.Thread) -> None:
-        own["_invoke_excepthook"] = report
-        error = sys.exc_info()[1]
-        if error is not None:
-            clean(error)
-        report(thread)
-
-    own["_invoke_excepthook"] = cleaned
-
-
-def _is_computed(attribute: object) -> bool:
-    """Return whether a class computes an attribute, as a property does, and so ignores an instance attribute."""
-    return hasattr(type(attribute), "__set__")
-
-
-def _restore(own: dict[str, Any], former: object) -> None:
-    """Restore a thread's own ``run`` attribute; most threads have none."""
-    if former is _NONE:
-        own.pop("run", None)
-    else:
-        own["run"] = former
-
-
-_NONE = object()
 
 NEW_THREADS = _NewThreads()
 """One object for the process, because it wraps an attribute of the process; it is empty while nothing tracks."""

@@ -1,32 +1,30 @@
 """Attach: call a function with the values at places of a model; everything that observes a model is built on it.
 
 `byname.model` resolves ``where`` to `Spot`s, one for each place. Each kind of place is observed in its own way: outputs
-of modules by hooks, operations by a function mode, variables by rewritten source. Each value then passes one function,
-made by `delivery`, which calls the callback.
+of modules by hooks, operations by a function mode, variables by rewritten source. Each value then passes
+`Running.report`, which calls the callback.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.model.methods import callable_instead
 from byname.model.module_tree import notes_on_fast_paths
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning
 from byname.model.where import meaning_of, unwrapped
-from byname.tracing.eager import EAGERLY, Uncompiled, notes_on_compiled
+from byname.tracing.eager import Uncompiled, notes_on_compiled
 from byname.tracking.depth import Deeper
 from byname.watch.attachment import Before, Callback, Running
 from byname.watch.explicit_attention import checked_attention
 from byname.watch.following import Following
-from byname.watch.forwards import Iterations
 from byname.watch.handle import Handle, Tap
-from byname.watch.hooks import Hooks
 from byname.watch.late_binding import Binding
 from byname.watch.parameters import States
 
@@ -92,11 +90,14 @@ def attach(
         raise BadArgumentError(f"a callback is called with an event; {type(callback).__name__} cannot be called")
     running = Running(root, callback, before, reads=reads)
     running.stamp, running.begun, running.unmatched = stamp, begun, unmatched
-    running.heard.methods = callable_instead
     meaning, selectors = meaning_of(where, root, reads=reads)
     running.ask(meaning, selectors)
     explicit = checked_attention(attention, meaning, selectors)
-    binding = _bound(Binding(root, running, meaning, selectors, explicit=explicit), example)
+    binding = Binding(root, running, meaning, selectors, explicit=explicit)
+    if example is None:
+        binding.choose_online()
+    else:
+        binding.bind(example)
     running.ended = ended or running.ended
     return _handle(root, model, running, meaning, selectors, binding).switched(enabled)
 
@@ -109,50 +110,24 @@ def _handle(
     selectors: Sequence[Selector],
     binding: Binding,
 ) -> Handle:
-    """Return the handle of an attachment that is not installed yet; its hooks run in the order of its hook sets."""
-    states, first, last = States(running), Hooks(root, running), Hooks(root, running)
-    places = Following(root, running, states, meaning, selectors, binding, last)
-    iterations = Iterations(running, states, places.begin, places.end, running.begun, follow=places.follow)
-    iterations.begin_with(first)
-    iterations.end_with(last)
-    taps: list[Tap] = [Deeper(), Uncompiled(given, running.notes), running, states, first, places, iterations]
+    """Return the handle of an attachment that is not installed yet."""
+    states = States(running)
+    places = Following(root, running, states, meaning, selectors, binding)
+    taps: list[Tap] = [Deeper(), Uncompiled(running.notes), running, states, places]
     of_places = (spot.module for spot in meaning.spots if spot.kind in ("module", "input"))
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
-    noticed = _Noticed(root, given, hooked, mode=binding.listens_to_functions)
+    noticed = partial(_noticed, weakref.ref(root), weakref.ref(given), hooked, binding.listens_to_functions)
     handle = Handle(taps, running.paths, running.notes, staying=(running, states), noticed=noticed)
     handle.heard = running.heard
     binding.missing = handle.give_up
     return handle
 
 
-def _bound(binding: Binding, example: Any) -> Binding:
-    """Return the binding; its calls are known from the example, or it will find them in the first forward."""
-    if example is None:
-        binding.choose_online()
-        return binding
-    with EAGERLY.held():
-        binding.bind(example)
-    return binding
-
-
-class _Noticed:
-    """The notes on a whole model, made when it is called; it does not keep the model alive.
-
-    Args:
-        root: the model.
-        given: the model as it was given, with the wrappers around it.
-        hooked: the ``id``s of the modules with hooks.
-        mode: whether a function mode is active during the forwards.
-    """
-
-    def __init__(self, root: nn.Module, given: nn.Module, hooked: set[int], *, mode: bool) -> None:
-        self._root, self._given = weakref.ref(root), weakref.ref(given)
-        self._hooked = hooked
-        self._mode = mode
-
-    def __call__(self) -> Iterator[str]:
-        root, given = self._root(), self._given()
-        if root is not None:
-            yield from notes_on_fast_paths(root, self._hooked, mode=self._mode)
-        if given is not None:
-            yield from notes_on_compiled(given)
+def _noticed(
+    root: weakref.ref[nn.Module], given: weakref.ref[nn.Module], hooked: set[int], mode: bool
+) -> Iterator[str]:
+    """Yield the notes on a whole model, and on its wrappers."""
+    if (model := root()) is not None:
+        yield from notes_on_fast_paths(model, hooked, mode=mode)
+    if (model := given()) is not None:
+        yield from notes_on_compiled(model)

@@ -15,16 +15,15 @@ from torch import nn
 
 from byname.errors import NoMatchError, NothingSeenWarning
 from byname.model.selectors import Selector
-from byname.model.spot import Meaning
+from byname.model.spot import Meaning, Spot
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.source.tracebacks import warn
 from byname.table import listed
 from byname.text import note_on
-from byname.tracing.muted import asleep, of_thread, unheard
-from byname.watch.heard import WARNED, Heard, in_words
+from byname.tracing.muted import UNDER_WAY, is_muted, muting, of_thread
+from byname.watch.heard import WARNED, Heard, Notes, PlaceNote, in_words
 from byname.watch.replacement import conversion
-from byname.watch.value_gradients import of_thread as hooked
-from byname.watch.value_gradients import without_superseded
+from byname.watch.value_gradients import LeafHooks
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +58,31 @@ class Event:
     kind: str = ""
 
 
+class ReportedPlace:
+    """A place whose values are reported.
+
+    Attributes:
+        reported: whether it has reported something, so that nothing is left to note about it.
+        parts: if only parts of a value are reported, a function ``(value, inputs, before)`` that reports them, and
+            returns what replaces the value.
+        hook: if the gradient is reported, a function ``(value, inputs, number)`` that hooks a value.
+    """
+
+    __slots__ = ("hook", "kind", "module", "parts", "path", "reported", "spot")
+
+    def __init__(self, spot: Spot, path: str) -> None:
+        self.spot = spot
+        self.path = path
+        self.module = spot.module
+        self.kind = spot.kind
+        self.reported = False
+        self.parts: Callable[[Any, tuple[Any, ...], Any], Any] | None = None
+        self.hook: Callable[[Any, tuple[Any, ...], Number], object] | None = None
+
+
+Number = tuple[int, int, bool]
+"""Of a value: its call, its iteration, and whether it is recomputed; see `Event`."""
+
 Callback = Callable[[Event], Any]
 Before = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -75,32 +99,16 @@ class Here:
         iteration: the number of the outermost forward that is running or ran last; -1 before the first.
         depth: the number of nested forwards of the model that are running.
         calls: how often each place was reached in this iteration.
-        again: how often each place was reached in the second runs of checkpoints, in the backward `task`.
-        task: the id of that backward, PyTorch's graph task; -1 if there was none.
+        again: how often each place was reached in the second runs of checkpoints, in the backward of graph task `task`.
         inside: the number of running callbacks when the outermost forward began; -1 if one of them is attached to the
             same model.
+        open: the calls that have begun, by the hooks that report their outputs.
         converted: sentences about replacements that have another dtype or device than the value that they replaced.
-        busy, modes: the lists in `byname.tracing.muted.of_thread`.
-        latest: the latest hook on a hidden base, of any attachment; see `value_gradients`.
+        whole: the number of the installation in which the outermost forward began; -1 if it is reported only in part.
     """
 
-    __slots__ = (
-        "again",
-        "busy",
-        "calls",
-        "converted",
-        "depth",
-        "inside",
-        "iteration",
-        "latest",
-        "modes",
-        "task",
-    )
-
     def __init__(self) -> None:
-        self.latest = hooked.latest
         self.busy = of_thread.busy
-        self.modes = of_thread.modes
         self.iteration = -1
         self.depth = 0
         self.calls: dict[str, int] = {}
@@ -108,11 +116,13 @@ class Here:
         self.task = -1
         self.inside = 0
         self.converted: dict[str, None] = {}
+        self.open: dict[object, list[Any]] = {}
+        self.mode: Any = None
+        self.whole = -1
+        self.ended_well = False
 
 
 class _Thread(threading.local):
-    """Holds one `Here` for each thread, made on first use."""
-
     def __init__(self) -> None:
         self.here = Here()
 
@@ -120,30 +130,16 @@ class _Thread(threading.local):
 class Running:
     """The state of one attachment: it numbers the values and calls the callback with them.
 
-    Args:
-        model: the model; each of its outermost forwards is an iteration.
-        callback: the function that is called with an `Event`.
-        before: a function that is called when a matched call begins.
-        reads: whether the callback only reads the values.
+    Its arguments, and `stamp`, `begun`, `unmatched` and `ended`, are those of `attach`.
 
     Attributes:
         reader: the read-only callback, or the object whose method it is; None if the callback may replace values.
         order: the number of the attachment.
-        ended: a function that is called with places of which nothing comes from this forward on, and why.
         needs_forward: whether some of the requested places report only while the forward of the model runs.
         listening: whether the callback may be called. Hooks on an earlier graph do nothing once this is False.
         everything: whether every call of a place is reported; False if only some calls were selected.
-        thread: the state in each thread, as ``thread.here``.
-        stamp: a function that is called with the number of the forward when a value is computed whose gradient is
-            requested.
-        begun: a function that is called with the number of each forward of the model when it begins, before any value
-            of this forward is reported.
-        unmatched: a function that is called with an error for each path or selector that matched nothing in the first
-            forward. The other places then stay attached.
         hooked: hooks on leaf tensors, which outlive the graph.
         standing_in: the tensors that replace parameters at the moment.
-        notes, paths: the notes and paths that the `Handle` shows.
-        heard: which of the requested places have reported something.
         only: the numbers of the selected calls, for each place whose calls were selected by number.
     """
 
@@ -162,9 +158,9 @@ class Running:
         self.unmatched: Callable[[NoMatchError], None] | None = None
         self.ended: Callable[[Collection[str], str], None] = self._warn_of_ends
         self.needs_forward = False
-        self.hooked: dict[tuple[str, int], list[Any]] = {}
+        self.hooked = LeafHooks()
         self.standing_in: list[Any] = []
-        self.notes: dict[str, None] = {}
+        self.notes: Notes = {}
         self.paths: dict[str, None] = {}
         self.heard = Heard(model, self.notes)
         self.only: dict[str, set[int]] = {}
@@ -197,6 +193,10 @@ class Running:
         self.notes.update(dict.fromkeys(meaning.notes))
         self.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
 
+    def note(self, place: str, reason: str) -> None:
+        """Note a fact about a place, once."""
+        self.notes.setdefault(PlaceNote(place, reason))
+
     def end(self, paths: Collection[str], why: str = _OTHERWISE) -> None:
         """Report that nothing comes of these places from this forward on, since the model was changed."""
         if paths:
@@ -216,31 +216,17 @@ class Running:
         """Stop reporting."""
         if self.listening and self.needs_forward and self._latest < 0:
             self.notes.setdefault(
-                "no forward of the model began while this was attached: its operations, parameters and buffers are "
-                "told only in one"
+                "the model's forward never ran while attached; operations, parameters and buffers are only reported "
+                "during a forward"
             )
         self.listening = self.everything = False
-        for hooks in self.hooked.values():
-            for hook in hooks:
-                hook.remove()
-        self.hooked.clear()
-
-    def hook_leaf(self, key: tuple[str, int], hook: Any) -> None:
-        """Keep a hook on a leaf, which outlives the graph, and remove the hook of an earlier iteration.
-
-        Args:
-            key: the path of the value and the number of the call.
-            hook: the new hook.
-        """
-        self.hooked[key] = [*without_superseded(self.hooked.get(key, ()), hook), hook]
+        self.hooked.remove()
 
     def unreached(self, paths: Iterable[str]) -> set[str]:
         """Return the places that were not reached in this thread's iteration, neither as a whole nor by an item."""
         called = self.thread.here.calls
-        reached = set(called)
-        for path in called:
-            reached.update(path[:at] for at, mark in enumerate(path) if mark in "[.")
-        return {path for path in paths if path not in reached}
+        missing = {path for path in paths if path not in called}
+        return {one for one in missing if not any(path.startswith((f"{one}.", f"{one}[")) for path in called)}
 
     def enter(self) -> bool:
         """Note the beginning of a forward of the model; return whether it is an outermost one."""
@@ -253,7 +239,7 @@ class Running:
         busy = thread.busy
         thread.inside = -1 if any(one.model is self.model for one in busy) else len(busy)
         thread.converted.clear()
-        if not self.hears():
+        if not self.observes():
             return False
         self._latest = thread.iteration = next(self._iterations)
         self.heard.forwards += 1
@@ -265,26 +251,26 @@ class Running:
         thread = self.thread.here
         if not thread.depth:  # it had begun when this was attached
             return False
-        hears = self.hears()
+        observes = self.observes()
         thread.depth -= 1
-        return thread.depth == 0 and hears
+        return thread.depth == 0 and observes
 
     @property
     def outermost(self) -> bool:
         """Whether the running forward of the model in this thread is not inside another one."""
         return self.thread.here.depth == 1
 
-    def hears(self) -> bool:
+    def observes(self) -> bool:
         """Return whether values of this thread are reported.
 
         Values of an example run are not. Neither are calls that a callback makes during a forward of this model, or
         that a callback of this model makes: they are not part of a forward. A callback may run another model, whose
         values are reported.
         """
-        if asleep(self.reader):
-            return False
         thread = self.thread.here
         busy = thread.busy
+        if UNDER_WAY and is_muted(self.reader):
+            return False
         if not busy:
             return True
         if thread.depth:
@@ -302,87 +288,72 @@ class Running:
         """Note whether a replacement has another dtype or device."""
         change = conversion(event.value, new)
         if change:
-            self.notes.setdefault(f"`{event.path}`: {change}")
+            self.note(event.path, change)
             self.thread.here.converted.setdefault(f"byname: at `{event.path}` {change}")
 
-    def event(
+    def report(
         self,
-        path: str,
-        module: nn.Module,
+        place: ReportedPlace,
         value: Any,
         inputs: tuple[Any, ...] = (),
         before: Any = None,
-        kind: str = "",
+        number: Number | None = None,
     ) -> Any:
-        """Report a value; return what replaces it."""
-        if not self.hears():
-            return value
-        recomputed = _graph_task() != -1
-        thread = self.thread.here
-        calls = self._again() if recomputed else thread.calls
-        call = calls.get(path, 0)
-        calls[path] = call + 1
-        iteration = thread.iteration if thread.iteration >= 0 else self._latest
-        return self.told(Event(path, module, value, inputs, call, recomputed, iteration, before, kind))
+        """Call the callback with a value, muted for what it calls itself; return what replaces the value.
 
-    def number(self, path: str) -> tuple[int, int, bool]:
-        """Count a value whose gradient alone is reported; return its iteration, call and whether it is recomputed."""
-        recomputed = _graph_task() != -1
-        calls = self._again() if recomputed else self.thread.here.calls
-        call = calls.get(path, 0)
-        calls[path] = call + 1
-        return self.iteration, call, recomputed
-
-    def told(self, event: Event) -> Any:
-        """Call the callback, unless this call was not selected; return what replaces the value."""
-        value = event.value
-        if not self.listening or (self.only and event.call not in self.only.get(event.path, (event.call,))):
-            return value
-        if event.path not in self.heard.reached:
-            self.heard.reached.add(event.path)
-            self.paths.setdefault(event.path)
-        return self.call(event)
-
-    def call(self, event: Event) -> Any:
-        """Call the callback, muted for the modules that it calls itself; return what replaces the value."""
+        Each value passes here, so the code is written for speed. If the gradient is requested, the value is counted and
+        hooked, and the gradient passes here later, with the numbers of the value.
+        """
+        if place.parts is not None:
+            return place.parts(value, inputs, before)
         here = self.thread.here
-        modes, busy = here.modes, here.busy
+        busy, path = here.busy, place.path
+        if (busy or UNDER_WAY) and not self.observes():
+            return value
+        if number is not None:
+            call, iteration, recomputed = number
+        else:
+            recomputed = _graph_task() != -1
+            calls = self._again() if recomputed else here.calls
+            call = calls.get(path, 0)
+            calls[path] = call + 1
+            iteration = here.iteration if here.iteration >= 0 else self._latest
+            if place.hook is not None:
+                place.hook(value, inputs, (call, iteration, recomputed))
+                return value
+        if not (place.reported and self.everything) and not self._asked_for(place, call):
+            return value
+        event = Event(path, place.module, value, inputs, call, recomputed, iteration, before, place.kind)
         try:
             busy.append(self)
-            if not modes:
-                result = self.callback(event)
-            elif len(modes) == 1:  # the most frequent case, written out because every value pays for it
-                mode = modes[0]
-                frame, mode.frame = mode.frame, None
-                try:
-                    result = self.callback(event)
-                finally:
-                    if not mode.gone:
-                        mode.frame = frame
-            else:
-                with unheard():
-                    result = self.callback(event)
+            callback = self.callback  # reading the attribute before calling it is faster
+            new = callback(event)
         except Exception as error:
-            self.blame(event, error)
+            note_on(error, f"byname: at `{path}` (call {call} of iteration {iteration})")
             raise
         finally:
             if busy and busy[-1] is self:  # an interrupt may have come before it was appended
                 busy.pop()
-        value = event.value
-        if result is None or result is value:
+        if new is None or new is value:
             return value
-        self.replaced(event, result)
-        return result
+        self.replaced(event, new)
+        return new
 
-    def blame(self, event: Event, error: Exception) -> None:
-        """Add the place to an error of the callback."""
-        note_on(error, f"byname: at `{event.path}` (call {event.call} of iteration {event.iteration})")
+    def _asked_for(self, place: ReportedPlace, call: int) -> bool:
+        """Return whether a value is reported, and note that its place has reported something."""
+        path = place.path
+        if not self.listening or (self.only and call not in self.only.get(path, (call,))):
+            return False
+        place.reported = True
+        self.heard.reached.add(path)
+        self.paths.setdefault(path)
+        return True
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle the beginning of a matched call; return what the callback will find in ``event.before``."""
-        if self.before is None or not self.hears():
+        if self.before is None or not self.observes():
             return None
-        with unheard(self):
+        with muting(self.model):
             return self.before(path, module, inputs, kwargs)
 
     def _again(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.watch.value_gradients import Reshaped, Window, hidden_base
+from byname.watch.value_gradients import Reshaped, Window, hidden_home
 
 Edge: TypeAlias = tuple[Any, int]
 """A node and the number of one of its outputs, as in ``next_functions``."""
@@ -57,12 +57,9 @@ class BoundaryNode:
 
 
 class Door(NamedTuple):
-    """A boundary edge: the gradient of a node that belongs to an input of the call.
+    """A boundary edge: the gradient of a node, at an index among its gradients, that belongs to an input of the call.
 
-    Attributes:
-        slot: the index among the gradients of the node.
-        input: the number of the input.
-        window: the view geometry of the input in the gradient; None if all of the gradient belongs to the input.
+    The window is the view geometry of the input in the gradient; None if all of the gradient belongs to the input.
     """
 
     slot: int
@@ -74,7 +71,6 @@ class BoundaryNodes:
     """The boundary nodes of a call.
 
     Attributes:
-        entered: the inputs of the call.
         events: the nodes, in the order in which a backward runs them; those of leaves last.
         views: outputs that are views; their gradients may bypass their own node and go to that of the base.
     """
@@ -109,11 +105,10 @@ class BoundaryNodes:
         return node if node._sequence_nr() >= self.entered.since else None
 
     def _home(self, number: int, output: Tensor) -> None:
-        """Note which node gets the gradient of an output."""
-        hidden = hidden_base(output) if output._is_view() else None
-        if hidden is not None and hidden[0].grad_fn._sequence_nr() >= self.entered.since:  # type: ignore[union-attr]
-            base, window = hidden
-            self._event(base.grad_fn).outputs.append((base.output_nr, number, window))
+        home = hidden_home(output) if output._is_view() else None
+        if home is not None and home[0]._sequence_nr() >= self.entered.since:
+            node, slot, window = home
+            self._event(node).outputs.append((slot, number, window))
         else:
             self._event(output.grad_fn).outputs.append((output.output_nr, number, None))
             if output._is_view():
@@ -153,6 +148,5 @@ class BoundaryNodes:
 
 
 def _accumulator(leaf: Tensor) -> Any:
-    """Return the node that accumulates the gradient of a leaf."""
     with torch.enable_grad():
         return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

@@ -19,26 +19,11 @@ from torch import Tensor
 from byname.errors import InterjectionError
 from byname.reading.quiet import DisableTorchFunction
 from byname.watch.boundary_edges import BoundaryNode, BoundaryNodes, Door, Edge, Entered
-from byname.watch.value_gradients import (
-    Removable,
-    Reshaped,
-    Window,
-    of_thread,
-    on_gradient,
-    watch_the_base,
-    window_of,
-)
+from byname.watch.value_gradients import Removable, Reshaped, Window, on_gradient, watch_the_base, window_of
 
 
 def before(inputs: Sequence[Tensor]) -> Entered:
-    """Note the inputs of a call that is about to begin; the call may change them in place.
-
-    Args:
-        inputs: the tensors among the arguments of the call, in order.
-
-    Returns:
-        The argument of `follow`.
-    """
+    """Note the tensors among the arguments of a call that is about to begin; the call may change them in place."""
     edges: dict[Edge, int] = {}
     leaves: dict[int, int] = {}
     windows: dict[Edge, tuple[int, Window | Reshaped] | None] = {}
@@ -77,15 +62,8 @@ def follow(
     is reported for both input and output. A tensor may leave the call in another way than as an output, for example in
     an attribute. Its gradient flows back through the call as well, and is part of the gradients of the inputs.
 
-    Args:
-        entered: the result of `before`.
-        outputs: the tensors that the call returned, in order.
-        receive: a function that is called once in each backward.
-        missed: a function that is called in a backward in which a gradient of an output could not be observed; see
-            `on_gradient`.
-
-    Returns:
-        An object that stops the reports, or None if no gradient can flow back through this call.
+    For `missed` see `on_gradient`. Returns an object that stops the reports, or None if no gradient can flow back
+    through this call.
 
     >>> x = torch.ones(2, requires_grad=True) * 1
     >>> entered = before([x])
@@ -108,26 +86,22 @@ def follow(
 
 def _install(followed: Followed, found: BoundaryNodes) -> None:
     """Hook the boundary nodes, the one that runs last first."""
-    of_thread.latest.forget()
     events = found.events
     later: Later | None = None
     for number in range(len(events) - 1, -1, -1):
         event = events[number]
         if event.leaf is not None:
             followed.watch_leaf(number, event)
-            later = Later(number, event.node, later)
-            continue
-        if event.doors:
-            event.node.register_hook(followed.leaving(number, event, later))
         else:
-            event.node.register_prehook(followed.arriving(number, event, later))
-        later = Later(number, event.node, later)
-    if len(events) > 1 and not _told_at_the_last_door(events):
+            register = event.node.register_hook if event.doors else event.node.register_prehook
+            register(followed.at(number, event, later))
+        later = number, event.node, later
+    if len(events) > 1 and not _reported_at_the_last_door(events):
         for (node, slot), number in found.entered.edges.items():
             node.register_prehook(followed.passing(number, slot))
 
 
-def _told_at_the_last_door(events: Sequence[BoundaryNode]) -> bool:
+def _reported_at_the_last_door(events: Sequence[BoundaryNode]) -> bool:
     """Return whether the gradients of all inputs leave by the node that runs last, where they can be changed."""
     doors = {door.input for event in events for door in (*event.doors, *event.passed)}
     last = {door.input for door in (events[-1].doors or events[-1].passed)}
@@ -137,20 +111,12 @@ def _told_at_the_last_door(events: Sequence[BoundaryNode]) -> bool:
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
+Later: TypeAlias = tuple[int, Any, "Later | None"]
+"""The number of a boundary node, the node, and the boundary nodes that a backward runs after it."""
+
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 Receive: TypeAlias = Callable[[Gradients, Gradients], Gradients | None]
 """A function that is called with the gradients of the inputs and of the outputs; its result replaces the former."""
-
-
-class Later:
-    """A boundary node, its number, and the boundary nodes that a backward runs after it."""
-
-    __slots__ = ("following", "node", "number")
-
-    def __init__(self, number: int, node: Any, following: Later | None) -> None:
-        self.number = number
-        self.node = node
-        self.following = following
 
 
 class _Task:
@@ -162,10 +128,9 @@ class _Task:
         shares: the number of contributions to the gradient of each input.
         gone: the inputs whose gradients can no longer be changed.
         changes: for each input, the tensor that is still to be added to its gradient.
-        told: whether `receive` has been called.
     """
 
-    __slots__ = ("changes", "done", "gone", "inputs", "outputs", "shares", "told")
+    __slots__ = ("changes", "done", "gone", "inputs", "outputs", "reported", "shares")
 
     def __init__(self, inputs: int, outputs: int, leaves: frozenset[int]) -> None:
         self.done: set[int] = set()
@@ -174,13 +139,18 @@ class _Task:
         self.outputs: list[Tensor | None] = [None] * outputs
         self.gone = set(leaves)  # the engine accumulates the gradient of a leaf as soon as it is complete
         self.changes: dict[int, Tensor] = {}
-        self.told = False
+        self.reported = False
 
     def arrive(self, outputs: Sequence[tuple[int, int, Window | Reshaped | None]], gradients: Gradients) -> None:
         """Note the gradients of outputs that a node gets."""
         for slot, output, window in outputs:
             gradient = gradients[slot]
             self.outputs[output] = gradient if window is None or gradient is None else window.cut(gradient)
+
+    def pass_on(self, passed: Sequence[Door], gradients: Gradients) -> None:
+        """Note the gradients of inputs that are outputs as well."""
+        for slot, number, _ in passed:
+            self.inputs[number], self.shares[number] = gradients[slot], 1
 
     def leave(self, doors: Sequence[Door], gradients: Gradients) -> None:
         """Add the contributions to the gradients of inputs that a node passes on."""
@@ -194,14 +164,7 @@ class _Task:
 
 
 class Followed:
-    """A call whose gradients are reported, and the hooks that collect them.
-
-    Args:
-        receive: the function that is called with the gradients.
-        entered: the inputs of the call.
-        outputs: the number of tensors that it returned.
-        events: the number of its boundary nodes.
-    """
+    """A call whose gradients are reported, and the hooks that collect them."""
 
     def __init__(self, receive: Receive, entered: Entered, outputs: int, events: int) -> None:
         self._receive: Receive | None = receive
@@ -238,47 +201,30 @@ class Followed:
             task = self._task()
             if task is None:
                 return None
-            for _, output, _ in outputs:
-                task.outputs[output] = gradient
-            for door in doors:
-                task.inputs[door.input], task.shares[door.input] = gradient, 1
+            task.arrive(outputs, (gradient,))
+            task.pass_on(doors, (gradient,))
             task.done.add(number)
-            new = self._tell(task, (gradient,), doors) if len(task.done) == self._events else None
+            new = self._report(task, (gradient,), doors) if len(task.done) == self._events else None
             return None if new is None else new[0]
 
         if event.leaf is not None:
             self._on_leaves.append(on_gradient(event.leaf, hook))
 
-    def arriving(
-        self, number: int, event: BoundaryNode, later: Later | None
-    ) -> Callable[[Gradients], Gradients | None]:
-        """Return a pre-hook, called with the gradients that a node gets."""
-        outputs, passed = event.outputs, event.passed
+    def at(self, number: int, event: BoundaryNode, later: Later | None) -> Callable[..., Gradients | None]:
+        """Return a hook, called with the gradients that a node passes on and gets; a pre-hook only with the latter."""
+        outputs, doors, passed = event.outputs, event.doors, event.passed
 
-        def hook(gradients: Gradients) -> Gradients | None:
+        def hook(gradients: Gradients, arrived: Gradients | None = None) -> Gradients | None:
             task = self._task()
             if task is None:
                 return None
-            task.arrive(outputs, gradients)
-            for door in passed:
-                task.inputs[door.input], task.shares[door.input] = gradients[door.slot], 1
-            return self._happened(task, number, later, gradients, passed)
-
-        return hook
-
-    def leaving(
-        self, number: int, event: BoundaryNode, later: Later | None
-    ) -> Callable[[Gradients, Gradients], Gradients | None]:
-        """Return a hook, called with the gradients that a node passes on."""
-        outputs, doors = event.outputs, event.doors
-
-        def hook(gradients: Gradients, arrived: Gradients) -> Gradients | None:
-            task = self._task()
-            if task is None:
-                return None
-            task.arrive(outputs, arrived)
-            task.leave(doors, gradients)
-            return self._happened(task, number, later, gradients, doors)
+            if arrived is None:
+                task.arrive(outputs, gradients)
+                task.pass_on(passed, gradients)
+            else:
+                task.arrive(outputs, arrived)
+                task.leave(doors, gradients)
+            return self._happened(task, number, later, gradients, doors or passed)
 
         return hook
 
@@ -302,18 +248,14 @@ class Followed:
         return hook
 
     def _task(self) -> _Task | None:
-        """Return the gradients of the backward that is running; None once reporting has stopped.
-
-        Raises:
-            InterjectionError: the gradients were reported already, so a node ran out of order.
-        """
+        """Return the gradients of the backward that is running; None once reporting has stopped."""
         if self._receive is None:
             return None
         if self._events == 1:  # one node brings all gradients, so nothing has to be kept
             return _Task(self._inputs, self._outputs, self._leaves)
         number = _graph_task()
         task = self._tasks.get(number)
-        if task is not None and task.told:
+        if task is not None and task.reported:
             raise InterjectionError(_OUT_OF_ORDER)
         if task is None:
             task = self._tasks[number] = _Task(self._inputs, self._outputs, self._leaves)
@@ -326,15 +268,15 @@ class Followed:
         """Report the gradients if they are complete; return what replaces those of the node, or None."""
         task.done.add(number)
         while later is not None:
-            if later.number not in task.done and _will_run(later.node):
+            other, node, later = later
+            if other not in task.done and _will_run(node):
                 return None
-            later = later.following
-        return self._tell(task, gradients, doors)
+        return self._report(task, gradients, doors)
 
-    def _tell(self, task: _Task, gradients: Gradients, doors: Sequence[Door]) -> Gradients | None:
+    def _report(self, task: _Task, gradients: Gradients, doors: Sequence[Door]) -> Gradients | None:
         """Call `receive`, and apply the replacements that it returns."""
         receive = self._receive
-        task.told = True
+        task.reported = True
         inputs, outputs = tuple(task.inputs), tuple(task.outputs)
         task.inputs, task.outputs = [], []
         try:
@@ -345,15 +287,11 @@ class Followed:
             raise
 
     def _ended(self, number: int) -> None:
-        """Report the gradients at the end of a backward that did not run all nodes of the call.
-
-        Raises:
-            InterjectionError: a change was never applied.
-        """
+        """Report the gradients at the end of a backward that did not run all nodes of the call."""
         task = self._tasks.get(number)
         try:
-            if task is not None and not task.told:
-                self._tell(task, (), ())
+            if task is not None and not task.reported:
+                self._report(task, (), ())
             if task is not None and task.changes:
                 raise InterjectionError(_too_late(min(task.changes)))
         finally:
@@ -363,16 +301,9 @@ class Followed:
 def _deliver(
     task: _Task, old: Gradients, new: Gradients, gradients: Gradients, doors: Sequence[Door]
 ) -> Gradients | None:
-    """Change the gradients of inputs: at once if they leave by this node, otherwise when the input's node runs.
-
-    Returns:
-        What replaces the gradients of this node, or None.
-
-    Raises:
-        InterjectionError: the replacements do not fit, or come too late.
-    """
+    """Change the gradients of inputs: at once if they leave by this node, otherwise when the input's node runs."""
     if type(new) is not tuple or len(new) != len(old):
-        raise InterjectionError(f"expected a tuple of {len(old)} gradients, one for each input, got {_told(new)}")
+        raise InterjectionError(f"expected a tuple of {len(old)} gradients, one for each input, got {_in_words(new)}")
     here = {door.input: door for door in doors}
     changed = gradients
     for input, (was, wanted) in enumerate(zip(old, new, strict=True)):
@@ -408,18 +339,18 @@ def _with(gradients: Gradients, index: int, new: Tensor) -> Gradients:
 
 def _too_late(input: int) -> str:
     return (
-        f"the gradient of input {input} cannot be changed together with the others: it has gone on before the last of "
-        "them was known. Change it where that value is made, at the place's `.grad`"
+        f"autograd had already passed on the gradient of input {input} when the last gradient of this call arrived; "
+        "change it at that value's own `.grad`"
     )
 
 
 _OUT_OF_ORDER = (
     "this backward runs the nodes of one call in several threads, or in an order that is not that of their making: "
-    "the call's own gradients cannot be told from the outside"
+    "byname cannot separate the gradients of this call"
 )
 
 
-def _told(value: Any) -> str:
+def _in_words(value: Any) -> str:
     return f"{len(value)}" if type(value) is tuple else type(value).__name__
 
 

@@ -1,253 +1,152 @@
-"""Delivery: functions that report the value at a place to the callback: as a whole, by items, or later its gradient."""
+"""Delivery: places that report a value as a whole, by items, or later its gradient, and the hooks of modules there."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from byname.model.items import Segments, items_in, lacking, put, tensors_in
+from byname.model.items import items_in, lacking, put, tensors_in
 from byname.model.spot import Spot
-from byname.reading.quiet import DisableTorchFunction
+from byname.place import Segments
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
-from byname.tracing.muted import UNDER_WAY
-from byname.watch.attachment import Event, Running
-from byname.watch.value_gradients import missed_at, on_gradient
-
-Deliver: TypeAlias = Callable[..., Any]
-"""A function ``(value, inputs=(), before=None)`` that reports a value and returns what replaces it."""
-
-
-Delivered: TypeAlias = tuple[Spot, Deliver]
-"""A place, with the function that reports its values."""
+from byname.watch.attachment import Number, ReportedPlace, Running, runs
+from byname.watch.heard import MISSED, NO_GRADIENT
+from byname.watch.hooks import Hook, Hooks
+from byname.watch.replacement import overwrite
+from byname.watch.value_gradients import on_gradient
 
 
-def by_module(found: Iterable[Delivered]) -> Iterator[tuple[nn.Module, list[Delivered]]]:
-    """Return each module with its places."""
-    groups: dict[int, list[Delivered]] = {}
-    for spot, deliver in found:
-        groups.setdefault(id(spot.module), []).append((spot, deliver))
-    return ((group[0][0].module, group) for group in groups.values())
+def place_of(running: Running, spot: Spot) -> ReportedPlace:
+    """Return the place at which an attachment reports values."""
+    return PlaceOfItems(running, spot) if spot.items else _place(running, spot, ())
 
 
-def delivery(running: Running, spot: Spot) -> Deliver:
-    """Return the function that is to be called with each value at a place."""
-    if spot.gradient:
-        return OfGradients(running, spot)
-    if spot.items:
-        return _OfItems(running, spot)
-    path, module, kind, event = spot.full, spot.module, spot.kind, running.event
-    return lambda value, inputs=(), before=None: event(path, module, value, inputs, before, kind)
+def _place(running: Running, spot: Spot, items: Segments) -> ReportedPlace:
+    return (
+        _PlaceOfGradient(running, spot, items)
+        if spot.gradient
+        else ReportedPlace(spot, spot.of_item(items) if items else spot.path)
+    )
 
 
-class _OfItems:
-    """Reports the items of a value that a path asks for."""
+class PlaceOfItems(ReportedPlace):
+    """The place of a value of which a path asks for items; each item has a place of its own."""
+
+    __slots__ = ("_places", "_running")
 
     def __init__(self, running: Running, spot: Spot) -> None:
+        super().__init__(spot, spot.full)
         self._running = running
-        self._spot = spot
-        self._asked = spot.full
-        self._paths: dict[Segments, str] = {}
+        self._places: dict[Segments, ReportedPlace] = {}
+        self.parts = self._report_items
 
-    def __call__(self, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
+    def _report_items(self, value: Any, inputs: tuple[Any, ...], before: Any) -> Any:
         for segments, one in self.found(value):
-            new = self.item(segments, one, inputs, before)
+            new = self.report_item(segments, one, inputs, before)
             if new is not one:
                 value = put(value, segments, new)
         return value
 
     def found(self, value: Any) -> list[tuple[Segments, Any]]:
         """Return the items of a value that the path asks for; if there are none, note it."""
-        spot, noted = self._spot, self._running.heard.lacking
-        found, known = items_in(value, spot.items), noted.get(self._asked)
+        spot, noted = self.spot, self._running.heard.lacking
+        found, known = items_in(value, spot.items), noted.get(self.path)
         if found and known != "":
-            noted[self._asked] = ""
-        elif not found and known is None and self._running.hears():
-            noted[self._asked] = lacking(value, spot.items, spot.path)
+            noted[self.path] = ""
+        elif not found and known is None and self._running.observes():
+            noted[self.path] = lacking(value, spot.items, spot.path)
         return items_in(value, spot.items, spot.without) if spot.without else found
 
-    def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
+    def report_item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         """Report one item; return what replaces it."""
-        spot = self._spot
-        return self._running.event(self._path(segments), spot.module, one, inputs, before, spot.kind)
-
-    def _path(self, segments: Segments) -> str:
-        path = self._paths.get(segments)
-        if path is None:
-            path = self._paths[segments] = self._spot.of_item(segments)
-            self._running.heard.mean(path, self._spot.full)
-        return path
-
-
-class OfGradients(_OfItems):
-    """Hooks the tensors in a value, to report their gradients."""
-
-    def __init__(self, running: Running, spot: Spot) -> None:
-        super().__init__(running, spot)
-        self._waiting: dict[tuple[str, int], weakref.ref[torch.Tensor]] = {}
-        self._places: dict[Segments, GradientPlace] = {}
-
-    def __call__(self, value: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        """Hook the tensors in a value, and return the value unchanged."""
-        if self._spot.items or not is_tensor(value):
-            return super().__call__(value, inputs, before)
-        if self._running.hears():
-            self._wait_for((), value, inputs)
-        return value
-
-    def item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        """Hook the tensors in one item, and return the item unchanged."""
-        if self._running.hears():
-            for inner, tensor in tensors_in(one):
-                self._wait_for((*segments, *inner), tensor, inputs)
-        return one
-
-    def place(self, segments: Segments = ()) -> GradientPlace:
-        """Return the place at which the gradients of one item, or of the whole value, are reported."""
         place = self._places.get(segments)
         if place is None:
-            place = GradientPlace(self._running, self._path(segments), self._spot)
-            self._places[segments] = place
-        return place
+            place = self._places[segments] = _place(self._running, self.spot, segments)
+            self._running.heard.mean(place.path, self.path)
+        return self._running.report(place, one, inputs, before)
 
-    def _wait_for(self, segments: Segments, tensor: torch.Tensor, inputs: tuple[Any, ...]) -> None:
-        running, place = self._running, self.place(segments)
-        path = place.path
-        iteration, call, recomputed = running.number(path)
-        if self._was_given(tensor, inputs) and self._was_there_before(path, call, tensor, recomputed):
-            return
-        waiting = place.waiting(call, iteration, recomputed=recomputed)
-        hook = on_gradient(tensor, waiting, place.missed)
-        if hook is not None:
-            running.heard.waited.add(self._spot.full)
-            place.waited = True
-        if hook is not None and hook.lasting:
-            running.hook_leaf((path, call), hook)
-        elif hook is None and torch.is_grad_enabled():
-            running.notes.setdefault(f"`{path}`: no gradient flows there, the value does not require one")
 
-    def _was_given(self, tensor: torch.Tensor, inputs: tuple[Any, ...]) -> bool:
-        """Return whether the tensor may be older than the call in which it is observed."""
-        return self._spot.kind in ("variable", "input") or any(tensor is one for one in inputs)
+class _PlaceOfGradient(ReportedPlace):
+    """The place of a value whose gradient is reported; if it holds several tensors, each has a place of its own."""
 
-    def _was_there_before(self, path: str, call: int, tensor: torch.Tensor, recomputed: bool) -> bool:
+    __slots__ = ("_inner", "_items", "_older", "_running", "_waited", "_waiting")
+
+    def __init__(self, running: Running, spot: Spot, items: Segments) -> None:
+        super().__init__(spot, spot.of_item(items))
+        self._running = running
+        self._items = items
+        self._inner: dict[Segments, ReportedPlace] = {}
+        self._waiting: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._older = spot.kind in ("variable", "input")
+        self._waited = False
+        self.hook = self._hook
+
+    def _hook(self, value: Any, inputs: tuple[Any, ...], number: Number) -> None:
+        running, older = self._running, self._older  # than the call in which the value is observed
+        if not is_tensor(value):
+            return self._hook_tensors_in(value, inputs)
+        for one in inputs:
+            older = older or one is value
+        if older and self._was_there_before(value, number):
+            return None
+        waiting = ValueGradient(running, self, number)
+        hook = on_gradient(value, waiting, waiting.missed)
+        if hook is None:
+            return running.note(self.path, NO_GRADIENT) if torch.is_grad_enabled() else None
+        if not self._waited:
+            self._waited = True
+            running.heard.waited.add(self.spot.full)
+        if hook.lasting:
+            running.hooked.keep((self.path, number[0]), hook)
+        return None
+
+    def _hook_tensors_in(self, value: Any, inputs: tuple[Any, ...]) -> None:
+        for segments, tensor in tensors_in(value):
+            place = self._inner.get(segments)
+            if place is None:
+                place = self._inner[segments] = _PlaceOfGradient(self._running, self.spot, (*self._items, *segments))
+                self._running.heard.mean(place.path, self.spot.full)
+            self._running.report(place, tensor, inputs)
+
+    def _was_there_before(self, tensor: torch.Tensor, number: Number) -> bool:
         """Return whether a recomputation has reached a value that the first run has hooked already.
 
         This happens to the arguments of the checkpoint. In the recomputation they are the same tensors, or other
         tensors on the same memory whose gradients flow to the first ones.
         """
+        call, _, recomputed = number
         if not recomputed:
-            self._waiting[path, call] = weakref.ref(tensor)
+            self._waiting[call] = weakref.ref(tensor)
             return False
-        earlier = [one() for (place, _), one in self._waiting.items() if place == path]
+        earlier = [one() for one in self._waiting.values()]
         return any(one is not None and (one is tensor or same_memory(one, tensor)) for one in earlier)
 
 
-class GradientPlace:
-    """A place whose gradients are reported.
-
-    Attributes:
-        running: the attachment.
-        path, module, kind: the attributes of its events.
-        waited: whether a tensor was hooked there.
-        told: whether a gradient was reported, so that nothing is left to note about the place.
-    """
-
-    __slots__ = ("kind", "module", "path", "running", "told", "waited")
-
-    def __init__(self, running: Running, path: str, spot: Spot) -> None:
-        self.running = running
-        self.path = path
-        self.module = spot.module
-        self.kind = spot.kind
-        self.waited = self.told = False
-
-    def waiting(self, call: int, iteration: int, *, recomputed: bool) -> ValueGradient:
-        """Return the hook for a value of one call; see `Event` for the arguments."""
-        stamp = self.running.stamp
-        return ValueGradient(self, call, iteration, None if stamp is None else stamp(iteration), recomputed)
-
-    def missed(self) -> None:
-        """Note that a gradient of a backward could not be observed."""
-        self.running.notes.setdefault(missed_at(self.path))
-
-
 class ValueGradient:
-    """The hook of a tensor; it reports the gradient of one value.
+    """The hook of a tensor; it reports the gradient of one value."""
 
-    Attributes:
-        place, call, iteration, recomputed: the place of the value and the facts of its events.
-        stamp: the attribute ``before`` of its events.
-        then: the hook that is called next, with the result of this one.
-    """
+    __slots__ = ("number", "place", "running", "stamp")
 
-    __slots__ = ("call", "iteration", "place", "recomputed", "stamp", "then")
-
-    def __init__(self, place: GradientPlace, call: int, iteration: int, stamp: Any, recomputed: bool = False) -> None:
+    def __init__(self, running: Running, place: ReportedPlace, number: Number) -> None:
+        self.running = running
         self.place = place
-        self.call = call
-        self.iteration = iteration
-        self.stamp = stamp
-        self.recomputed = recomputed
-        self.then: ValueGradient | None = None
+        self.number = number
+        self.stamp = None if running.stamp is None else running.stamp(number[1])
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """Report the gradient; return what replaces it, or None."""
-        place = self.place
-        running = place.running
-        here = running.thread.here
-        usual = place.told and running.everything and not (here.busy or UNDER_WAY)
-        new = gradient
-        if usual or running.hears():  # a hook on a leaf runs in every backward
-            event = Event(
-                place.path,
-                place.module,
-                gradient,
-                (),
-                self.call,
-                self.recomputed,
-                self.iteration,
-                self.stamp,
-                place.kind,
-            )
-            new = running.call(event) if usual else running.told(event)
-            place.told = place.told or place.path in running.heard.reached
-        if self.then is not None:
-            last = self.then(new)
-            new = new if last is None else last
+        new = self.running.report(self.place, gradient, (), self.stamp, self.number)
         return None if new is gradient else new
 
-    def append(self, other: ValueGradient) -> None:
-        """Add a hook at the end of the chain; it is called with the result of the hook before it."""
-        last = self
-        while last.then is not None:
-            last = last.then
-        last.then = other
-
-
-class ReshapedGradient(ValueGradient):
-    """The hook for a value that is a view of a hidden base; it is a pre-hook of the node of that base.
-
-    Attributes:
-        size: the shape of the value.
-        slot: the index of the gradient of the base among the gradients that the node gets.
-    """
-
-    __slots__ = ("__weakref__", "size", "slot")
-    size: torch.Size
-    slot: int
-
-    def __call__(self, gradients: Any) -> Any:
-        """Report the gradient of the base, in the shape of the value; return the gradients if it was replaced."""
-        slot = self.slot
-        whole = gradients[slot]
-        if whole is None:
-            return None
-        new = super().__call__(whole.reshape(self.size))
-        return None if new is None else (*gradients[:slot], new.reshape(whole.shape), *gradients[slot + 1 :])
+    def missed(self) -> None:
+        """Note that a gradient of a backward could not be observed."""
+        self.running.note(self.place.path, MISSED)
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -256,3 +155,149 @@ def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
         if one.layout != torch.strided or other.layout != torch.strided:
             return False
         return one.data_ptr() == other.data_ptr() != 0 and one.shape == other.shape and one.stride() == other.stride()
+
+
+# Hooks of modules
+
+
+def _by_module(places: Iterable[ReportedPlace]) -> Iterator[tuple[nn.Module, list[ReportedPlace]]]:
+    """Return each module with its places."""
+    groups: dict[int, list[ReportedPlace]] = {}
+    for place in places:
+        groups.setdefault(id(place.module), []).append(place)
+    return ((group[0].module, group) for group in groups.values())
+
+
+def hook_inputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]) -> None:
+    """Add hooks that report the arguments of modules."""
+    for module, found in _by_module(places):
+        hooks.before(module, partial(_report_inputs, running, found))
+
+
+def _report_inputs(
+    running: Running,
+    found: list[ReportedPlace],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Report the arguments at each of the places; return what replaces them all, or None."""
+    given: dict[int | str, Any] = dict(enumerate(args))  # by their index, or their name
+    given.update(kwargs)
+    inputs = tuple(given.values())
+    now = dict(given)
+    for place in found:
+        if place.spot.items:
+            now = running.report(place, now, inputs)
+        elif now:
+            first = next(iter(now))
+            now[first] = running.report(place, now[first], inputs)
+        elif running.observes():
+            running.heard.lacking.setdefault(place.path, f"{type(module).__name__} was called without an argument")
+    if all(now[key] is one for key, one in given.items()):
+        return None
+    return tuple(now[at] for at in range(len(args))), {name: now[name] for name in kwargs}
+
+
+_GONE = object()
+
+Wanting = Callable[[], Sequence[ReportedPlace]]
+"""A function that returns the places that match a call."""
+
+
+def hook_outputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]) -> None:
+    """Add hooks that report the outputs of modules."""
+    for module, found in _by_module(places):
+        if running.before is not None:
+            hook_calls(hooks, running, module, partial(list, found))
+        else:
+            hooks.after(module, OutputHook(running, _without_before(found)))
+
+
+def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
+    """Add hooks that report the output of a module at the places that match when the call begins."""
+    calls = _OpenCalls(running, wanting)
+    hooks.before(module, calls.begin)
+    hooks.after(module, OutputHook(running, calls))
+    hooks.after(module, calls.end, always=True)
+
+
+def hook_ends(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
+    """Add a hook that reports the output of a module at the places that match when the call ends."""
+    hooks.after(module, OutputHook(running, _OpenCalls(running, wanting)))
+
+
+Reports = Iterable[tuple[ReportedPlace, Any]]
+"""The places that report an output, each with the result of ``before``."""
+
+
+def _without_before(places: Iterable[ReportedPlace]) -> Reports:
+    return [(place, None) for place in places]
+
+
+class OutputHook(Hook):
+    """The hook that reports the output of a module."""
+
+    __slots__ = ("reports",)
+
+    def __init__(self, running: Running, reports: Reports) -> None:
+        self.running = running
+        self.reports = reports
+
+    @dynamo_skip
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _GONE) -> Any:
+        """Report the output; do nothing if the hook was removed meanwhile: PyTorch then passes no output."""
+        if output is _GONE:
+            return None
+        running, new, inputs = self.running, output, (*args, *kwargs.values()) if kwargs else args
+        for place, before in self.reports:
+            new = running.report(place, new, inputs, before)
+        return None if new is output else _put(running, module, args, output, new)
+
+
+def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
+    """Return what replaces an output.
+
+    The caller of a module that works in place may ignore the output and use its argument, so that is overwritten.
+    """
+    in_place = module.__dict__.get("inplace") is True and args and args[0] is output and is_tensor(output)
+    if not in_place:
+        return new
+    if torch.is_grad_enabled() and output.requires_grad and output._is_view():
+        running.notes.setdefault(
+            f"a {type(module).__name__} works in place on a view: code that uses its return value gets the "
+            "replacement; code that keeps using the input tensor does not"
+        )
+        return new
+    overwrite(output, new)
+    return output
+
+
+class _OpenCalls:
+    """The calls of a module that have begun: how each reports its output, with the result of ``before``."""
+
+    def __init__(self, running: Running, wanting: Wanting) -> None:
+        self._running = running
+        self._wanting = wanting
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the matching places when a call begins, and call ``before`` for each."""
+        open_calls, begins = self._running.thread.here.open.setdefault(self, []), self._running.begins
+        if open_calls and not runs(module, 2):  # an interrupt came between the hooks of an earlier call
+            open_calls.clear()
+        found = self._wanting() if self._running.observes() else ()
+        open_calls.append([(place, begins(place.spot.full, module, args, kwargs)) for place in found])
+
+    def __iter__(self) -> Iterator[tuple[ReportedPlace, Any]]:
+        """Return how the innermost call reports its output; it may have begun before the hooks were installed."""
+        if open_calls := self._running.thread.here.open.get(self):
+            return iter(open_calls[-1])
+        return iter(_without_before(self._wanting()) if self._running.observes() else ())
+
+    def end(self, *_: Any) -> None:
+        """Forget the call when it has ended or raised."""
+        calls = self._running.thread.here.open
+        if len(calls.get(self, ())) > 1:
+            calls[self].pop()
+        else:
+            calls.pop(self, None)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from byname.errors import BadArgumentError
 from byname.model.operations import is_part_of_attention
-from byname.model.select import means_parts
+from byname.model.predicates import means_parts
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning
 from byname.reading.objects import attributes_of
@@ -27,11 +27,7 @@ See = Callable[[str, Tensor], Tensor]
 
 
 def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequence[Selector]) -> bool:
-    """Return whether attention may run step by step.
-
-    Raises:
-        BadArgumentError: the option is neither None nor ``"explicit"``, or is missing although a step is requested.
-    """
+    """Return whether attention may run step by step."""
     if attention not in (None, "explicit"):
         raise BadArgumentError(f'attention= is "explicit", or left out; not {attention!r:.40}')
     steps = [f"`{spot.full}`" for spot in meaning.spots if is_part_of_attention(spot.method, spot.name)]
@@ -63,11 +59,8 @@ def explicit_attention(
     >>> torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(query, query, query), atol=1e-6), shapes
     (True, [('scores', torch.Size([1, 2, 3, 3])), ('pattern', torch.Size([1, 2, 3, 3]))])
 
-    Args:
-        see: a function that is called with ``"scores"`` and the scaled and masked products before the softmax, of
-            shape ``(..., heads, queries, keys)``. It is called again with ``"pattern"`` and the probabilities before
-            dropout. The results replace these tensors.
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: as in PyTorch's function.
+    `see` is called with ``"scores"`` and the scaled and masked products before the softmax, of shape ``(..., heads,
+    queries, keys)``, and with ``"pattern"`` and the probabilities before dropout. The results replace these tensors.
     """
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
@@ -84,12 +77,7 @@ def explicit_multi_head(see: See, function: FunctionType, *args: Any, **kwargs: 
     """Return the result of `torch.nn.functional.multi_head_attention_forward`, up to rounding.
 
     PyTorch's own code runs, with an attention and a softmax that take steps: whether it calls the one or the other
-    depends on ``need_weights``.
-
-    Args:
-        see: see `explicit_attention`. The shapes are ``(batch, heads, queries, keys)``.
-        function: PyTorch's function.
-        args, kwargs: the arguments of PyTorch's function.
+    depends on ``need_weights``. The shapes that `see` gets are ``(batch, heads, queries, keys)``.
     """
     heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
     places = {

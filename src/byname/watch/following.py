@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterator, Sequence
-from functools import cached_property, partial
-from itertools import chain
+from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
+from itertools import chain, takewhile
 from typing import Any
 
+import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from byname.errors import BynameError
-from byname.model.module_tree import inside_of, modules_by_path
+from byname.model.module_tree import REGISTRY, children_of, inside_of, modules_by_path
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning, Spot, each_once
 from byname.model.where import meaning_of
-from byname.place import NameSegment, parse
+from byname.place import NameSegment, Place, parse
 from byname.reading.interrupts import defer_signals
-from byname.undo import Undo
-from byname.watch.attachment import Running
-from byname.watch.delivery import Delivered, by_module, delivery
-from byname.watch.handle import CHANGING, Tap
-from byname.watch.heard import not_come_to
+from byname.undo import Undo, weakly
+from byname.watch.attachment import ReportedPlace, Running
+from byname.watch.delivery import hook_inputs, hook_outputs, place_of
+from byname.watch.forwards import Iterations
+from byname.watch.handle import CHANGING, Tap, remove_all
+from byname.watch.heard import NOT_REACHED
 from byname.watch.hooks import Hooks
 from byname.watch.late_binding import Binding
-from byname.watch.module_outputs import hook_outputs
 from byname.watch.parameters import States
 from byname.watch.variables.assigned import Assigned
 
@@ -34,16 +39,8 @@ class Following:
     """The hook sets of one attachment, made anew when an outermost forward begins and something else stands at a name.
 
     Each forward compares what stands at the names on the way from the model to the places, nothing else. PyTorch's
-    hook on the registration of modules, which is called for the whole process, tells of new ones that may match.
-
-    Args:
-        root: the observed model.
-        running: the attachment.
-        states: its parameters and buffers.
-        meaning: the places that were asked for.
-        selectors: the selectors that were asked for.
-        binding: the operations and selected calls.
-        last: the hooks of the model that run after all others.
+    hooks on the registration of modules, parameters and buffers, which are called for the whole process, report new
+    ones that may match.
     """
 
     def __init__(
@@ -54,38 +51,44 @@ class Following:
         meaning: Meaning,
         selectors: Sequence[Selector],
         binding: Binding,
-        last: Hooks,
     ) -> None:
-        self._root, self._running, self._states, self._last = root, running, states, last
+        self._root, self._running, self._states = root, running, states
         self._asked = [
             [spot.path for spot in spots] if isinstance(asked, nn.Module) else asked for asked, spots in meaning.asked
         ]
         self._selectors = selectors
         self._open = bool(selectors) or not all(spot.alone for spot in meaning.spots)
+        self._of_states = any(
+            isinstance(asked, Selector) or (isinstance(asked, str | Place) and not all(spot.alone for spot in spots))
+            for asked, spots in meaning.asked  # among them only the selectors that may mean parameters and buffers
+        )
         self._stale = False
         self._doubted: set[str] = set()
-        self._stop_hearing: weakref.finalize[[], Following] | None = None
+        self._hearing = Undo()
+        self._end: weakref.finalize[[], Following] | None = None
+        self._iterations = Iterations(running, states, self.begin, self.end, follow=self.follow)
         self._observe(meaning, binding)
 
     def _observe(self, meaning: Meaning, binding: Binding) -> None:
         """Make the hook sets for what stands at the places now."""
         running, self.spots, self.binding = self._running, meaning.spots, binding
-        outputs, wanted = Hooks(self._root, running), [(spot, delivery(running, spot)) for spot in meaning.spots]
+        outputs, wanted = Hooks(self._root, running), [place_of(running, spot) for spot in meaning.spots]
         states, computed = _of_kind(wanted, "parameter", "buffer"), _of_kind(wanted, "computed")
-        running.needs_forward = binding.wanted or any(not spot.gradient for spot, _ in states + computed)
+        running.needs_forward = binding.wanted or any(not one.spot.gradient for one in states + computed)
         self._states.observe(states)
+        self._iterations.begin_with(outputs)
         hook_inputs(outputs, running, _of_kind(wanted, "input"))
         hook_outputs(outputs, running, _of_kind(wanted, "module"))
         self._states.hook_computed(outputs, computed)
         self.variables = Assigned(running, _of_kind(wanted, "variable"))
-        self._taps: list[Tap] = [self.variables, outputs, binding, self._last]
+        last = Hooks(self._root, running) if binding.asked else outputs
+        self._iterations.end_with(last)
+        self._taps: list[Tap] = [self.variables, outputs, *((binding, last) if binding.asked else ())]
         self._look()
 
     def _look(self) -> None:
         """Note what stands at the names on the way to the places."""
-        ways = chain.from_iterable(_way(self._root, spot.path) for spot in self.spots)
-        chosen = chain.from_iterable(_way(self._root, path) for path in self.binding.chosen)
-        self._steps = [*{(id(one[0]), one[1]): one for one in chain(ways, chosen)}.values()]
+        self._steps = _steps_to(self._root, (*(spot.path for spot in self.spots), *self.binding.chosen))
         self._held = [
             (spot.module, at, spot.name) for spot in self.spots if spot.name and (at := _REGISTRY.get(spot.kind))
         ]
@@ -106,37 +109,49 @@ class Following:
         return self._stale
 
     def install(self) -> None:
-        """Install the hook sets, and PyTorch's hook on the registration of modules."""
-        held = weakref.WeakMethod(self._arrives)  # weak, so that the model can be freed
+        """Install the hook sets."""
+        self._put_on()
+        self._iterations.install()
 
-        def arrives(module: nn.Module, name: str, arriving: nn.Module | None) -> None:
-            told = held()
-            if told is not None:
-                told(module, arriving)
-
-        self._stop_hearing = weakref.finalize(self, register_module_module_registration_hook(arrives).remove)
-        self._stop_hearing.atexit = False
+    def _put_on(self) -> None:
+        """Install what may change, and PyTorch's hook on the registration of modules if it may have something to do."""
+        if self._open or self.binding.listens_to_functions:
+            self._hear_of_modules()
         for tap in self._taps:
             tap.install()
 
+    def _hear_of_modules(self) -> None:
+        arrives, held = weakly(self._arrives), weakly(self._is_held)  # so that the model can be freed
+        if self._end is None:  # the compiler, which looks into whatever runs inside compiled code, cannot read one
+            self._end = weakref.finalize(self, self._hearing)
+            self._end.atexit = False
+        self._hearing.register(register_module_module_registration_hook, arrives)
+        if self._of_states:
+            self._hearing.register(register_module_parameter_registration_hook, held)
+            self._hearing.register(register_module_buffer_registration_hook, held)
+
     def remove(self) -> None:
         """Remove them."""
-        undo = Undo()
-        if self._stop_hearing is not None:
-            undo.add(self._stop_hearing)
-        for tap in self._taps:
-            undo.add(tap.remove)
-        undo()
+        try:
+            remove_all((*self._taps, self._iterations))
+        finally:
+            self._hearing()
 
     @cached_property
     def _paths(self) -> dict[int, str]:
         """The paths of the modules, by ``id``. Made when the first new module arrives, before it is registered."""
         return {id(module): path for path, module in modules_by_path(self._root).items()}
 
-    def _arrives(self, module: nn.Module, arriving: nn.Module | None) -> None:
+    def _arrives(self, module: nn.Module, name: str, arriving: nn.Module | None) -> None:
         if arriving is not None and id(module) in self._paths and id(inside_of(arriving)[0]) not in self._paths:
-            self._stale = self._open
-            self.binding.leave_out(arriving)
+            with CHANGING:  # another thread may be removing the hook sets
+                if len(self._hearing):
+                    self._stale = self._open
+                    self.binding.leave_out(arriving)
+
+    def _is_held(self, module: nn.Module, name: str, state: torch.Tensor | None) -> None:
+        """Look again for parameters and buffers that patterns and selectors match."""
+        self._stale = self._stale or id(module) in self._paths
 
     def follow(self) -> bool:
         """Observe what stands at the places now, when a forward begins; return whether hooks were made anew."""
@@ -148,9 +163,10 @@ class Following:
             if anew:
                 self._note_ends(meaning)
                 self._running.heard.renew([spots for _, spots in meaning.asked])
-                self.remove()
+                remove_all(self._taps)
+                self._hearing()
                 self._observe(meaning, self._bound(meaning))
-                self.install()
+                self._put_on()
             self._look()
         return anew
 
@@ -189,7 +205,7 @@ class Following:
 
     def begin(self) -> None:
         """Discard what an earlier forward may have left, when an outermost forward begins."""
-        self.binding.begin()
+        self.binding.functions.reset()
 
     def end(self) -> None:
         """Note what a forward that has ended did not reach: in the first one, and at modules that are new."""
@@ -208,19 +224,19 @@ class Following:
         unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "input", "variable"))
         found = "" in running.heard.lacking.values()  # one place that a pattern matched had the item; others need not
         for spot in spots:
-            if without := running.heard.without(spot):
-                if spot.alone or not found:
-                    running.notes.setdefault(without)
-            elif spot.path in unreached and spot.full not in running.heard.lacking:
-                running.notes.setdefault(not_come_to(spot))
+            lacking = running.heard.lacking.get(spot.full)
+            if lacking and (spot.alone or not found):
+                running.note(spot.full, lacking)
+            elif lacking is None and spot.path in unreached:
+                running.note(spot.full, NOT_REACHED)
 
 
-_REGISTRY = {"parameter": "_parameters", "buffer": "_buffers", "computed": "__dict__"}
+_REGISTRY = {**REGISTRY, "computed": "__dict__"}
 """Where a module holds what goes by a name."""
 
 
-def _of_kind(wanted: list[Delivered], *kinds: str) -> list[Delivered]:
-    return [one for one in wanted if one[0].kind in kinds]
+def _of_kind(wanted: list[ReportedPlace], *kinds: str) -> list[ReportedPlace]:
+    return [one for one in wanted if one.kind in kinds]
 
 
 def _key(spot: Spot) -> tuple[object, ...]:
@@ -234,59 +250,35 @@ def _owner(path: str, modules: Container[str]) -> str:
     return path
 
 
-def _way(module: nn.Module, path: str) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Yield a module, a name, and the module that stands at it, for each step on the way to a place."""
-    for segment in parse(path).segments:
-        modules = module.__dict__.get("_modules")  # None in a scripted module
-        if modules is None or not isinstance(segment, NameSegment):
-            return
-        names = [segment.plain]
-        if segment.plain not in modules and "parametrizations" in modules:
-            names.insert(0, "parametrizations")
-        for name in names:
-            child = module.__dict__["_modules"].get(name)
-            yield module, name, child
-            if child is None:
-                return
-            module = inside_of(child)[0]
+def _steps_to(root: nn.Module, paths: Iterable[str]) -> list[tuple[nn.Module, str, Any]]:
+    """Return the steps on the ways to places, each once: a module, a name, and the module that stands at it."""
+    steps: list[tuple[nn.Module, str, Any]] = []
+    known: dict[str, nn.Module | None] = {"": root}
+
+    def child_of(module: nn.Module, name: str) -> nn.Module | None:
+        modules = children_of(module)
+        if name not in modules and "parametrizations" in modules:
+            around = child_of(module, "parametrizations")
+            return None if around is None else child_of(around, name)
+        child = modules.get(name)
+        steps.append((module, name, child))
+        return None if child is None else inside_of(child)[0]
+
+    def module_at(path: str) -> nn.Module | None:
+        around, _, name = path.rpartition(".")
+        holder = known[around] if around in known else module_at(around)
+        found = known[path] = None if holder is None else child_of(holder, name)
+        return found
+
+    for path in map(_plain, paths):
+        if path not in known:
+            module_at(path)
+    return steps
 
 
-Given = dict[int | str, Any]
-"""The arguments of a call, positional ones by their index, the others by their name."""
-
-
-def hook_inputs(hooks: Hooks, running: Running, spots: Sequence[Delivered]) -> None:
-    """Add hooks that report the arguments of modules.
-
-    Args:
-        hooks: the hooks of the attachment.
-        running: the attachment.
-        spots: the places of inputs, each with the function that reports its values.
-    """
-    for module, found in by_module(spots):
-        hooks.before(module, partial(_deliver, running, found))
-
-
-def _deliver(
-    running: Running,
-    found: list[Delivered],
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Report the arguments at each of the places; return what replaces them all, or None."""
-    given: Given = dict(enumerate(args))
-    given.update(kwargs)
-    inputs = tuple(given.values())
-    now = dict(given)
-    for spot, deliver in found:
-        if spot.items:
-            now = deliver(now, inputs)
-        elif now:
-            first = next(iter(now))
-            now[first] = deliver(now[first], inputs)
-        elif running.hears():
-            running.heard.lacking.setdefault(spot.full, f"{type(module).__name__} was called without an argument")
-    if all(now[key] is one for key, one in given.items()):
-        return None
-    return tuple(now[at] for at in range(len(args))), {name: now[name] for name in kwargs}
+def _plain(path: str) -> str:
+    """Return the names at the beginning of a path, up to its first item, without backslashes; none has a dot."""
+    if "[" not in path and "\\" not in path:
+        return path
+    names = takewhile(lambda one: isinstance(one, NameSegment), parse(path).segments)
+    return ".".join(one.plain for one in names)  # type: ignore[union-attr]

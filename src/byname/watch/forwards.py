@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -34,17 +33,15 @@ def follow_forwards(
 
     Args:
         model: the module itself, without wrappers.
-        begun: a function that is called with the number of each forward that begins.
-        ended: a function that is called after each forward, also after one that raised.
+        begun: called with the number of each forward that begins.
+        ended: called after each forward, also after one that raised.
         enabled: whether to install this at once. Hooks of later attachments run after these hooks.
-        well: a function that is called before `ended` if the forward did not raise and all hooks were installed from
-            its beginning to its end. Its errors are raised from the forward.
-
-    Returns:
-        The handle that removes the hooks.
+        well: called before `ended` if the forward did not raise and all hooks were installed from its beginning to its
+            end. Its errors are raised from the forward.
     """
     running = Running(model, _nothing, reads=True)
-    iterations = Iterations(running, States(running, ()), _nothing, well or _nothing, begun, ended)
+    running.begun = begun
+    iterations = Iterations(running, States(running), _nothing, well or _nothing, ended)
     first, last = Hooks(model, running), Hooks(model, running)
     iterations.begin_with(first)
     iterations.end_with(last)
@@ -56,24 +53,15 @@ def _nothing(*_: object) -> None:
     """Do nothing; stands for a callback that nobody gave."""
 
 
-class _ForwardsHere(threading.local):
-    ended_well = False
-    begun_in = -1
-
-
 class Iterations:
     """Calls functions when an outermost forward of a model begins and ends.
 
     Args:
-        running: the attachment, which numbers the iterations.
-        states: the parameters and buffers to report.
-        began: a function that is called when an outermost forward begins, and again when it has ended. No call is open
-            at either time.
-        ended: a function that is called when an outermost forward ended without an error, and all hooks were installed
-            from its beginning to its end. It may raise.
-        numbered: a function that is called with the number of each outermost forward that begins.
-        over: a function that is called last after each outermost forward, also after one that raised.
-        follow: a function that is called first, and returns whether it has installed the hooks again.
+        began: called when an outermost forward begins, and again when it has ended; no call is open at either time.
+        ended: called when an outermost forward ended without an error, and all hooks were installed from its beginning
+            to its end. It may raise.
+        over: called last after each outermost forward, also after one that raised.
+        follow: called first; returns whether it has installed the hooks again.
     """
 
     def __init__(
@@ -82,7 +70,6 @@ class Iterations:
         states: States,
         began: Callable[[], None],
         ended: Callable[[], None],
-        numbered: Callable[[int], object] | None = None,
         over: Callable[[], object] | None = None,
         follow: Callable[[], bool] = bool,
     ) -> None:
@@ -90,10 +77,8 @@ class Iterations:
         self._states = states
         self._began = began
         self._ended = ended
-        self._numbered = numbered
         self._over = over
         self._follow = follow
-        self._here = _ForwardsHere()
         self._time = 0
         self._whole = False
 
@@ -120,10 +105,11 @@ class Iterations:
             again = self._follow()
             if again:
                 self.install()
-            if self._numbered is not None:
-                self._numbered(self._running.iteration)
-            self._here.ended_well = False
-            self._here.begun_in = self._time if self._whole else -1
+            if self._running.begun is not None:
+                self._running.begun(self._running.iteration)
+            here = self._running.thread.here
+            here.ended_well = False
+            here.whole = self._time if self._whole else -1
             self._began()
             self._states.begin()
             return self._catch_up(module, args, kwargs) if again else None
@@ -138,19 +124,20 @@ class Iterations:
 
     def _well(self, *_: Any) -> None:
         if self._running.outermost:
-            self._here.ended_well = True
+            self._running.thread.here.ended_well = True
 
     def _end(self, *_: Any) -> None:
         outermost = self._running.leave()
         if outermost:
             self._began()  # calls may be open: another thread may have removed hooks once it knew which are needed
             self._states.put_back()
-            if not self._here.ended_well:
+            here = self._running.thread.here
+            if not here.ended_well:
                 self._running.spoil(sys.exception())
             else:
-                self._here.ended_well = False
+                here.ended_well = False
                 self._states.end()
-                if self._whole and self._here.begun_in == self._time:  # otherwise a thread installed or removed it
+                if self._whole and here.whole == self._time:  # otherwise a thread installed or removed it
                     self._ended()
             if self._over is not None:
                 self._over()

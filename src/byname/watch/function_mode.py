@@ -13,57 +13,48 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType
-from typing import Any, NamedTuple
+from types import CodeType, FrameType
+from typing import Any
 
 from torch import nn
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from byname.errors import InterjectionError
 from byname.model.module_tree import under
-from byname.model.operations import (
-    ATTENTIONS,
-    PARTS_OF_ATTENTION,
-    main_result,
-    operation_name,
-    operation_path,
-    taken,
-)
+from byname.model.operations import ATTENTIONS, PARTS_OF_ATTENTION, main_result, operation_name, operation_path, taken
 from byname.reading.frames import CODE_OF_A_MODULES_CALL
 from byname.reading.functions import is_in_place
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.source.code import ThisCode
-from byname.tracing.callers import OpenCalls, functions_running
-from byname.tracing.muted import active_modes
-from byname.watch.attachment import Running, runs
-from byname.watch.delivery import Deliver
+from byname.tracing.muted import of_thread
+from byname.tracing.tracer import OpenCalls, functions_running
+from byname.watch.attachment import ReportedPlace, Running, runs
 from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
 from byname.watch.hooks import Hook, Hooks
-from byname.watch.inplace import called, changed_by, overwrite
-from byname.watch.replacement import IN_CHECKPOINT, runs_again
+from byname.watch.replacement import IN_CHECKPOINT, called, changed_by, overwrite, runs_again
 
-Parts = Mapping[str, Sequence[Deliver]]
+Parts = Mapping[str, Sequence[ReportedPlace]]
 
 
-class ReportedOperation(NamedTuple):
-    """An operation, and the functions that report it.
+class ReportedOperation:
+    """An operation, and the places that report it.
 
     Attributes:
-        path: the path of the operation.
-        delivers: the functions that report its result.
         in_place: whether its name says that it works in place.
-        parts: the functions that report steps inside of it, by the names of the steps; it then runs step by step.
+        parts: the places that report steps inside of it, by the names of the steps; it then runs step by step.
+        asked: whether anything reports it.
     """
 
-    path: str
-    delivers: Sequence[Deliver]
-    in_place: bool
-    parts: Parts | None = None
+    __slots__ = ("asked", "in_place", "parts", "path", "places")
+
+    def __init__(self, path: str, places: Sequence[ReportedPlace], in_place: bool, parts: Parts | None = None) -> None:
+        self.path, self.places, self.in_place, self.parts = path, places, in_place, parts
+        self.asked = bool(places or parts)
 
 
-Decide = Callable[["Owner", str, str, Any], Sequence[Deliver]]
-"""A function ``(owner, path, name, function)`` that returns the functions that report an operation.
+Decide = Callable[["Owner", str, str, Any], Sequence[ReportedPlace]]
+"""A function ``(owner, path, name, function)`` that returns the places that report an operation.
 
 It is called once for each path."""
 
@@ -72,23 +63,18 @@ class Owner:
     """A module that calls observed operations.
 
     Attributes:
-        module: the module.
-        path: its path, empty for the model itself.
-        taken: the names after its path that are not names of operations.
         ran: whether its forward has begun since it was hooked.
         idle: whether none of its operations is requested any more.
         explicit: whether calls of attention may run step by step.
         functions: the functions that it calls and whose operations are requested, by name.
-        decided: the functions that report the k-th call of a name in the module, or in a function that it calls, as
-            far as they are known.
+        decided: what is known of the k-th call of a name in the module, or in a function that it calls.
     """
 
-    __slots__ = ("decided", "explicit", "functions", "idle", "module", "path", "ran", "taken")
+    __slots__ = ("decided", "explicit", "functions", "idle", "module", "path", "ran")
 
     def __init__(self, module: nn.Module, path: str, *, explicit: bool = False) -> None:
         self.module = module
         self.path = path
-        self.taken = taken(module)
         self.ran = False
         self.idle = False
         self.explicit = explicit
@@ -100,17 +86,26 @@ class _Frame:
     """One run of an owner's forward.
 
     Attributes:
-        owner: the owner.
         counts: how often each name was called.
-        known: whether the call is visible on Python's stack; it is not if another library replaced PyTorch's code.
+        busy: the number of callbacks running when it began; what those that run now call is not counted.
+        callers: the code that is known to run inside of it. None if the call is not visible on Python's stack, since
+            another library replaced PyTorch's code.
     """
 
-    __slots__ = ("counts", "known", "owner")
+    __slots__ = ("busy", "callers", "counts", "owner")
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
-        self.known = runs(owner.module)
+        self.busy = len(of_thread.busy)
+        self.callers: set[CodeType] | None = set() if runs(owner.module) else None
         self.counts: dict[str, int] = {}
+
+    def has_ended(self, caller: CodeType) -> bool:
+        """Return whether an interrupt has ended it, without a hook, before this code calls an operation."""
+        if self.callers is None or caller in self.callers:
+            return False
+        self.callers.add(caller)
+        return not runs(self.owner.module)
 
 
 class _Mode(TorchFunctionMode):
@@ -119,8 +114,6 @@ class _Mode(TorchFunctionMode):
     Attributes:
         frame: the running forward of an owner; None while a module runs that is no owner.
         frames: for each module around it, the frame and the flag `on` before it began.
-        order: the number of the attachment.
-        thread: the identifier of the thread.
         on: whether it is on the mode stack of that thread. PyTorch pops it while it handles a call.
         gone: whether its attachment was removed, so that it must not be pushed again.
     """
@@ -130,6 +123,7 @@ class _Mode(TorchFunctionMode):
         self.functions = functions
         self.order = functions.running.order
         self.thread = threading.get_ident()
+        self.busy = of_thread.busy
         self.frame: _Frame | None = None
         self.frames: OpenCalls[tuple[_Frame | None, bool]] = OpenCalls()
         self.on = False
@@ -138,64 +132,42 @@ class _Mode(TorchFunctionMode):
     @dynamo_skip
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = self.frame
-        if frame is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        name = operation_name(func)
-        if name is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        counts = frame.counts
-        k = counts.get(name, 0)
-        counts[name] = k + 1
-        owner = frame.owner
-        found = owner.decided.get((name, k))
-        if found is None or found.delivers or found.parts:
-            if frame.known and not runs(owner.module):  # an interrupt has ended it; PyTorch then calls no hook
+        if frame is not None and len(self.busy) == frame.busy and (name := operation_name(func)) is not None:
+            owner, counts = frame.owner, frame.counts
+            k = counts.get(name, 0)
+            counts[name] = k + 1
+            found = owner.decided.get((name, k))
+            if (found is None or found.asked) and frame.has_ended(sys._getframe(1).f_code):
                 self.frame = None
                 return func(*args, **kwargs) if kwargs else func(*args)
             if found is None:
                 found = owner.decided[name, k] = self.functions.decide(owner, name, k, func)
-        if owner.functions:
-            found = self.functions.with_called(frame, found, name, func)
-        if found.delivers or found.parts:
-            return self.functions.deliver(owner, found, func, args, kwargs or {})
+            if owner.functions:
+                found = self.functions.with_called(frame, found, name, func)
+            if found.asked:
+                return self.functions.report(owner, found, func, args, kwargs)
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.mode: _Mode | None = None
-
-
 class Functions:
-    """The operations that one attachment observes.
-
-    Args:
-        running: the attachment.
-        decide: returns the functions that report an operation.
-    """
+    """The operations that one attachment observes."""
 
     def __init__(self, running: Running, decide: Decide) -> None:
         self.running = running
         self._decide = decide
-        self._here = _Here()
         self._listening = False
         self._modes: list[weakref.ref[_Mode]] = []  # weak: when a thread ends, its mode is freed
 
     def hook(self, hooks: Hooks, owners: Sequence[Owner], others: Sequence[nn.Module]) -> None:
-        """Hook the modules that own operations, and those inside them that own none.
-
-        Args:
-            hooks: the hooks of the attachment.
-            owners: the owners of requested operations.
-            others: modules that may run inside owners, and are none.
-        """
+        """Hook the modules that own operations, and others that may run inside them."""
         self._listening = True
+        pause, close = Hook(self._pause, 3, self.running), Hook(self._close, 3, self.running)
         for owner in owners:
-            hooks.before(owner.module, self._opening(owner))
-            hooks.after(owner.module, self._close, always=True, first=True)
+            hooks.before(owner.module, partial(self._open, owner))
+            hooks.after(owner.module, close, always=True, first=True)
         for module in others:
-            hooks.before(module, self._pause)
-            hooks.after(module, self._close, always=True, first=True)
+            hooks.before(module, pause)
+            hooks.after(module, close, always=True, first=True)
 
     def remove(self) -> None:
         """Stop reporting, also in a forward that is running; its thread's mode stack is restored once it has ended."""
@@ -220,20 +192,20 @@ class Functions:
 
     def in_other_threads(self) -> bool:
         """Return whether owners are running in other threads."""
-        mine = self._here.mode
+        mine = self.running.thread.here.mode
         return any(mode.frames for mode in self._known_modes() if mode is not mine)
 
     def reset(self) -> None:
         """Discard frames that an earlier forward has left, for example because of an interrupt."""
-        mode = self._here.mode
+        mode: _Mode | None = self.running.thread.here.mode
         if mode is not None and (mode.frames or mode.on):
             mode.frames.clear()
             mode.frame = None
             _take_off(mode)
 
     def decide(self, owner: Owner, name: str, k: int, func: Any) -> ReportedOperation:
-        """Return the path of the k-th call of a name in a module, and the functions that report it."""
-        path = operation_path(owner.path, name, k, owner.taken)
+        """Return the path of the k-th call of a name in a module, and the places that report it."""
+        path = operation_path(owner.path, name, k, taken(owner.module))
         wanted = self._decide(owner, path, name, func)
         parts = None
         if owner.explicit and name in ATTENTIONS:
@@ -242,9 +214,9 @@ class Functions:
         return ReportedOperation(path, wanted, in_place, parts if parts and any(parts.values()) else None)
 
     def with_called(self, frame: _Frame, found: ReportedOperation, name: str, func: Any) -> ReportedOperation:
-        """Return the call with the functions that report it as an operation of a function inside the module as well."""
+        """Return the call with the places that report it as an operation of a function inside the module as well."""
         owner, counts = frame.owner, frame.counts
-        path, delivers, in_place, parts = found
+        path, places = found.path, found.places
         for function in functions_running(owner.functions, sys._getframe(2)):
             label = f"{function}.{name}"
             k = counts.get(label, 0)
@@ -253,51 +225,53 @@ class Functions:
             if decided is None:
                 place = operation_path(under(owner.path, function), name, k)
                 wanted = self._decide(owner, place, name, func)
-                decided = owner.decided[label, k] = ReportedOperation(place, wanted, in_place)
-            if decided.delivers:
-                path, delivers = decided.path, [*delivers, *decided.delivers]
-        return ReportedOperation(path, delivers, in_place, parts)
+                decided = owner.decided[label, k] = ReportedOperation(place, wanted, found.in_place)
+            if decided.places:
+                path, places = decided.path, [*places, *decided.places]
+        return ReportedOperation(path, places, found.in_place, found.parts)
 
-    def deliver(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
+    def report(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an observed operation and report its result; return the result, or what replaces it."""
-        path, delivers, in_place, parts = found
+        running, path, places, parts = self.running, found.path, found.places, found.parts
+        inputs, changed, node, begun = args, None, None, None
+        result: Any
+        value: Any
         if parts is not None:
-            func = _step_by_step(parts, func, owner.module)
-        inputs = (*args, *kwargs.values()) if kwargs else args
-        running = self.running
-        tokens = [running.begins(path, owner.module, args, kwargs) for _ in delivers] if running.before else None
-        changed = changed_by(func, args, kwargs) if in_place or kwargs else None
-        result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
-        value: Any = main_result(func, result) if result is not None else changed
-        told = value
-        for number, deliver in enumerate(delivers):
-            value = deliver(value, inputs, tokens[number] if tokens else None)
-        if value is told:
+            func = _step_by_step(running, parts, func, owner.module)
+        if running.before is not None:
+            begun = [running.begins(path, owner.module, args, kwargs or {}) for _ in places]
+        if kwargs or found.in_place:
+            kwargs = kwargs or {}
+            inputs, changed = (*args, *kwargs.values()), changed_by(func, args, kwargs)
+            result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
+        else:
+            result = func(*args)
+        value = whole = changed if result is None else main_result(func, result) if type(result) is tuple else result
+        for number, place in enumerate(places):
+            value = running.report(place, value, inputs, begun and begun[number])
+        if value is whole:
             return result
         if _in_checkpoint(owner.module):
             raise InterjectionError(f"`{path}` {IN_CHECKPOINT}")
-        if type(result) is tuple and told is not result:
+        if type(result) is tuple and whole is not result:
             return (value, *result[1:])
-        if changed is None or changed is not told:
+        if changed is None or changed is not whole:
             return value
         overwrite(changed, value, node)  # the caller of an in-place function may ignore the result
         return result
 
-    def _opening(self, owner: Owner) -> Callable[..., None]:
-        def open_frame(module: nn.Module, *_: Any) -> None:
-            if owner.idle or not self.running.hears():
-                self._pause(module)
-                return
-            mode = self._mode()
-            if mode.gone:
-                return
-            owner.ran = True
-            mode.frames.append((module, (mode.frame, mode.on)))
-            mode.frame = _Frame(owner)
-            if not mode.on:
-                _put_on(mode)
-
-        return open_frame
+    def _open(self, owner: Owner, module: nn.Module, *_: Any) -> None:
+        if owner.idle or not self.running.observes():
+            self._pause(module)
+            return
+        mode = self._mode()
+        if mode.gone:
+            return
+        owner.ran = True
+        mode.frames.append((module, (mode.frame, mode.on)))
+        mode.frame = _Frame(owner)
+        if not mode.on:
+            _put_on(mode)
 
     def _pause(self, module: nn.Module, *_: Any) -> None:
         mode = self._mode()
@@ -309,7 +283,7 @@ class Functions:
             _take_off(mode)
 
     def _close(self, module: nn.Module, *_: Any) -> None:
-        mode = self._here.mode
+        mode: _Mode | None = self.running.thread.here.mode
         if mode is None or (before := mode.frames.end(module)) is None:
             return
         mode.frame, on = before
@@ -319,9 +293,10 @@ class Functions:
             _take_off(mode)
 
     def _mode(self) -> _Mode:
-        mode = self._here.mode
-        if mode is None or mode.gone:
-            mode = self._here.mode = _Mode(self)
+        here = self.running.thread.here
+        mode: _Mode | None = here.mode
+        if mode is None or mode.gone or mode.functions is not self:
+            mode = here.mode = _Mode(self)
             self._modes.append(weakref.ref(mode, self._forget))
         mode.gone = mode.gone or not self._listening  # another thread may have removed it just now
         return mode
@@ -356,17 +331,17 @@ def _in_checkpoint(module: nn.Module) -> bool:
     return False
 
 
-def _step_by_step(parts: Parts, func: Any, module: nn.Module) -> _InSteps:
+def _step_by_step(running: Running, parts: Parts, func: Any, module: nn.Module) -> _InSteps:
     """Return a function that computes attention in steps, and reports the requested ones."""
     later = func.see if type(func) is _InSteps else None
 
-    def told(part: str, value: Any) -> Any:
-        for deliver in parts[part]:
-            value = deliver(value)
+    def report(part: str, value: Any) -> Any:
+        for place in parts[part]:
+            value = running.report(place, value)
         return value
 
     def see(part: str, value: Any) -> Any:
-        value = with_all_heads(module, value, partial(told, part))
+        value = with_all_heads(module, value, partial(report, part))
         return later(part, value) if later is not None else value
 
     return _InSteps(func.function if type(func) is _InSteps else func, see)
@@ -374,16 +349,14 @@ def _step_by_step(parts: Parts, func: Any, module: nn.Module) -> _InSteps:
 
 def _put_on(mode: _Mode) -> None:
     """Push a mode on the stack, below byname's modes of later attachments: these get the replaced results."""
-    above = []
-    while FUNCTIONS.depth():
-        top = FUNCTIONS.at(FUNCTIONS.depth() - 1)
-        if type(top) is not _Mode or top.order < mode.order:
-            break
-        above.append(FUNCTIONS.pop())
-    FUNCTIONS.push(mode)
-    for one in reversed(above):
-        FUNCTIONS.push(one)
-    active_modes().append(mode)
+    level = depth = FUNCTIONS.depth()
+    while level and type(top := FUNCTIONS.at(level - 1)) is _Mode and top.order >= mode.order:
+        level -= 1
+    if level == depth:
+        FUNCTIONS.push(mode)
+    else:
+        FUNCTIONS.put_in(mode, level)
+    of_thread.modes.append(mode)
     mode.on = True
     if mode.gone:
         _take_off(mode)
@@ -401,10 +374,7 @@ def _take_off_later(module: nn.Module, mode: _Mode) -> None:
 
 
 def _take_off(mode: _Mode) -> None:
-    if FUNCTIONS.depth() and FUNCTIONS.at(FUNCTIONS.depth() - 1) is mode:
-        FUNCTIONS.pop()
-    else:
-        FUNCTIONS.remove(mode)
-    if mode in active_modes():
-        active_modes().remove(mode)
+    FUNCTIONS.remove(mode)
+    if mode in of_thread.modes:
+        of_thread.modes.remove(mode)
     mode.on = False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from byname.watch.heard import Heard
+    from byname.watch.heard import Heard, Notes, PlaceNote
 
 from byname.reading.interrupts import defer_signals
 from byname.text import printable
@@ -47,15 +47,14 @@ class Handle:
         self,
         taps: list[Tap],
         paths: dict[str, None],
-        notes: dict[str, None],
+        notes: Notes,
         staying: Collection[Tap] = (),
         noticed: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._noticed: Callable[[], Iterable[str]] | None = noticed
         self._taps = taps
         self._staying = staying
-        self._passing_off = Undo()
-        self._staying_off = Undo()
+        self._off = Undo()
         self._paused = False
         self._paths = paths
         self._notes = notes
@@ -75,31 +74,32 @@ class Handle:
 
         A side effect is, for example, a fast path of PyTorch that is not taken meanwhile.
         """
-        return tuple(map(printable, self._all_notes()))
+        return tuple(printable(str(note)) for note in self._all_notes())
 
-    def _all_notes(self) -> dict[str, None]:
+    def _all_notes(self) -> Notes:
         """Return all notes. The first call searches the whole model for some of them."""
         if self._noticed is not None:
             noticed, self._noticed = self._noticed, None
-            told = [*self._notes]
+            known = [*self._notes]
             self._notes.clear()  # the dict is kept, since others add to it
-            self._notes.update(dict.fromkeys([*noticed(), *told]))
+            self._notes.update(dict.fromkeys([*noticed(), *known]))
         return self._notes
 
     def has_note(self, sentence: str) -> bool:
         """Return whether a sentence is among the notes."""
         return sentence in self._all_notes()
 
-    def note(self, sentence: str) -> None:
-        """Add a sentence to the notes, once."""
-        self._notes.setdefault(sentence)
+    def note(self, note: str | PlaceNote) -> None:
+        """Add a fact or a sentence to the notes, once."""
+        self._notes.setdefault(note)
 
     def add(self, tap: Tap) -> None:
         """Add a hook set that is installed and removed together with the others."""
         with defer_signals(), CHANGING:
             self._taps.append(tap)
             if self._installed:
-                self._put_on([tap])
+                self._off.add(tap.remove)
+                _put_on([tap])
 
     def switched(self, enabled: bool) -> Handle:
         """Set `enabled` and return this handle. An error or interrupt meanwhile removes everything from the model."""
@@ -128,11 +128,12 @@ class Handle:
         with defer_signals(), CHANGING:
             if self._removed and wanted:
                 raise RuntimeError("this handle was removed; attach again instead")
-            if not wanted:
-                self._take_off()
-            elif not self._installed:
+            if not (wanted and self._installed):
                 self._take_off()  # an interrupt may have left something installed
-                self._put_on(self._taps)
+            if wanted and not self._installed:
+                for tap in self._taps:
+                    self._off.add(tap.remove)
+                _put_on(self._taps)
                 self._installed = True
 
     @property
@@ -144,11 +145,11 @@ class Handle:
     def paused(self, wanted: bool) -> None:
         with defer_signals(), CHANGING:
             if self._installed and wanted != self._paused:
-                if wanted:
-                    self._paused = True
-                self._passing_off()
+                passing = [tap for tap in self._taps if tap not in self._staying]
+                self._paused = True
+                remove_all(passing)
                 if not wanted:
-                    self._put_on([tap for tap in self._taps if tap not in self._staying])
+                    _put_on(passing)
                     self._paused = False
 
     def remove(self) -> None:
@@ -192,21 +193,24 @@ class Handle:
         shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")
         return printable(f"<{state} at {shown or 'no place yet'}>")
 
-    def _put_on(self, taps: Iterable[Tap]) -> None:
-        """Install hook sets, all of them or none."""
-        begun = Undo()
-        try:
-            for tap in taps:
-                begun.add(tap.remove)
-                (self._staying_off if tap in self._staying else self._passing_off).add(tap.remove)
-                tap.install()
-        except BaseException:
-            begun()
-            raise
-
     def _take_off(self) -> None:
         self._installed = self._paused = False
-        try:
-            self._passing_off()
-        finally:
-            self._staying_off()
+        self._off()
+
+
+def _put_on(taps: Sequence[Tap]) -> None:
+    """Install hook sets, all of them or none."""
+    try:
+        for tap in taps:
+            tap.install()
+    except BaseException:
+        remove_all(taps)
+        raise
+
+
+def remove_all(taps: Iterable[Any]) -> None:
+    """Remove hook sets, the latest first, each even if another one raises or is interrupted."""
+    undo = Undo()
+    for tap in taps:
+        undo.add(tap.remove)
+    undo()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 from torch import nn
 
 from byname.errors import NothingSeenWarning
+from byname.model.methods import callable_instead
 from byname.model.spot import Spot
 from byname.source.tracebacks import warn
 from byname.table import counted, listed
@@ -21,14 +22,35 @@ _METHODS = 4
 """The number of methods that a sentence names."""
 
 
-class Entry(NamedTuple):
-    """One part of ``where``.
+class PlaceNote(NamedTuple):
+    """A fact about a place that a handle notes; it becomes a sentence when the notes are read.
 
-    Attributes:
-        asked: the part in words.
-        paths: its places that have reported something.
-        reason: why no place has reported anything; empty if one has.
+    >>> str(PlaceNote("fc1", "it was None"))
+    '`fc1`: it was None'
     """
+
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"`{self.place}`: {self.reason}"
+
+
+Notes: TypeAlias = "dict[str | PlaceNote, None]"
+"""The notes of an attachment, in order: facts about places, and other sentences."""
+
+NO_GRADIENT = "no gradient flows there, the value does not require one"
+NO_GRADIENT_OF_PARAMETER = "no gradient flows there, the parameter does not require one"
+NO_BACKWARD = "no backward reached the parameter"
+MISSED = (
+    "it is a view of a tensor that was changed in place afterwards; its gradient lacks what flowed through that change"
+)
+NOT_REACHED = "the first forward did not reach it"
+"""A later forward may reach it."""
+
+
+class Entry(NamedTuple):
+    """One part of ``where``: in words, its places that have reported something, and why none has."""
 
     asked: str
     paths: tuple[str, ...]
@@ -37,10 +59,6 @@ class Entry(NamedTuple):
 
 class Heard:
     """The places that one attachment was asked to observe, and those that have reported something.
-
-    Args:
-        model: the model; it is held until the attachment ends.
-        notes: the notes of the attachment.
 
     Attributes:
         reached: the paths of the places that have reported something.
@@ -52,10 +70,9 @@ class Heard:
             dropped it; it returns an empty string if the user got something.
         says: whether `end` notes and warns of places that have reported nothing.
         if_never_run: whether to warn even if no part of the model ran.
-        methods: a function that returns the methods of a module that a program may call instead of the module.
     """
 
-    def __init__(self, model: nn.Module, notes: dict[str, None]) -> None:
+    def __init__(self, model: nn.Module, notes: Notes) -> None:
         self.reached: set[str] = set()
         self.waited: set[str] = set()
         self.lacking: dict[str, str] = {}
@@ -63,34 +80,33 @@ class Heard:
         self.seen: Callable[[Entry], str] | None = None
         self.says = True
         self.if_never_run = False
-        self.methods: Callable[[nn.Module], Iterable[str]] = lambda _: ()
         self._model: nn.Module | None = model
         self._notes = notes
         self._asked: list[tuple[str, Sequence[Spot], object]] = []
         self._meant: dict[str, set[object]] = {}
-        self._told_as: dict[int, set[str]] = {}
 
     def ask(self, asked: str, spots: Sequence[Spot], selector: object = None) -> None:
         """Note one part of ``where``, in words, with its places or its selector."""
         self._asked.append((asked, spots, selector))
-        for spot in spots:
+
+    @cached_property
+    def _paths_of(self) -> dict[int, set[str]]:
+        """The requested paths of each module, by its ``id``; made only for selectors."""
+        found: dict[int, set[str]] = {}
+        for spot in (spot for _, spots, _ in self._asked for spot in spots):
             if spot.kind == "module" and not spot.items:
-                self._told_as.setdefault(id(spot.module), set()).add(spot.full)
+                found.setdefault(id(spot.module), set()).add(spot.full)
+        return found
 
     def mean(self, path: str, key: object) -> None:
-        """Note that a requested path, or a selector, matches a place.
-
-        Args:
-            path: the place.
-            key: the requested path, or the selector.
-        """
+        """Note that `key`, a requested path or a selector, matches a place."""
         if path != key:
             self._meant.setdefault(path, set()).add(key)
 
     def renew(self, meant: Iterable[Sequence[Spot]]) -> None:
         """Note the places that the parts of ``where`` mean since modules of the model were replaced, in their order."""
         for at, (spots, (asked, before, selector)) in enumerate(zip(meant, self._asked, strict=False)):
-            known = {one.full: replace(one, module=nn.Identity()) for one in before}  # what has left is let go
+            known = {one.full: one._replace(module=nn.Identity()) for one in before}  # what has left is let go
             self._asked[at] = asked, [*(known | {one.full: one for one in spots}).values()], selector
             self.lacking = {full: said for full, said in self.lacking.items() if said or full not in known}
 
@@ -100,8 +116,8 @@ class Heard:
 
     def select(self, path: str, module: nn.Module | None, selector: object) -> None:
         """Note that a selector matches a call; a module that is given may be reported under other paths as well."""
-        for told in {path, *self._told_as.get(id(module), ())}:
-            self.mean(told, selector)
+        for one in {path, *self._paths_of.get(id(module), ())}:
+            self.mean(one, selector)
 
     def entries(self) -> list[Entry]:
         """Return an entry for each part of ``where``."""
@@ -112,30 +128,25 @@ class Heard:
         return grouped("seen", self._silent())
 
     def end(self, *, enabled: bool, failed: bool) -> Callable[[], None]:
-        """Note the parts that reported nothing; return a function that warns of them.
+        """Note the parts that reported nothing; return a function that warns of them, to call after the removal.
 
-        Call this function once everything is removed.
-
-        Args:
-            enabled: whether the attachment was installed until now; nothing is noted of one that the user disabled.
-            failed: whether an error of the program ended the attachment; there is no warning then.
+        Nothing is noted of an attachment that was disabled; there is no warning if an error of the program ended it.
         """
         silent: list[tuple[str, str]] = []
         if self._model is not None and enabled:
-            asked = [spot for _, spots, _ in self._asked for spot in spots] if self._notes else []
+            asked = [spot for _, spots, _ in self._asked for spot in spots]
             for spot in [spot for spot in asked if spot.full not in self.reached]:
-                for said in (self.without(spot), not_come_to(spot)):
-                    self._notes.pop(said, None)  # the sentence below says the same
+                for reason in (self.lacking.get(spot.full, ""), NOT_REACHED):
+                    self._notes.pop(PlaceNote(spot.full, reason), None)  # the sentence below says the same
+                if self.reached and spot.gradient and not spot.alone and self._of_gradient(spot) == NO_BACKWARD:
+                    self._notes.setdefault(PlaceNote(spot.full, NO_BACKWARD))
             silent = self._silent() if self.says else []
             self._notes.update(dict.fromkeys(grouped("seen", silent)))
         warned = bool(silent) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
         self._model, self.seen, self._asked = None, None, []
-        return (lambda: warn("; ".join(grouped("seen", silent, WARNED)), NothingSeenWarning)) if warned else _nothing
-
-    def without(self, spot: Spot) -> str:
-        """Return the note on a place whose value had no such item, or an empty string."""
-        said = self.lacking.get(spot.full)
-        return f"`{printable(spot.full)}`: {said}" if said else ""
+        return (
+            (lambda: warn("; ".join(grouped("seen", silent, WARNED)), NothingSeenWarning)) if warned else lambda: None
+        )
 
     def _silent(self) -> list[tuple[str, str]]:
         seen = self.seen
@@ -163,7 +174,7 @@ class Heard:
         kinds = {spot.kind for spot in spots}
         if kinds == {"variable"}:
             method, name = spots[0].method, spots[0].name
-            way = "it did not return" if name == "return" else f"no assignment of `{name}` was come to"
+            way = "it did not return" if name == "return" else f"no assignment of `{name}` was reached"
             return f"{way} {ran}" if method == "forward" else f"{way} {ran}; {_not_called(spots[0])}"
         if kinds <= {"parameter", "buffer"}:
             return f"it was None {ran}" if kinds else f"nothing of what was selected ran {ran}"
@@ -174,7 +185,7 @@ class Heard:
         name = type(self._model).__name__
         if self.reached:
             return f"the forward of {name} never ran, though parts of it did; attach to the part that runs"
-        found = self.methods(self._model) if self._model is not None else ()
+        found = callable_instead(self._model) if self._model is not None else ()
         others = [f"`{one}`" for one in found if not one.startswith("_")][:_METHODS]
         hint = f"another method of it ({', '.join(others)}) or " if others else ""
         return (
@@ -183,27 +194,21 @@ class Heard:
         )
 
     def _of_gradient(self, spot: Spot) -> str:
-        if f"`{spot.full}`: no gradient flows there, the value does not require one" in self._notes:
-            return "no gradient flows there, the value does not require one"
-        if f"`{spot.full}`: no gradient flows there, the parameter does not require one" in self._notes:
-            return "no gradient flows there, the parameter does not require one"
+        for reason in (NO_GRADIENT, NO_GRADIENT_OF_PARAMETER):
+            if PlaceNote(spot.full, reason) in self._notes:
+                return reason
         if spot.full in self.waited:
-            return "no backward came to its value"
+            return "no backward reached its value"
         if spot.kind == "parameter":
-            return "no backward came to the parameter"
+            return NO_BACKWARD
         return ""
 
 
 def grouped(verb: str, found: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
-    """Return one sentence for each reason.
+    """Return one sentence for each reason, which names up to `most` places.
 
     >>> grouped("seen", [("`a`", "it was None"), ("`b`", "it was None")])
     ['nothing was seen at `a`, `b`: it was None']
-
-    Args:
-        verb: the participle of the sentence, such as ``seen``.
-        found: places in words, each with its reason.
-        most: the number of places to name for one reason; all by default.
     """
     by_reason: dict[str, list[str]] = {}
     for asked, reason in found:
@@ -211,11 +216,6 @@ def grouped(verb: str, found: Iterable[tuple[str, str]], most: int | None = None
     return [
         f"nothing was {verb} at {listed(asked, most or len(asked))}: {reason}" for reason, asked in by_reason.items()
     ]
-
-
-def not_come_to(spot: Spot) -> str:
-    """Return the note on a place that the first forward did not reach; a later forward may reach it."""
-    return f"`{printable(spot.full)}`: the first forward has not come to it"
 
 
 def _not_called(spot: Spot) -> str:
@@ -236,7 +236,3 @@ def in_words(asked: object) -> str:
     if isinstance(asked, nn.Module):
         return f"this {printable(type(asked).__name__)}"
     return f"`{printable(str(asked)[:80])}`"
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to warn of."""

@@ -8,9 +8,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Container
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
+from torch.jit import ScriptModule
 from torch.utils.hooks import RemovableHandle
 
 from byname.model.module_tree import is_script
@@ -19,13 +20,7 @@ from byname.watch.attachment import Running
 
 
 class Hook:
-    """A hook of byname, recognized by this class.
-
-    Args:
-        function: the function that PyTorch's arguments are passed to.
-        expected: the number of these arguments.
-        running: the attachment of the hook.
-    """
+    """A hook of an attachment, which passes PyTorch's arguments to a function if they are as many as expected."""
 
     __slots__ = ("expected", "function", "running")
 
@@ -51,59 +46,60 @@ class _Spent:
         _take_out(module, self)
 
 
-class ForwardStandIn:
-    """A replacement for the forward of one module, in its ``__dict__``. Copies of the module have the forward below it.
+class MethodStandIn:
+    """A replacement for a method of one module, in its ``__dict__``. Copies of the module have the method below it.
 
     One module may have several, which can be removed in any order.
 
-    Args:
-        module: the module.
-
     Attributes:
-        below: the forward that was there before; None for the forward of the class.
+        below: the function that was there before; None for the method of the class.
     """
+
+    method = "forward"
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
         self._on = False
         self.below: Any = None
-        self.__wrapped__ = type(module).forward  # a path to a variable finds the function by this attribute
+        self.__wrapped__ = getattr(type(module), self.method)  # a path to a variable finds the function by this
 
     def install(self) -> None:
-        """Install this forward above those that are there."""
+        """Install this function above those that are there."""
         module = self._module()
         if module is not None and not self._on:
-            self.below = module.__dict__.get("forward")
+            self.below = module.__dict__.get(self.method)
             self._on = True
-            module.__dict__["forward"] = self
+            module.__dict__[self.method] = self
 
     def remove(self) -> None:
-        """Remove this forward; if another function wraps it by now, it only calls the forward below."""
+        """Remove this function; if another one wraps it by now, it only calls the one below."""
         module, self._on = self._module(), False
         if module is None:
             return
-        above, held = None, module.__dict__.get("forward")
-        while isinstance(held, ForwardStandIn) and held is not self:
+        above, held = None, module.__dict__.get(self.method)
+        while isinstance(held, MethodStandIn) and held is not self:
             above, held = held, held.below
         if held is not self:
             return
         if above is not None:
             above.below = self.below
         elif self.below is not None:
-            module.__dict__["forward"] = self.below
+            module.__dict__[self.method] = self.below
         else:
-            del module.__dict__["forward"]
+            del module.__dict__[self.method]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as the forward: call `instead`, or the forward below once this one is removed."""
-        if self._on:
-            return self.instead(args, kwargs)
+        """Run as the method: call `instead`, or the function below once this one is removed."""
+        return self.instead(args, kwargs) if self._on else self.beneath(args, kwargs)
+
+    def beneath(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function below."""
         if self.below is not None:
             return self.below(*args, **kwargs)
         return self.__wrapped__(self._module(), *args, **kwargs)
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the output of the module."""
+        """Return what the method returns."""
         raise NotImplementedError
 
 
@@ -116,89 +112,87 @@ def _take_out(module: nn.Module, hook: Any) -> None:
                 module.__dict__[name].pop(key, None)
 
 
+Wanted: TypeAlias = tuple[nn.Module, Hook, str, str, bool]
+"""A hook to install: its module, itself, the registry of the module, PyTorch's flag for it, whether it comes first."""
+
+
 class Hooks:
     """The hooks of one attachment, which are installed and removed together.
 
-    Args:
-        model: the model whose modules are hooked; it and its parts are copied and pickled without the hooks.
-        running: the attachment.
+    They are put into PyTorch's registries directly, under keys that are noted before: so whatever was put in can be
+    taken out, wherever an interrupt came, and a hook costs a tenth of what it costs with a handle of PyTorch.
     """
 
     def __init__(self, model: nn.Module, running: Running) -> None:
         self._model = model
         self._running = running
-        self._wanted: list[Callable[[], tuple[nn.Module, RemovableHandle]]] = []
-        self._handles: list[tuple[nn.Module, RemovableHandle]] = []
-        self._hooks: list[tuple[nn.Module, Hook]] = []
+        self._wanted: list[Wanted] = []
+        self._placed: dict[int, Wanted] = {}
         self._classes: list[type[nn.Module]] = []
-        self._let_go: weakref.finalize[Any, Hooks] | None = None
 
     def before(self, module: nn.Module, function: Callable[..., Any], *, first: bool = False) -> None:
         """Add a hook ``(module, args, kwargs)`` that runs before the forward; if `first`, before all other hooks."""
-        if is_script(module):
-            return
-        hook = self._hook(module, function, 3)
-        self._wanted.append(lambda: (module, module.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)))
+        self._want(module, function, 3, "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", first)
 
     def after(
         self, module: nn.Module, function: Callable[..., Any], *, always: bool = False, first: bool = False
     ) -> None:
-        """Add a hook ``(module, args, kwargs, output)`` that runs after the forward.
+        """Add a hook ``(module, args, kwargs, output)`` that runs after the forward; if `first`, before all others.
 
-        Args:
-            module: the module; nothing is done for a scripted one.
-            function: the hook; what it returns, unless None, replaces the output.
-            always: whether the hook runs also after a forward that has raised. It then gets no ``kwargs``, and runs
-                even if another thread removed it just after the forward.
-            first: whether the hook runs before all other hooks.
+        If `always`, it runs also after a forward that has raised, and even if another thread removed it just after the
+        forward; it then gets no ``kwargs``.
         """
-        if is_script(module):
-            return
-        hook = self._hook(module, function, 3 if always else 4)
-        self._wanted.append(
-            lambda: (
-                module,
-                module.register_forward_hook(hook, prepend=first, with_kwargs=not always, always_call=always),
-            )
-        )
+        flag = "_forward_hooks_always_called" if always else "_forward_hooks_with_kwargs"
+        self._want(module, function, 3 if always else 4, "_forward_hooks", flag, first)
 
-    def _hook(self, module: nn.Module, function: Callable[..., Any], expected: int) -> Hook:
+    def _want(
+        self, module: nn.Module, function: Callable[..., Any], expected: int, registry: str, flag: str, first: bool
+    ) -> None:
         hook = function if isinstance(function, Hook) else Hook(function, expected, self._running)
-        self._hooks.append((module, hook))
-        return hook
+        self._wanted.append((module, hook, registry, flag, first))
 
     def install(self) -> None:
-        """Install the hooks, before those of later attachments."""
-        self._classes = [*{type(module): None for module, _ in self._hooks}]
-        self._let_go = _unhooked_copies.add(self, self._classes)
-        for register in self._wanted:
-            module, handle = register()
-            self._handles.append((module, handle))
-        for module in {id(module): module for module, _ in self._handles}.values():
-            for registry in _REGISTRIES:
-                hooks = module.__dict__[registry]
-                if len(hooks) > 1:
-                    _in_order(hooks, self._running.order)
+        """Install the hooks, before those of later attachments; none on scripted modules, which run no hooks."""
+        classes = {type(module): None for module, *_ in self._wanted}
+        if any(issubclass(kind, ScriptModule) for kind in classes):
+            self._wanted = [one for one in self._wanted if not is_script(one[0])]
+            classes = {type(module): None for module, *_ in self._wanted}
+        if not self._wanted:
+            return
+        keys = RemovableHandle.next_id
+        RemovableHandle.next_id = keys + len(self._wanted)
+        self._placed = dict(enumerate(self._wanted, keys))
+        self._classes = [*classes]
+        _unhooked_copies.add(self, self._classes)
+        order = self._running.order
+        for key, (module, hook, registry, flag, first) in self._placed.items():
+            held = module.__dict__
+            held[flag][key] = True
+            hooks = held[registry]
+            hooks[key] = hook
+            if first:
+                hooks.move_to_end(key, last=False)
+            elif len(hooks) > 1:
+                _in_order(hooks, order)
 
     def remove(self) -> None:
         """Remove the hooks."""
-        self.keep(frozenset())
-        for module, hook in self._hooks:  # an interrupt may have come before the handle of a hook was noted
-            _take_out(module, hook)
-        _unhooked_copies.discard(self, self._classes)
-        if self._let_go is not None:
-            self._let_go.detach()  # otherwise each pause of an attachment would leave a finalizer while the model lives
-        self._classes, self._let_go = [], None
+        if self._classes:
+            self.keep(())
+            _unhooked_copies.discard(self, self._classes)
+            self._classes = []
 
     def keep(self, modules: Container[int]) -> None:
         """Remove the hooks from all modules except these, given by ``id``."""
-        kept = []
-        for module, handle in self._handles:
+        kept = {}
+        for key, wanted in self._placed.items():
+            module, _, registry, flag, _ = wanted
             if id(module) in modules:
-                kept.append((module, handle))
+                kept[key] = wanted
             else:
-                handle.remove()
-        self._handles = kept
+                module.__dict__[registry].pop(key, None)
+                module.__dict__[flag].pop(key, None)
+        self._placed = kept
 
 
 def _in_order(hooks: OrderedDict[int, Any], order: int) -> None:
@@ -225,25 +219,23 @@ class _UnhookedCopies:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: the garbage collector may free a model, and so call this, any time
-        self._users: dict[type[nn.Module], set[int]] = {}
+        self._users: dict[type[nn.Module], set[weakref.ref[Hooks]]] = {}
 
-    def add(self, user: Hooks, classes: list[type[nn.Module]]) -> weakref.finalize[Any, Hooks] | None:
-        """Register the classes; return the finalizer that discards them when the attachment is freed with its model."""
-        if not classes:
-            return None
-        let_go = weakref.finalize(user, self._discard, id(user), classes)
-        let_go.atexit = False
+    def add(self, user: Hooks, classes: list[type[nn.Module]]) -> None:
+        """Register the classes, until they are discarded or the attachment is freed with its model."""
+        held = weakref.ref(user, self._forget)
         with self._lock:
             for kind in classes:
-                self._users.setdefault(kind, set()).add(id(user))
-                if kind not in copyreg.dispatch_table:
-                    copyreg.dispatch_table[kind] = _without_hooks
-        return let_go
+                self._users.setdefault(kind, set()).add(held)
+                copyreg.dispatch_table.setdefault(kind, _without_hooks)
 
     def discard(self, user: Hooks, classes: list[type[nn.Module]]) -> None:
-        self._discard(id(user), classes)
+        self._discard(weakref.ref(user), classes)
 
-    def _discard(self, user: int, classes: list[type[nn.Module]]) -> None:
+    def _forget(self, freed: weakref.ref[Hooks]) -> None:
+        self._discard(freed, [*self._users])
+
+    def _discard(self, user: weakref.ref[Hooks], classes: list[type[nn.Module]]) -> None:
         with self._lock:
             for kind in classes:
                 users = self._users.get(kind, set())
@@ -268,9 +260,10 @@ def _without_hooks(module: nn.Module) -> Any:
     if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
         return reduced
     state = dict(reduced[2])
-    while isinstance(state.get("forward"), ForwardStandIn):
-        below = state.pop("forward").below
-        state.update({} if below is None else {"forward": below})
+    for name in reduced[2]:
+        while isinstance(state.get(name), MethodStandIn):
+            below = state.pop(name).below
+            state.update({} if below is None else {name: below})
     for registry, flags in _REGISTRIES.items():
         hooks = state.get(registry) or {}
         ours = {key for key, hook in hooks.items() if issubclass(type(hook), Hook)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -12,13 +13,16 @@ from torch import Tensor, nn
 
 from byname.errors import NotAnInterjectionError
 from byname.model.items import tensors_in
+from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
+from byname.watch.boundary_edges import Entered
 from byname.watch.call_gradients import Followed, Gradients, before, follow
 from byname.watch.handle import Handle
+from byname.watch.heard import MISSED, NO_GRADIENT, PlaceNote
 from byname.watch.replacement import same_gradients, same_kind
-from byname.watch.value_gradients import Removable, missed_at, on_gradient, without_superseded
+from byname.watch.value_gradients import LeafHooks, Removable, on_gradient
 
 
 def interject(
@@ -79,16 +83,7 @@ _CALLED = ("module", "input")
 
 
 class _PutIn:
-    """The callback for a function: it calls the function with a value, and checks the returned value.
-
-    Args:
-        interjection: the interjection.
-        process: the function.
-
-    Attributes:
-        handle: the handle of the attachment.
-        label: the name of the interjection.
-    """
+    """The callback for a function: it calls the function with a value, and checks the returned value."""
 
     handle: Handle
 
@@ -97,7 +92,6 @@ class _PutIn:
         self._process = process
 
     def __call__(self, event: Event) -> Any:
-        """Call the function with the value of an event; return its result."""
         process, value = self._process, event.value
         new = process(event.path, event.module if event.kind in _CALLED else None, value)
         if new is not None and new is not value:
@@ -117,21 +111,12 @@ class _PutInWrapped(_PutIn):
 
 
 class _PutInBothWays(_PutInWrapped):
-    """The callback for an interjection that also gets the gradients.
-
-    Args:
-        interjection: the interjection.
-        process: its function for values.
-        backward: its function for gradients.
-
-    Attributes:
-        wanted: whether gradients are to be reported.
-    """
+    """The callback for an interjection that also gets the gradients, while `wanted` is True."""
 
     def __init__(self, interjection: Interjection, process: Callable[..., Any], backward: Callable[..., Any]) -> None:
         super().__init__(interjection, process)
         self._backward = backward
-        self._lasting: dict[tuple[str, int], list[Followed | Removable]] = {}
+        self._lasting = LeafHooks()
         self.wanted = False
 
     def install(self) -> None:
@@ -141,16 +126,11 @@ class _PutInBothWays(_PutInWrapped):
     def remove(self) -> None:
         """Stop reporting gradients, also those of graphs that exist already."""
         self.wanted = False
-        for hooks in self._lasting.values():
-            for hook in hooks:
-                hook.remove()
-        self._lasting.clear()
+        self._lasting.remove()
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note the inputs of a call that begins; return them for `follow`, or None without grad mode."""
-        if torch.is_grad_enabled():
-            return before(_tensors((*inputs, *kwargs.values()) if kwargs else inputs))
-        return None
+        """Note the inputs of a call that begins."""
+        return entered_with((*inputs, *kwargs.values()) if kwargs else inputs)
 
     def __call__(self, event: Event) -> Any:
         self._await_gradients(event, event.module if event.kind == "module" else None)
@@ -158,84 +138,72 @@ class _PutInBothWays(_PutInWrapped):
 
     def _await_gradients(self, event: Event, module: nn.Module | None) -> None:
         """Hook the graph for the gradients of a call, or for that of another value."""
+        path, note = event.path, self.handle.note
         if torch._C._current_graph_task_id() != -1 and not event.recomputed:
-            self.handle.note(
-                f"`{event.path}` is itself a gradient: `process` is given it, `process_backward` is not called"
-            )
-            return
+            return note(f"`{path}` is itself a gradient: `process` is given it, `process_backward` is not called")
         if not torch.is_grad_enabled():
-            return
-        outputs = _tensors(event.value)
-        receive = _Gradients(self, event, module, self._backward)
-        key = (event.path, event.call)
+            return None
+        which = f" (call {event.call} of iteration {event.iteration})"
+
+        def receive(inputs: Gradients, outputs: Gradients) -> Gradients | None:
+            if not self.wanted:
+                return None
+            return gradients_from(self._backward, path, module, inputs, outputs, which)
+
+        def missed() -> None:
+            note(PlaceNote(path, MISSED))
+
+        outputs = tensors_of(event.value)
         hooks: list[Followed | Removable | None]
         if event.before is not None:
-            hooks = [follow(event.before, outputs, receive, receive.missed)]
+            hooks = [follow(event.before, outputs, receive, missed)]
         else:
-            hooks = [
-                on_gradient(tensor, receive.of_value(number, len(outputs)), receive.missed)
-                for number, tensor in enumerate(outputs)
-            ]
+            of_each = (partial(_alone, receive, number, len(outputs)) for number in range(len(outputs)))
+            hooks = [on_gradient(tensor, hook, missed) for tensor, hook in zip(outputs, of_each, strict=True)]
         if not any(hooks):
-            self.handle.note(f"`{event.path}`: no gradient flows there, the value does not require one")
+            note(PlaceNote(path, NO_GRADIENT))
         for hook in hooks:
-            if hook is not None and hook.lasting:
-                self._lasting[key] = [*without_superseded(self._lasting.get(key, ()), hook), hook]
+            if hook is not None:
+                self._lasting.keep((path, event.call), hook)
+        return None
 
 
-class _Gradients:
-    """The receiver of the gradients at one place in one call."""
-
-    def __init__(
-        self, owner: _PutInBothWays, event: Event, module: nn.Module | None, process: Callable[..., Any]
-    ) -> None:
-        self._owner = owner
-        self._path = event.path
-        self._module = module
-        self._which = f"call {event.call} of iteration {event.iteration}"
-        self._process = process
-
-    def __call__(self, inputs: Gradients, outputs: Gradients) -> Gradients | None:
-        if not self._owner.wanted:
-            return None
-        try:
-            new = self._process(self._path, self._module, inputs, outputs)
-            if new is not None:
-                same_gradients(self._path, inputs, new)
-        except Exception as error:
-            note_on(error, f"byname: in the backward of `{self._path}` ({self._which})")
-            raise
-        return None if new is None else tuple(new)
-
-    def missed(self) -> None:
-        """Note that a gradient could not be observed completely."""
-        self._owner.handle.note(missed_at(self._path))
-
-    def of_value(self, number: int, of: int) -> Callable[[Tensor], None]:
-        """Return the hook for one tensor in a value that is not the output of a call.
-
-        Args:
-            number: the number of the tensor.
-            of: the number of tensors in the value.
-        """
-
-        def receive(gradient: Tensor) -> None:
-            self((), tuple(gradient if one == number else None for one in range(of)))
-
-        return receive
+def _alone(receive: Callable[[Gradients, Gradients], object], number: int, of: int, gradient: Tensor) -> None:
+    """Pass on the gradient of one of the tensors in a value that is not the output of a call."""
+    receive((), tuple(gradient if one == number else None for one in range(of)))
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in a value; a tensor and a tuple of tensors, the usual cases, are fast."""
-    if type(value) is Tensor:
-        return [value]
-    if type(value) is tuple and all(type(one) is Tensor for one in value):
-        return [*value]
+@dynamo_skip
+def entered_with(inputs: Any) -> Entered | None:
+    """Return the noted inputs of a call that begins, for `follow`; None without grad mode."""
+    return before(tensors_of(inputs)) if torch.is_grad_enabled() else None
+
+
+def gradients_from(
+    process: Callable[..., Any],
+    path: str,
+    module: nn.Module | None,
+    inputs: Gradients,
+    outputs: Gradients,
+    which: str = "",
+) -> Gradients | None:
+    """Return the replacements that a ``process_backward`` returns; an error gets a note with the place."""
+    try:
+        new = process(path, module, inputs, outputs)
+        if new is not None:
+            same_gradients(path, inputs, new)
+    except Exception as error:
+        note_on(error, f"byname: in the backward of `{path}`{which}")
+        raise
+    return None if new is None else tuple(new)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors in a value, in order."""
     return [tensor for _, tensor in tensors_in(value)]
 
 
 def _put_in(interjection: Interjection) -> _PutIn:
-    """Return the callback for `attach`, by the kind of interjection."""
     if isinstance(interjection, WrappedForwardBackwardInterjection):
         return _PutInBothWays(interjection, interjection.process, interjection.process_backward)
     if isinstance(interjection, WrappedForwardInterjection):
@@ -350,11 +318,7 @@ _KINDS = (ForwardInterjection, WrappedForwardInterjection)
 
 
 def checked_interjection(interjection: Any) -> Interjection:
-    """Return the interjection if it is valid.
-
-    Raises:
-        NotAnInterjectionError: it is something else, or cannot be called with the arguments that it would get.
-    """
+    """Return the interjection if it is valid."""
     if isinstance(interjection, type):
         what = "an interjection" if issubclass(interjection, _KINDS) else "a class"
         raise NotAnInterjectionError(

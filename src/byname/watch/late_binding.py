@@ -9,9 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -22,35 +20,33 @@ from byname.model.called_functions import called_function
 from byname.model.families import inside_of_others
 from byname.model.module_tree import inside_of, is_called, modules_by_path
 from byname.model.operations import ATTENTIONS, is_elementary, is_multi_head, is_part_of_attention
-from byname.model.select import goes_by_class, means_parts
+from byname.model.predicates import goes_by_class, means_parts
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Meaning, Spot, each_once
+from byname.model.where import calls_of
 from byname.place import NameSegment, parse
 from byname.reading.modules import modules_in
 from byname.source.code import ThisCode, stands_for
 from byname.table import listed
-from byname.tracing.muted import unheard
+from byname.tracing.muted import muting
 from byname.tracing.tracer import trace
-from byname.undo import Undo
-from byname.watch.attachment import Running
-from byname.watch.delivery import Deliver, Delivered, delivery
+from byname.watch.attachment import ReportedPlace, Running
+from byname.watch.delivery import Wanting, hook_calls, hook_ends, hook_outputs, place_of
 from byname.watch.function_mode import Functions, Owner
+from byname.watch.handle import remove_all
 from byname.watch.hooks import Hooks
-from byname.watch.module_outputs import Wanting, hook_calls, hook_ends, hook_outputs
 
 
 class Binding:
     """The operations and selected calls that one attachment observes.
 
     Args:
-        model: the observed model.
-        running: the attachment.
         meaning: the places that the paths match. Names of operations may have wildcards. Its modules are not reported
             a second time for a selector.
-        selectors: the selectors.
         explicit: whether calls of attention may run step by step.
 
     Attributes:
+        asked: whether any operation or selector was asked for.
         missing: a function that is called before the error for an operation or selector without a match is raised.
     """
 
@@ -67,25 +63,24 @@ class Binding:
         self._tell = running.unmatched
         self._model = model
         self._running = running
-        self._patterns = meaning.operations
-        self._of_module: dict[int, list[tuple[str, Spot]]] = {}
-        for pattern, spots in self._patterns.items():
-            for spot in spots:
-                self._of_module.setdefault(id(spot.module), []).append((pattern, spot))
+        self._patterns = {  # without the modules that another thread has removed since the paths were read
+            pattern: [spot for spot in spots if id(spot.module) in self._paths]
+            for pattern, spots in meaning.operations.items()
+        }
         self._selectors = list(selectors)
         self._online: list[tuple[Selector, Any]] = []
-        self._functions = Functions(running, self._decide)
+        self.functions = Functions(running, self._decide)
         self._explicit = explicit
-        asked = [spot.module for spots in self._patterns.values() for spot in spots]
         self._owners: dict[int, Owner] = {}
-        for module in asked:
-            self._own(module)
-        for _, spot in chain.from_iterable(self._of_module.values()):
+        self._of_module: dict[int, list[tuple[str, Spot]]] = {}
+        for pattern, spot in ((pattern, spot) for pattern, spots in self._patterns.items() for spot in spots):
+            self._of_module.setdefault(id(spot.module), []).append((pattern, spot))
+            self._own(spot.module)
             function = called_function(spot.module, spot.method) if spot.method else None
             if function is not None:
                 self._owners[id(spot.module)].functions[spot.method] = ThisCode(stands_for[function.__code__])
-        self._modules: dict[int, list[Delivered]] = {}
-        self._told = {
+        self._modules: dict[int, list[ReportedPlace]] = {}
+        self._reported = {
             id(spot.module) for spot in meaning.spots if spot.kind == "module" and not (spot.items or spot.gradient)
         }
         self._matched: set[Any] = set()
@@ -93,6 +88,7 @@ class Binding:
         self._called: dict[str, ModelCall] = {}
         self._asking = self._outputs = self._hooks = self._left_out = Hooks(model, running)
         self._bound = not (meaning.operations or selectors)
+        self.asked = not self._bound
         self._asked_of: dict[int, None] = {}
         self._wide = False
 
@@ -105,6 +101,10 @@ class Binding:
     def _paths(self) -> dict[int, tuple[str, nn.Module]]:
         """The path and the module for each ``id``; made only if operations or selectors are requested."""
         return {id(module): (path, module) for path, module in modules_by_path(self._model).items()}
+
+    @cached_property
+    def _leaves(self) -> set[int]:
+        return {key for key, (_, module) in self._paths.items() if is_elementary(module)}
 
     @property
     def wanted(self) -> bool:
@@ -149,18 +149,14 @@ class Binding:
         return (ran or not (known or key in self._asked_of)) and path not in self._running.thread.here.calls
 
     def bind(self, example: Any) -> None:
-        """Find the matching calls by one run of an example.
-
-        Raises:
-            NoMatchError: one of the selectors or paths matches nothing.
-        """
+        """Find the matching calls by one run of an example."""
         if self._bound:
             return
         flow = trace(self._model, example)
         flow = with_parts_of_attention(flow) if self._explicit else flow
         for call in flow.calls:
             if call.kind == "operation":
-                self._called.setdefault(call.path, replace(call, function=None))
+                self._called.setdefault(call.path, call._replace(function=None))
                 matched = self._match_patterns(call)
                 self._running.paths.update((spot.full, None) for spot in matched if not spot.items)
         for selector in self._selectors:
@@ -172,12 +168,7 @@ class Binding:
         self._selectors, self._online, self._bound = [], [], True
 
     def choose_online(self) -> None:
-        """Prepare to find the matching calls in the first forward.
-
-        Raises:
-            NoMatchError: a selector that can only match modules matches none of them.
-            BadArgumentError: a selector can only be resolved at the end of a run, and so needs an example.
-        """
+        """Prepare to find the matching calls in the first forward."""
         self._online = [(selector, selector.online()) for selector in self._selectors]
         modules = self._module_calls() if self._online else []
         asked: dict[int, None] = {}
@@ -185,7 +176,8 @@ class Binding:
             if not selector.only_modules:
                 self._own_all_that(selector)
                 settled = goes_by_class(selector)
-                found = [call for call in modules if not (settled and is_elementary(call.module)) or online.see(call)]
+                leaves = self._leaves if settled else ()
+                found = [call for call in modules if id(call.module) not in leaves or online.see(call)]
             elif is_counted(selector):  # by the order of the run
                 found = modules if any(map(selector.online().see, modules)) else []
             else:
@@ -196,14 +188,13 @@ class Binding:
         self._asked_of = asked
 
     def _module_calls(self) -> list[ModelCall]:
-        """Return a call of each module that can be called, without inputs and outputs."""
-        modules = [(path, module) for path, module in self._paths.values() if is_called(module)]
-        return [ModelCall(path, type(module).__name__, "module", module) for path, module in modules]
+        return calls_of(dict(self._paths.values()))
 
     def _own_all_that(self, selector: Selector) -> None:
         """Observe the functions that modules call; leaf modules only if the selector asks for functions inside them."""
-        for path, module in self._paths.values():
-            if not is_elementary(module) or _asks_inside(selector, path, module):
+        inside = selector.looks_inside or means_parts(selector)
+        for key, (path, module) in self._paths.items():
+            if key not in self._leaves or (inside and _asks_inside(selector, path, module)):
                 self._own(module)
 
     def install(self) -> None:
@@ -214,7 +205,7 @@ class Binding:
         self._hook_asked()
         inside = self._inside_owners()
         others = [module for key, module in inside.items() if key not in self._owners]
-        self._functions.hook(self._hooks, [*self._owners.values()], others)
+        self.functions.hook(self._hooks, [*self._owners.values()], others)
         self._asking.install()
         self._hooks.install()
 
@@ -238,11 +229,10 @@ class Binding:
         by_class = self._running.before is None and all(goes_by_class(selector) for selector, _ in self._online)
         for path, module in self._paths.values() if self._online else ():
             if id(module) in self._asked_of and id(module) not in self._modules:
-                hook = hook_ends if by_class and is_elementary(module) else hook_calls
+                hook = hook_ends if by_class and id(module) in self._leaves else hook_calls
                 hook(self._asking, self._running, module, self._asked(path, module))
 
     def _inside_owners(self) -> dict[int, nn.Module]:
-        """Return the owners and all modules inside them, by ``id``."""
         inside: dict[int, nn.Module] = {}
         for key, owner in self._owners.items():
             if key not in inside:  # otherwise the modules inside it are there already
@@ -258,12 +248,7 @@ class Binding:
 
     def remove(self) -> None:
         """Remove everything."""
-        undo = Undo()
-        undo.add(self._functions.remove)
-        for hooks in (self._asking, self._outputs, self._hooks, self._left_out):
-            undo.add(hooks.remove)
-        undo()
-        self._asking = self._outputs = self._hooks = self._left_out = Hooks(self._model, self._running)
+        remove_all((self.functions, self._asking, self._outputs, self._hooks, self._left_out))
 
     def leave_out(self, arriving: nn.Module) -> None:
         """Hook modules that were added since, so that their calls are not counted for the owner around them."""
@@ -272,21 +257,14 @@ class Binding:
             inside = {id(one): one for module in (self._model, arriving) for one in modules_in(module)}
             arrived = [one for key, one in inside.items() if key not in self._paths and inside_of(one)[0] is one]
             self._left_out = Hooks(self._model, self._running)
-            self._functions.hook(self._left_out, [], arrived)
+            self.functions.hook(self._left_out, [], arrived)
             self._left_out.install()
-
-    def begin(self) -> None:
-        """Discard what an earlier forward may have left, when an outermost forward begins."""
-        self._functions.reset()
 
     def end(self) -> bool:
         """Remove the hooks that are not needed, after an outermost forward that did not raise.
 
         Returns:
             Whether it is known from now on which calls match.
-
-        Raises:
-            NoMatchError: one of the selectors or paths matched nothing in the first forward.
         """
         if self._bound:
             if self._wide:
@@ -297,7 +275,7 @@ class Binding:
             if pattern not in self._matched:
                 if any(self._owners[id(spot.module)].ran for spot in spots):
                     self._give_up(self._unmatched(pattern))
-                self._running.notes.setdefault(f"`{pattern}`: the module that owns it has not run in the first forward")
+                self._running.note(pattern, "the module that owns it has not run in the first forward")
         for selector, _ in self._online:
             if selector not in self._matched:
                 calls = [*self._module_calls(), *self._called.values()]
@@ -313,7 +291,7 @@ class Binding:
 
     def _narrow(self) -> None:
         """Keep only the hooks of modules with a match, and of those that have not run yet."""
-        if self._functions.in_other_threads():  # forwards there need the hooks with which they have begun
+        if self.functions.in_other_threads():  # forwards there need the hooks with which they have begun
             return
         self._wide = False
         for key, owner in self._owners.items():
@@ -324,10 +302,9 @@ class Binding:
             self._asking.keep({key for key in self._paths if key not in self._modules})
             self._hook_chosen()
 
-    def _decide(self, owner: Owner, path: str, name: str, function: Any) -> Sequence[Deliver]:
-        """Return the functions that report an operation."""
+    def _decide(self, owner: Owner, path: str, name: str, function: Any) -> Sequence[ReportedPlace]:
         call = ModelCall(path, name, "operation", owner.module, function=function)
-        self._called.setdefault(path, replace(call, function=None))  # a user's function may reference anything
+        self._called.setdefault(path, call._replace(function=None))  # a user's function may reference anything
         spots = self._match_patterns(call)
         if path in self._exact:
             spots.append(self._exact[path])
@@ -336,7 +313,7 @@ class Binding:
         if spots:
             self._matched.add(id(owner.module))
             owner.idle = False
-        return [delivery(self._running, spot) for spot in each_once(spots)[0]]
+        return [place_of(self._running, spot) for spot in each_once(spots)[0]]
 
     def _match_patterns(self, call: ModelCall) -> list[Spot]:
         """Return the places of one operation, one for each requested path that matches it."""
@@ -345,7 +322,7 @@ class Binding:
         for pattern, spot in self._of_module.get(id(call.module), ()):
             if spot.method == function and NameSegment(spot.name).matches(name):
                 self._matched.add(pattern)
-                found.append(replace(spot, path=call.path))
+                found.append(spot._replace(path=call.path))
                 self._running.heard.mean(found[-1].full, spot.full)
         return found
 
@@ -355,36 +332,36 @@ class Binding:
         function, _, name = call.path[len(prefix) + 1 if prefix else 0 :].rpartition(".")
         return function, name
 
-    def _in_function(self, call: ModelCall) -> bool:
-        """Return whether an operation is counted in a function; a step of attention is an operation of the module."""
-        function, name = ("", "") if call.kind == "module" else self._label(call)
-        return bool(function) and not is_part_of_attention(function, name)
-
     def _wanting(self, call: ModelCall) -> list[Selector]:
         """Return the selectors that match a call; none for an operation counted in a function.
 
         Each selector is asked once for each place. The module's own place of the operation is asked for as well.
         """
-        if (self._bound and not self._online) or self._in_function(call):
+        function, name = ("", "") if call.kind == "module" else self._label(call)
+        in_function = function and not is_part_of_attention(function, name)  # a step of attention is the module's
+        if in_function or (self._bound and not self._online):
             return []
         inside = call.kind == "operation" and is_elementary(call.module)
         path = self._paths[id(call.module)][0]
-        with unheard(self._running):  # a predicate may call PyTorch
+        with muting(self._model):  # a predicate may call PyTorch
             wanting = [
                 selector
                 for selector, online in self._online
                 if (not inside or _asks_inside(selector, path, call.module)) and online.see(call)
             ]
-        self._matched.update(wanting)
-        for selector in wanting:
-            self._running.heard.select(call.path or "forward", call.module if call.kind == "module" else None, selector)
+        self._note_selected(call, wanting)
         return wanting
+
+    def _note_selected(self, call: ModelCall, selectors: Sequence[Selector]) -> None:
+        self._matched.update(selectors)
+        for selector in selectors:
+            self._running.heard.select(call.path or "forward", call.module if call.kind == "module" else None, selector)
 
     def _match(self, selector: Selector, flow: Flow) -> None:
         matched = [flow.calls[index] for index in selector.matches(flow)]
         every = Counter(call.path for call in flow.calls)
         for call in {one.path: one for one in matched}.values():
-            self._running.heard.select(call.path or "forward", call.module if call.kind == "module" else None, selector)
+            self._note_selected(call, [selector])
             self._note_calls(call, {one.call for one in matched if one.path == call.path}, every[call.path])
             if call.kind == "module":
                 self._choose(call.path, call.module)
@@ -407,7 +384,7 @@ class Binding:
     def _asked(self, path: str, module: nn.Module) -> Wanting:
         """Return a function that returns the places of a module; its first call asks the selectors."""
 
-        def wanting() -> Sequence[Delivered]:
+        def wanting() -> Sequence[ReportedPlace]:
             found = self._modules.get(id(module))
             if found is None:
                 found = self._modules[id(module)] = []
@@ -418,22 +395,20 @@ class Binding:
         return wanting
 
     def _choose(self, path: str, module: nn.Module) -> None:
-        spot = Spot("module", path or "forward", module)
         found = self._modules.setdefault(id(module), [])
-        if id(module) not in self._told:
-            self._told.add(id(module))
-            found.append((spot, delivery(self._running, spot)))
-            self._running.paths.setdefault(spot.full)
+        if id(module) not in self._reported:
+            self._reported.add(id(module))
+            found.append(place_of(self._running, Spot("module", path or "forward", module)))
+            self._running.paths.setdefault(path or "forward")
 
     def _unmatched(self, pattern: str) -> str:
         close = difflib.get_close_matches(pattern, [*self._called], n=3, cutoff=0.4)
         known = [*self._called, *(path for path, module in self._paths.values() if path and is_called(module))]
-        named = listed([f"`{one}`" for one in close or known], _NAMED)
+        named = listed([f"`{one}`" for one in close or known], 6)
         hint = f"; {'close to it:' if close else 'there are'} {named}" if named else ""
         last = parse(pattern).segments[-1]
-        inside = isinstance(last, NameSegment) and inside_of_others(
-            last.plain, [*self._module_calls(), *self._called.values()]
-        )
+        calls = [*self._module_calls(), *self._called.values()]
+        inside = isinstance(last, NameSegment) and inside_of_others(last.plain, calls)
         hint += f"; {inside}" if inside else ""
         kernel = ATTENTIONS[0]
         if f".{kernel}" in f".{pattern}" and not any(call.operation in ATTENTIONS for call in self._called.values()):
@@ -443,8 +418,4 @@ class Binding:
 
 def _asks_inside(selector: Selector, path: str, module: nn.Module) -> bool:
     """Return whether a selector may select operations inside a leaf module."""
-    return selector.reaches_into(path) or (is_multi_head(module) and means_parts(selector))
-
-
-_NAMED = 6
-"""The number of places that an error names if none is similar to the requested one."""
+    return selector.reaches_into(path) or (means_parts(selector) and is_multi_head(module))

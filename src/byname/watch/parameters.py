@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,24 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from byname.model.module_tree import REGISTRY
 from byname.model.spot import Spot
-from byname.watch.attachment import Event, Running, runs
-from byname.watch.delivery import Deliver, Delivered
+from byname.watch.attachment import ReportedPlace, Running, runs
+from byname.watch.heard import NO_GRADIENT_OF_PARAMETER
 from byname.watch.hooks import Hook, Hooks, attachments_of
-from byname.watch.value_gradients import accumulate, accumulating
+from byname.watch.value_gradients import OnGradient, accumulating
 
 
 @dataclass(slots=True)
 class StandIn:
-    """A tensor that replaces a parameter while a forward runs.
-
-    Attributes:
-        registry: the ``_parameters`` of the module.
-        name: the name of the parameter there.
-        value: the parameter.
-        new: the tensor that replaces it.
-        saved: the handle of a ``state_dict`` pre-hook of the module, which puts the parameter back.
-    """
+    """A tensor that replaces a parameter while a forward runs; `saved` is the handle of a ``state_dict`` pre-hook."""
 
     registry: dict[str, Any]
     name: str
@@ -45,46 +38,47 @@ class StandIn:
 class States:
     """The parameters and buffers that one attachment observes.
 
-    Args:
-        running: the attachment. If it only reads, parameters are reported when a forward ends, not when it begins.
-        spots: the places, each with the function that reports its values.
+    If it only reads, parameters are reported when a forward ends, not when it begins.
     """
 
-    def __init__(self, running: Running, spots: Sequence[Delivered] = ()) -> None:
+    def __init__(self, running: Running) -> None:
         self._running = running
         self._awaited: dict[str, tuple[torch.Tensor, Any]] = {}
-        self._receiving: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {}
+        self._gradients: dict[str, ReportedPlace] = {}
         self._awaiting = False
         self._changing = threading.Lock()
         self._recomputed: list[nn.Module] = []
-        self.observe(spots)
+        self._at_begin: list[ReportedPlace] = []
+        self._at_end: list[ReportedPlace] = []
 
-    def observe(self, spots: Sequence[Delivered]) -> None:
+    def observe(self, places: Sequence[ReportedPlace]) -> None:
         """Observe these places from now on, instead of those before."""
-        values = [one for one in spots if not one[0].gradient]
-        self._at_begin = [] if self._running.reads else [one for one in values if one[0].kind == "parameter"]
-        self._at_end = values if self._running.reads else [one for one in values if one[0].kind == "buffer"]
-        self._gradients = [spot for spot, _ in spots if spot.kind == "parameter" and spot.gradient]
+        values = [one for one in places if not one.spot.gradient]
+        self._at_begin = [] if self._running.reads else [one for one in values if one.kind == "parameter"]
+        self._at_end = values if self._running.reads else [one for one in values if one.kind == "buffer"]
+        gradients = [one.spot for one in places if one.kind == "parameter" and one.spot.gradient]
+        self._gradients = {spot.full: ReportedPlace(spot, spot.full) for spot in gradients}
         with self._changing:
-            for path in self._awaited.keys() - {spot.full for spot in self._gradients}:
+            for path in self._awaited.keys() - self._gradients.keys():
                 self._awaited.pop(path)[1].remove()
 
-    def hook_computed(self, hooks: Hooks, spots: Sequence[Delivered]) -> None:
+    def hook_computed(self, hooks: Hooks, places: Sequence[ReportedPlace]) -> None:
         """Add hooks that report tensors which are computed in the place of a parameter, in forwards of the model."""
         self._recomputed = []
-        for spot, deliver in spots:
-            computed = partial(self._computed, spot, deliver)
+        for place in places:
+            spot, computed = place.spot, partial(self._computed, place)
             if spot.name and not (self._running.reads or spot.gradient):
                 hooks.before(spot.module, computed)
                 self._recomputed.append(spot.module)
             else:
                 hooks.after(spot.module, computed)
 
-    def _computed(self, spot: Spot, deliver: Deliver, module: nn.Module, *given: Any) -> Any:
+    def _computed(self, place: ReportedPlace, module: nn.Module, *given: Any) -> Any:
+        spot = place.spot
         value = module.__dict__.get(spot.name) if spot.name else given[-1]  # what a parametrization returns
         if value is None or not self._running.thread.here.depth:
             return None
-        new = deliver(value)
+        new = self._running.report(place, value)
         if spot.name and new is not value:
             self._stand_in(spot, module.__dict__, value, new)
         return None if spot.name else new
@@ -96,34 +90,32 @@ class States:
 
     def _await_all(self) -> None:
         standing_in = self._standing_in() if self._gradients else []
-        for spot in self._gradients:
-            self._await(spot, standing_in)
+        for path, place in self._gradients.items():
+            spot, known = place.spot, self._awaited.get(path)
+            held = spot.module.__dict__["_parameters"].get(spot.name)
+            parameter = _own(held, standing_in) if standing_in else held
+            if known is None or parameter is not known[0]:
+                self._await(spot, parameter)
 
-    def _await(self, spot: Spot, standing_in: list[StandIn]) -> None:
+    def _await(self, spot: Spot, parameter: Any) -> None:
         """Hook the parameter that is at a place now; it may have been replaced or frozen since the last forward."""
-        parameter = _own(spot.module.__dict__["_parameters"].get(spot.name), standing_in)
-        awaited, _ = self._awaited.get(spot.full, (None, None))
-        if parameter is awaited and parameter is not None:
-            return
         if type(parameter) is torch.Tensor or (parameter is not None and not parameter.is_leaf):
-            self._running.notes.setdefault(
-                f"`{spot.full}`: a forward ran with another tensor in the parameter's place, as under "
-                "torch.func.functional_call; its gradient is not told"
+            self._running.note(
+                spot.full,
+                "a forward ran with another tensor in the parameter's place, as under torch.func.functional_call; "
+                "its gradient is not reported",
             )
         elif parameter is None or not parameter.requires_grad:
-            self._running.notes.setdefault(
-                f"`{spot.full}`: no gradient flows there, the parameter does not require one"
-            )
+            self._running.note(spot.full, NO_GRADIENT_OF_PARAMETER)
         else:
             with self._changing:  # forwards may begin in several threads at once, or after another thread's `remove`
                 known, hook = self._awaited.get(spot.full, (None, None))
                 if self._awaiting and known is not parameter:
                     if hook is not None:
                         hook.remove()
-                    receive = self._receiving[spot.full] = self._receiver(spot)
                     new = accumulating(parameter)
                     self._awaited[spot.full] = parameter, new  # noted first, so that `remove` finds it in any case
-                    accumulate(new, parameter, _while_held(receive))
+                    new.accumulate(parameter, _receiver(weakref.ref(self), spot.full))
 
     def remove(self) -> None:
         """Remove the hooks, and put every parameter back."""
@@ -132,7 +124,6 @@ class States:
             self._awaiting = False
             for _, hook in self._awaited.values():
                 hook.remove()
-            self._receiving.clear()
             self._awaited.clear()
 
     def begin(self) -> None:
@@ -142,14 +133,14 @@ class States:
         for hooks in [module.__dict__["_forward_pre_hooks"] for module in self._recomputed]:
             for key in [key for key, hook in hooks.items() if isinstance(hook, Hook)]:
                 hooks.move_to_end(key)  # behind one that was added since, which would compute the tensor again
-        for spot, deliver in self._at_begin:
-            registry: dict[str, Any] = spot.module.__dict__["_parameters"]
-            value = registry.get(spot.name)
+        for place in self._at_begin:
+            registry: dict[str, Any] = place.module.__dict__["_parameters"]
+            value = registry.get(place.spot.name)
             if value is None:
                 continue
-            new = deliver(value)
+            new = self._running.report(place, value)
             if new is not value:
-                self._stand_in(spot, registry, value, new)
+                self._stand_in(place.spot, registry, value, new)
 
     def _stand_in(self, spot: Spot, registry: dict[str, Any], value: torch.Tensor, new: torch.Tensor) -> None:
         saved = spot.module.register_state_dict_pre_hook(self._saved)  # type: ignore[no-untyped-call]
@@ -182,27 +173,29 @@ class States:
     def end(self) -> None:
         """Report buffers, or parameters that are only read, after an outermost forward that did not raise."""
         standing_in = self._standing_in() if self._at_end else []
-        for spot, deliver in self._at_end:
-            held = spot.module.__dict__["_buffers" if spot.kind == "buffer" else "_parameters"].get(spot.name)
-            value = held if spot.kind == "buffer" else _own(held, standing_in)
+        for place in self._at_end:
+            held = place.module.__dict__[REGISTRY[place.kind]].get(place.spot.name)
+            value = held if place.kind == "buffer" else _own(held, standing_in)
             if value is None:
                 continue
-            new = deliver(value)
+            new = self._running.report(place, value)
             if new is not value:
                 with torch.no_grad():
                     value.copy_(new)
 
-    def _receiver(self, spot: Spot) -> Any:
-        running, path, module = self._running, spot.full, spot.module
 
-        def receive(gradient: torch.Tensor) -> torch.Tensor | None:
-            if not running.hears():
-                return None
-            iteration, call, _ = running.number(path)
-            new = running.told(Event(path, module, gradient, (), call, False, iteration, kind="parameter"))
-            return None if new is gradient else new
+def _receiver(states: weakref.ref[States], path: str) -> OnGradient:
+    """Return a function that reports an accumulated gradient, written for speed: each gradient passes here."""
 
-        return receive
+    def receive(gradient: torch.Tensor) -> torch.Tensor | None:
+        mine = states()
+        if mine is None:
+            return None
+        running = mine._running
+        new: torch.Tensor = running.report(mine._gradients[path], gradient, (), None, (0, running.iteration, False))
+        return None if new is gradient else new
+
+    return receive
 
 
 def _own(value: Any, standing_in: Sequence[StandIn]) -> Any:
@@ -211,16 +204,3 @@ def _own(value: Any, standing_in: Sequence[StandIn]) -> Any:
         if value is one.new:
             value = one.value
     return value
-
-
-def _while_held(
-    receive: Callable[[torch.Tensor], torch.Tensor | None],
-) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    """Return a hook that holds a function weakly: the garbage collector cannot see into these hooks (PyTorch 2.13)."""
-    held = weakref.ref(receive)
-
-    def receive_held(gradient: torch.Tensor) -> torch.Tensor | None:
-        receive = held()
-        return None if receive is None else receive(gradient)
-
-    return receive_held

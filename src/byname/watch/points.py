@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,17 +11,22 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.call_graph import ModelCall, is_place
-from byname.model.inventory import Inventory, Point
-from byname.model.module_tree import is_called, modules_by_path
+from byname.model.methods import names_reached
+from byname.model.module_tree import is_called, modules_by_path, state_of, under
+from byname.model.predicates import OfModule
 from byname.model.resolve import resolve
-from byname.model.select import OfClass, TheModule
+from byname.model.scopes import sites_of
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Spot
-from byname.model.where import parts_of, unwrapped
+from byname.model.states import states_of
+from byname.model.where import calls_of, parts_of, unwrapped
 from byname.place import NameSegment, Place, ends_of, parse
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact
 from byname.table import SHOWN, Row, Rows, closest, counted, text, to_html
 from byname.text import printable
-from byname.watch.example_run import ExampleRun
+from byname.watch.example_run import Code, ExampleRun, Point, code_of
+from byname.watch.variables.subscribe import RETURN
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -47,9 +52,7 @@ class Points(Rows[Point]):
     def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
         """Return the first rows as a table, and a second table of the places that did not run in the example.
 
-        Args:
-            most: the number of rows of each table.
-            width: in characters; by default that of the terminal on standard output, or 160 if that is no terminal.
+        The width is in characters; by default that of the terminal on standard output, or 160 if that is no terminal.
         """
         (title, ran), *others = self._tables()
         more = [text(rows, title=name, spare=self._spare(), width=width, most=most) for name, rows in others]
@@ -118,7 +121,7 @@ def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Point
         items, notes = listing.places, listing.notes(left_out=True)
     else:
         items, notes = (
-            _in_order(listing, [one for each in parts_of(where) for one in listing.wanted(each)]),
+            _in_order(listing, [one for each in parts_of(where, root) for one in listing.wanted(each)]),
             listing.notes(),
         )
     return Points(tuple(items), type(root).__name__, tuple(notes))
@@ -143,70 +146,82 @@ class _Listing:
     def __init__(self, root: nn.Module, modules: dict[str, nn.Module], example: Any) -> None:
         self._root = root
         self._modules = {path: module for path, module in modules.items() if is_called(module)}
-        self._inventory = Inventory(modules.values())
-        self._run = None if example is None else ExampleRun(root, modules, self._inventory, example)
+        reached = names_reached(modules.values())
+        self._code = {id(module): [*code_of(module, reached)] for module in modules.values()}
+        self._run = None if example is None else ExampleRun(root, modules, self._code, example)
         self._flow = None if self._run is None else self._run.flow
-        self.every: list[Point] = []
-        self._inside: set[str] = set()
+        self.every = [*self._rows(modules)]
+        self._inside: dict[str, None] = {}  # in order
         self._around: set[str] = set()
         if self._run is not None:
-            self._list_calls(self._run)
-        self._list_others(modules)
-        if self._run is not None:
-            of_modules = {call.path for call in self._run.flow.calls}
-            self._inside = {call.path for call in self._run.flow.calls if not is_place(call)}
-            self._around = {one.path for one in self.every if one.kind == "operation"} - of_modules - self._run.listed
-        self.places = [point for point in self.every if point.path not in self._inside | self._around]
+            self._inside = {call.path: None for call in self._run.flow.calls if not is_place(call)}
+            operations = {one.path for one in self.every if one.kind == "operation"}
+            self._around = operations - self._run.counts.keys() - self._run.listed
+        self.places = [
+            point for point in self.every if point.path not in self._around and point.path not in self._inside
+        ]
 
-    def _list_others(self, modules: dict[str, nn.Module]) -> None:
-        """List the modules that did not run, or all modules if there is no example."""
-        listed = {point.path for point in self.every}
+    def _rows(self, modules: dict[str, nn.Module]) -> Iterator[Point]:
+        """Yield what ran in the order of the run, then the modules that did not run, or all if there is no example."""
+        listed: set[str] = set()
+        for call in () if self._run is None else self._run.flow.calls:
+            if call.kind == "module" and not call.call:
+                listed.add(call.path)
+                yield from self._of_module(call.path, call.module)
+            elif self._run is not None and not call.call:
+                yield self._run.called(call, self._run.counts[call.path])
         for path, module in modules.items():
-            if path in self._modules and (path or "forward") not in listed:
-                self._list_module(path, module)
-            elif path not in self._modules:  # for example a ModuleList, which has no forward
-                self.every += self._inventory.state(path, module)
-                self._list_code(path, module)
+            if path not in listed:
+                yield from self._of_module(path, module)
 
-    def _list_calls(self, run: ExampleRun) -> None:
-        counts = Counter(call.path for call in run.flow.calls)
-        for call in run.flow.calls:
-            if call.call:
-                continue
-            self.every.append(run.called(call, counts[call.path]))
-            if call.kind == "module":
-                self.every += run.state(call.path, call.module)
-                self.every += run.inputs(call.path, call.module, counts[call.path])
-                self.every += run.code(call.path, call.module)
-
-    def _list_module(self, path: str, module: nn.Module) -> None:
+    def _of_module(self, path: str, module: nn.Module) -> Iterator[Point]:
+        """Yield a module, unless it has no forward, as a ModuleList, and its state, inputs, code and operations."""
         name, run = type(module).__name__, self._run
-        ran = None if run is None else False
-        self.every.append(Point(path or "forward", "module", name, name, calls=None if run is None else 0, ran=ran))
-        self.every += self._inventory.state(path, module) if run is None else run.state(path, module)
-        self._list_code(path, module)
+        first = None if run is None else run.first.get(id(module))
+        if run is not None and first is not None:
+            yield run.called(first, run.counts[path])
+        elif path in self._modules:
+            ran, calls = (None, None) if run is None else (False, 0)
+            yield Point(path or "forward", "module", name, name, calls=calls, ran=ran)
+        for kind in ("parameter", "buffer"):
+            for key, tensor in state_of(module, kind).items():
+                used = None if run is None else first is not None or id(tensor) in run.used
+                with DisableTorchFunction():
+                    yield Point(under(path, key), kind, "", name, tuple(fact(tensor, "shape")), ran=used)
+        if run is not None and first is not None:
+            yield from run.inputs(path, first)
+        yield from self._in_code(path, module)
 
-    def _list_code(self, path: str, module: nn.Module) -> None:
-        if self._run is not None:
-            self.every += self._run.code(path, module)
-            return
-        for code in self._inventory.code(module):
-            self.every += self._inventory.places(path, module, code)
+    def _in_code(self, path: str, module: nn.Module) -> Iterator[Point]:
+        """Yield the methods, functions and variables of a module, and the operations of its functions."""
+        variables: set[str] = set()
+        operations = {} if self._run is None else self._run.operations.get(id(module), {})
+        code = self._code[id(module)]
+        for one in code:
+            rows = [*self._places(path, module, one)]
+            yield from rows
+            variables.update(row.path for row in rows)
+            yield from (row for place, row in operations.get(one.name, {}).items() if place not in variables)
+        for name in sorted(operations.keys() - {one.name for one in code}):
+            yield from (row for place, row in operations[name].items() if place not in variables)
+
+    def _places(self, path: str, module: nn.Module, code: Code) -> Iterator[Point]:
+        """Yield what a method or function returns, its arguments and its variables; a forward returns the output."""
+        owner, sites, within = type(module).__name__, sites_of(code.function), under(path, code.name)
+        rows = [] if code.kind == "forward" else [(Point(within, code.kind, "", owner), RETURN)]
+        for kind, name in code.variables:
+            rows.append((Point(f"{within}.{name}", kind, "", owner, site=sites.get(name)), name))
+        for point, name in rows:
+            yield point if self._run is None else self._run.with_counts(point, module, code, name)
 
     def notes(self, *, left_out: bool = False) -> list[str]:
-        """Return notes about the places that are not listed.
-
-        Args:
-            left_out: whether to note the operations inside leaf modules.
-        """
+        """Return notes about the places that are not listed, with `left_out` also the operations in leaf modules."""
         if self._flow is None:
             return ["operations, inputs, shapes and functions in tables are known with example="]
         if not left_out or not self._inside:
             return []
-        return [
-            f"left out: {counted(len(self._inside), 'operation')} inside modules of torch.nn; "
-            "ask for them by their paths, such as 'fc1.linear' or 'fc1.*'"
-        ]
+        size, one = counted(len(self._inside), "operation"), next(iter(self._inside))
+        return [f"left out: {size} inside modules of torch.nn; ask for them by their paths, such as '{one}'"]
 
     def wanted(self, where: Any) -> list[Point]:
         """Return the places that one path, selector, class or module selects."""
@@ -214,11 +229,14 @@ class _Listing:
             return self._at(parse(where) if isinstance(where, str) else where)
         if isinstance(where, Selector):
             return self._selected(where)
-        selector = TheModule(where) if isinstance(where, nn.Module) else OfClass(where)
-        calls = [call for call in self._module_calls() if selector.online().see(call)]
-        if not calls:
-            raise no_match(selector, self._module_calls())
-        return self._of_calls(calls)
+        return self._of_calls(self._modules_of(OfModule(where)))
+
+    def _modules_of(self, selector: Selector) -> list[ModelCall]:
+        """Return the calls of modules that a selector selects without a run."""
+        calls, online = calls_of(self._modules), selector.online()
+        if found := [call for call in calls if online.see(call)]:
+            return found
+        raise no_match(selector, calls)
 
     def _at(self, pattern: Place) -> list[Point]:
         found = [point for point in self.every if pattern.matches(point.path) and not self._is_hidden(point, pattern)]
@@ -240,11 +258,7 @@ class _Listing:
         return len(owner) in ends_of(pattern.segments, owner)
 
     def _of_spot(self, spot: Spot) -> Point:
-        """Return the place of a path that has no row: another name of a place, an item of a value, or a gradient.
-
-        Raises:
-            NoMatchError: the place is an operation that did not run.
-        """
+        """Return the place of a path that has no row: another name of a place, an item of a value, or a gradient."""
         if self._flow is not None and spot.kind == "operation":
             close = closest(spot.path, [point.path for point in self.every if point.kind == "operation"])
             raise NoMatchError(f"`{spot.full}` is no operation that ran; there are {close or 'none'}")
@@ -255,20 +269,19 @@ class _Listing:
         return Point(spot.full, spot.kind, spot.name if spot.kind == "operation" else "", owner)
 
     def _selected(self, selector: Selector) -> list[Point]:
+        states = [self._of_spot(spot) for spot in states_of(selector, self._root, reads=True).spots]
+        return states if selector.only_states else states + self._called(selector)
+
+    def _called(self, selector: Selector) -> list[Point]:
+        """Return the modules and operations that a selector selects."""
         if self._flow is not None:
             return self._of_calls([self._flow.calls[index] for index in selector.matches(self._flow)])
         if is_counted(selector):
             raise BadArgumentError(f"{selector} goes by the order of the run: pass example= with an input of the model")
-        online = selector.online()
-        found = [call for call in self._module_calls() if online.see(call)]
-        if not found:
-            error = no_match(selector, self._module_calls())
-            raise NoMatchError(f"{error}. Functions and operators are known with example= only")
-        return self._of_calls(found)
-
-    def _module_calls(self) -> list[ModelCall]:
-        """Return one call per module, with neither inputs nor outputs."""
-        return [ModelCall(path, type(one).__name__, "module", one) for path, one in self._modules.items()]
+        try:
+            return self._of_calls(self._modules_of(selector))
+        except NoMatchError as error:
+            raise NoMatchError(f"{error}. Functions and operators are known with example= only") from None
 
     def _of_calls(self, calls: Iterable[ModelCall]) -> list[Point]:
         paths = {call.path or "forward" for call in calls}

@@ -9,12 +9,11 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from byname.errors import BadArgumentError, NoMatchError
-from byname.model.call_graph import Flow, ModelCall
-from byname.model.module_tree import is_called, modules_by_path
-from byname.model.selectors import Selector
-from byname.model.where import meaning_of, parts_of, unwrapped
+from byname.errors import BadArgumentError
+from byname.model.module_tree import modules_by_path
+from byname.model.where import modules_of, parts_of, unwrapped
 from byname.watch.handle import Handle
+from byname.watch.heard import Notes
 
 Make = Callable[[nn.Module], nn.Module | None]
 
@@ -59,7 +58,7 @@ def replace(model: nn.Module, where: Any, make: Make) -> Handle:
     olds = _outermost(model, _meant(model, where))
     news = [(old, _made(make, old, path)) for path, old in olds]
     swaps = [Swap(model, old, new) for old, new in news if new is not None and new is not old]
-    notes = dict.fromkeys(_notes(swaps))
+    notes: Notes = dict.fromkeys(_notes(swaps))
     for swap in swaps:
         _train_as(swap.old, swap.new, known)
         swap.notes = notes
@@ -69,60 +68,14 @@ def replace(model: nn.Module, where: Any, make: Make) -> Handle:
 
 def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
     """Return the modules to replace, in the order of their registration."""
-    found = modules_meant(model, where)
+    meant = {id(module) for module in modules_of(model, where).values()}
+    found = [module for module in modules_by_path(model).values() if id(module) in meant]
     itself = any(one is model for one in found)
-    if itself and (len(found) == 1 or any(one is model or one == "forward" for one in parts_of(where))):
+    if itself and (len(found) == 1 or any(one is model or one == "forward" for one in parts_of(where, model))):
         raise BadArgumentError(
             f"this {type(model).__name__} is the model itself, which has no place in it; replace what holds it"
         )
     return [module for module in found if module is not model]
-
-
-def modules_meant(model: nn.Module, where: Any) -> list[nn.Module]:
-    """Return the modules that a place, a selector, a class or several of these match, in the order of registration.
-
-    Raises:
-        NoMatchError: nothing matches.
-        BadArgumentError: a matched place is no module.
-    """
-    found: dict[int, nn.Module] = {}
-    for one in parts_of(where):
-        meaning, selectors = meaning_of(one, model)
-        for spot in meaning.spots:
-            if spot.kind != "module" or spot.items or spot.gradient:
-                raise BadArgumentError(
-                    f"`{spot.full}` is no module, so there is nothing to swap; byname.rewrite(model, where, "
-                    "interjection) and byname.interject put another value in the place of what it gives"
-                )
-            found[id(spot.module)] = spot.module
-        for selector in selectors:
-            found.update((id(module), module) for module in modules_selected(model, selector).values())
-    return [module for module in modules_by_path(model).values() if id(module) in found]
-
-
-def modules_selected(model: nn.Module, selector: Selector) -> dict[str, nn.Module]:
-    """Return the modules that a selector matches, by path; the model does not run.
-
-    Raises:
-        NoMatchError: the selector matches no module.
-        BadArgumentError: the selector depends on a run.
-    """
-    if selector.needs_example:
-        raise BadArgumentError(
-            f"{selector} depends on how the model runs; modules are taken as they are registered here. Give their paths"
-        )
-    modules = modules_by_path(model)
-    calls = tuple(ModelCall(path, type(one).__name__, "module", one) for path, one in modules.items() if is_called(one))
-    try:
-        matched = {calls[index].path: calls[index].module for index in selector.matches(Flow(calls, {}, {}))}
-    except NoMatchError:
-        matched = {}
-    if not matched:
-        raise NoMatchError(
-            f"{selector} matches no module of this {type(model).__name__}; where it means functions, "
-            "byname.rewrite(model, where, interjection) and byname.interject put another value in the place of theirs"
-        )
-    return matched
 
 
 def _outermost(model: nn.Module, modules: list[nn.Module]) -> list[tuple[str, nn.Module]]:
@@ -171,14 +124,8 @@ def _train_as(old: nn.Module, new: nn.Module, known: set[int]) -> None:
 class Swap:
     """One module and its replacement, wherever the model holds it.
 
-    Args:
-        model: the model.
-        old: a module of the model.
-        new: the module that replaces it.
-
     Attributes:
         places: for each place of the old module, the path, the parent module and the name in it.
-        notes: the notes of the handle.
         order: the number of the replacement; later ones are above earlier ones.
     """
 
@@ -186,7 +133,7 @@ class Swap:
         self.old = old
         self.new = new
         self.places = list(_places_of(model, old))
-        self.notes: dict[str, None] = {}
+        self.notes: Notes = {}
         self.order = next(_orders)
 
     @property
@@ -228,12 +175,6 @@ class _Layers:
         """Set the replacements of the place; return False if other code has put another module there.
 
         After an interrupt the call can be repeated. Then it also puts back a module that was installed but not noted.
-
-        Args:
-            holder: the parent module.
-            name: the name in it.
-            swaps: the replacements, in order.
-            by: the replacement that is installed or removed now.
         """
         after = self._top(swaps)
         known = (self._top(self.swaps), after, by.new)

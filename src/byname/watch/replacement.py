@@ -1,8 +1,9 @@
-"""Replacement: checks that a value from an interjection has the structure and shapes of the value that it replaces."""
+"""Replacement: checks that a value from an interjection fits in the place of another, and overwriting in place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from byname.errors import InterjectionError
-from byname.model.items import Segments, tensors_in
+from byname.model.items import tensors_in
 from byname.place import join
-from byname.reading.quiet import DisableTorchFunction
+from byname.reading.functions import is_in_place, target_of
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
 
 IN_CHECKPOINT = (
@@ -31,30 +33,12 @@ def runs_again(frame: FrameType) -> bool:
 
 
 def same_kind(path: str, old: Any, new: Any) -> None:
-    """Refuse a replacement of another shape or structure.
-
-    Args:
-        path: the place, for the message.
-        old: the value.
-        new: the replacement.
-
-    Raises:
-        InterjectionError: the replacement differs from the value in structure, or in the shape of a tensor.
-    """
+    """Refuse a replacement of another shape or structure; the path is for the message."""
     _compare(path, "", old, new)
 
 
 def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
-    """Refuse replacements of gradients that differ in number, shape, dtype or device; None keeps a gradient.
-
-    Args:
-        path: the place, for the message.
-        old: the gradients, None for an input without one.
-        new: the replacements.
-
-    Raises:
-        InterjectionError: a replacement does not fit.
-    """
+    """Refuse replacements of gradients that differ in number, shape, dtype or device; None keeps a gradient."""
     if not isinstance(new, tuple) or len(new) != len(old):
         hint = "" if old else ", since the place is no call. Change the value's gradient at its `.grad`"
         got = f"a tuple of {len(new)}" if isinstance(new, tuple) else _described(new)
@@ -83,16 +67,12 @@ def conversion(old: Any, new: Any) -> str:
     the replacement.
     """
     with DisableTorchFunction():
-        for (at, was), (_, now) in zip(_tensors(old), _tensors(new), strict=False):
+        for (at, was), (_, now) in zip(tensors_in(old), tensors_in(new), strict=False):
             before, after = _kind(was), _kind(now)
             if before != after:
                 part = f"in {join(at)} " if at else ""
                 return f"{part}a tensor of {after} was put in the place of one of {before}"
     return ""
-
-
-def _tensors(value: Any) -> list[tuple[Segments, Tensor]]:
-    return [((), value)] if is_tensor(value) else tensors_in(value)
 
 
 def _kind(tensor: Tensor) -> str:
@@ -144,3 +124,96 @@ def _described(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
     return "None" if value is None else f"{type(value).__name__}"
+
+
+# In place
+
+
+def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the tensor that a call changes in place, which its caller may use afterwards; None if there is none."""
+    target = target_of(args, kwargs, in_place=is_in_place(getattr(function, "__name__", "")))
+    return target if is_tensor(target) else None
+
+
+def called(function: Any, changed: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Call a function that changes a tensor in place, so that the tensor can be overwritten afterwards.
+
+    Returns:
+        The result of the function, and the ``grad_fn`` of the tensor after the call; None without grad mode.
+    """
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs), None
+    if not changed._is_view() or _packed_already():
+        return function(*args, **kwargs), changed.grad_fn
+    # The node of a view lies inside a CopySlices, where nothing can reach what it saved (PyTorch 2.13): so pack it now.
+    memory = changed.untyped_storage().data_ptr()
+
+    def pack(saved: Tensor) -> tuple[Tensor, int]:
+        kept = _copy(saved) if saved.untyped_storage().data_ptr() == memory else saved
+        return kept, kept._version
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+        result = function(*args, **kwargs)
+    return result, changed.grad_fn
+
+
+def _unpacked(packed: tuple[Tensor, int]) -> Tensor:
+    saved, version = packed
+    if saved._version != version:  # PyTorch raises the same error for a saved tensor without hooks
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"{list(saved.shape)} is at version {saved._version}; expected version {version} instead"
+        )
+    return saved
+
+
+def _packed_already() -> bool:
+    """Return whether saved-tensor hooks are active already, such as those of a checkpoint: only the innermost run."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
+
+
+@dynamo_skip
+def overwrite(changed: Tensor, value: Tensor, first: Any = None) -> None:
+    """Copy a value into a tensor that a function has just changed in place, as ``relu_`` does.
+
+    The caller of such a function may use the tensor afterwards and ignore the result. Tensors on this memory that
+    autograd has saved since the function began are replaced by copies; otherwise backward would find them modified.
+    `first` is the ``grad_fn`` of the tensor when the function had just ended; by default its present one.
+    """
+    first = changed.grad_fn if first is None else first
+    if torch.is_grad_enabled() and first is not None:
+        last = [node for node in (first, value.grad_fn) if node is not None]  # a gradient, even if zero, reaches both
+        _keep_saved(last, first, changed.untyped_storage().data_ptr())
+    changed.copy_(value)
+
+
+def _keep_saved(last: list[Any], first: Any, memory: int) -> None:
+    """Replace saved tensors on some memory by copies, in all nodes behind `last` that are not older than `first`."""
+    oldest, waiting, seen = first._sequence_nr(), [*set(last)], set(last)
+    while waiting:
+        node = waiting.pop()
+        if type(node).__name__ == "AccumulateGrad" or node._sequence_nr() < oldest:
+            continue
+        for raw in _saved_in(node):
+            if type(raw.data) is Tensor and raw.data.untyped_storage().data_ptr() == memory:
+                raw.register_hooks(_copy, lambda saved: saved)
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        waiting += following
+
+
+def _saved_in(node: Any) -> Iterator[Any]:
+    kind: Any = type(node)
+    for name in _slots(kind):
+        found = getattr(node, name)
+        yield from (one for one in (found if isinstance(found, tuple | list) else (found,)) if one is not None)
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def _copy(saved: Tensor) -> Tensor:
+    return saved.detach().clone()

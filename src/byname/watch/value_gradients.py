@@ -10,7 +10,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,7 +31,6 @@ class Removable:
     """A hook that can be removed.
 
     Attributes:
-        handle: PyTorch's handle of the hook; None before the hook is registered.
         lasting: whether the hook is on a leaf, which outlives the graph; it then stays until it is removed. Any other
             hook is freed with the graph.
     """
@@ -48,6 +47,18 @@ class Removable:
         """Return the leaf that has the hook, in a list; an empty list if it is no leaf, or was freed."""
         leaf = None if self._leaf is None else self._leaf()
         return [] if leaf is None else [leaf]
+
+    def accumulate(self, parameter: Tensor, receive: OnGradient) -> None:
+        """Register the hook, which is called with ``.grad`` after each backward; its result replaces it unless None."""
+
+        def accumulated(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            new = None if gradient is None else receive(gradient)
+            if new is not None and new is not gradient:
+                parameter.grad = new
+
+        with DisableTorchFunction(), HOOKING:
+            self.handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
         """Remove the hook. A second call does nothing."""
@@ -66,16 +77,8 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object]
     """Report the whole gradient of a value as soon as a backward has computed it.
 
     Later in-place changes of the value do not matter: the gradient is that of the value as it is now. One case cannot
-    be observed: the value is a view, something else may use its base, and their memory is changed in place later.
-
-    Args:
-        value: any tensor.
-        receive: a function that is called with the gradient in every backward that reaches the value. Unless it returns
-            None, its result replaces the gradient.
-        missed: a function that is called in a backward whose gradient could not be observed completely.
-
-    Returns:
-        The hook, or None if the value does not require grad.
+    be observed: the value is a view, something else may use its base, and their memory is changed in place later. Then
+    `missed` is called in the backward. Returns the hook, or None if the value does not require grad.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> y = x * 3
@@ -87,85 +90,58 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object]
     with DisableTorchFunction():
         if not value.requires_grad:
             return None
-        found = hidden_base(value) if value._is_view() else None
-        if found is not None:
-            base, window = found
-            of_thread.latest.forget()
-            handle = base.grad_fn.register_prehook(_Through(window, base.output_nr, receive))  # type: ignore[union-attr]
-            return Removable(handle)
-        if missed is not None and value._is_view():
-            watch_the_base(value, missed)
+        if value._is_view():
+            home = hidden_home(value)
+            if home is not None:
+                node, slot, window = home
+                return Removable(node.register_prehook(_AtHome(slot, window, receive)))
+            if missed is not None:
+                watch_the_base(value, missed)
         with HOOKING:
             handle = value.register_hook(receive)  # type: ignore[no-untyped-call]
         return Removable(handle, value, "_backward_hooks") if value.grad_fn is None else Removable(handle)
 
 
-def on_accumulated(parameter: Tensor, receive: OnGradient) -> Removable:
-    """Report ``.grad`` each time a backward has added to it.
-
-    Args:
-        parameter: a leaf that requires grad.
-        receive: a function that is called with ``.grad``, which may be the sum of several backwards. Unless it returns
-            None, its result replaces ``.grad``.
-
-    Returns:
-        The hook.
+def accumulating(parameter: Tensor) -> Removable:
+    """Return the hook of a leaf that requires grad, not registered yet; it can be removed even if that is interrupted.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> hook = on_accumulated(weight, lambda gradient: gradient.clamp(max=1))
+    >>> accumulating(weight).accumulate(weight, lambda gradient: gradient.clamp(max=1))
     >>> (weight * 5).sum().backward()
     >>> weight.grad
     tensor([1., 1.])
     """
-    hook = accumulating(parameter)
-    accumulate(hook, parameter, receive)
-    return hook
-
-
-def accumulating(parameter: Tensor) -> Removable:
-    """Return the hook that `accumulate` will register; it can be removed even if that call is interrupted."""
     return Removable(None, parameter, "_post_accumulate_grad_hooks")
 
 
-def accumulate(hook: Removable, parameter: Tensor, receive: OnGradient) -> None:
-    """Register a hook that `accumulating` has returned; see `on_accumulated`."""
+class LeafHooks:
+    """Hooks on leaves, which outlive the graph, until they are removed."""
 
-    def accumulated(parameter: Tensor) -> None:
-        gradient = parameter.grad
-        new = None if gradient is None else receive(gradient)
-        if new is not None and new is not gradient:
-            parameter.grad = new
+    def __init__(self) -> None:
+        self._hooks: dict[Hashable, list[Any]] = {}
 
-    with DisableTorchFunction(), HOOKING:
-        hook.handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+    def keep(self, key: Hashable, hook: Any) -> None:
+        """Keep a hook, unless it is freed with the graph, and remove those whose living leaves all have it as well.
 
+        So a leaf that is used in each iteration, such as a parameter, has one hook. If each iteration has a leaf of its
+        own, all of them keep their hooks, since a backward may follow several forwards.
+        """
+        if hook.lasting:
+            now = {id(leaf) for leaf in hook.leaves()}
+            kept = [hook]
+            for earlier in self._hooks.get(key, ()):
+                if all(id(leaf) in now for leaf in earlier.leaves()):
+                    earlier.remove()
+                else:
+                    kept.insert(-1, earlier)
+            self._hooks[key] = kept
 
-def without_superseded(hooks: Iterable[Any], by: Any) -> list[Any]:
-    """Remove the hooks whose living leaves all have a new hook as well; return the other hooks.
-
-    So a leaf that is used in each iteration, such as a parameter, has one hook. If each iteration has a leaf of its
-    own, all of them keep their hooks, since a backward may follow several forwards.
-
-    Args:
-        hooks: the earlier hooks at a place.
-        by: the new hook.
-    """
-    now = {id(leaf) for leaf in by.leaves()}
-    kept = []
-    for hook in hooks:
-        if all(id(leaf) in now for leaf in hook.leaves()):
-            hook.remove()
-        else:
-            kept.append(hook)
-    return kept
-
-
-def missed_at(path: str) -> str:
-    """Return the note on a gradient that could not be observed completely."""
-    return (
-        f"`{path}`: it is a view of a tensor that was changed in place afterwards; what has come to it through the "
-        "change is not in its gradient"
-    )
+    def remove(self) -> None:
+        """Remove all hooks."""
+        for hooks in self._hooks.values():
+            for hook in hooks:
+                hook.remove()
+        self._hooks.clear()
 
 
 def watch_the_base(view: Tensor, missed: Callable[[], object]) -> None:
@@ -184,8 +160,12 @@ def watch_the_base(view: Tensor, missed: Callable[[], object]) -> None:
     base.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def hidden_base(value: Tensor) -> tuple[Tensor, Window | Reshaped] | None:
-    """Return the hidden base of a value and the view geometry: a base that only this view, made just now, references.
+Home: TypeAlias = "tuple[Any, int, Window | Reshaped]"
+"""Where the gradient of a value arrives: a node, the index among its gradients, and the view geometry in that one."""
+
+
+def hidden_home(view: Tensor) -> Home | None:
+    """Return the home of the gradient of a view whose base is hidden: only this view, made just now, references it.
 
     ``nn.Linear`` returns such a view for an input of three dimensions. The view may be changed in place later, for
     example by an in-place ``relu``. PyTorch then sends the gradient to the node of the base and bypasses that of the
@@ -194,97 +174,44 @@ def hidden_base(value: Tensor) -> tuple[Tensor, Window | Reshaped] | None:
     one.
 
     Returns:
-        None if there is no such base.
+        None if there is no such base. No function mode may be active.
     """
-    if type(value) is not Tensor or value._base is None or _holders_of_the_base(value) != _of_a_hidden_base():
-        return None
-    base = value._base
-    behind = base.grad_fn
-    if behind is None or not _just_made(value.grad_fn, behind):
-        return None
-    window = whole_window_of(value, base)
-    return None if window is None else (base, window)
-
-
-class LatestReshaped:
-    """The latest hook on a hidden base in one thread: an outer module may return the very view of an inner one.
-
-    Attributes:
-        view: a weak reference to the view.
-        version: the version of the view when the base was hooked.
-        hook: a weak reference to the hook, which is freed with the graph.
-    """
-
-    __slots__ = ("hook", "version", "view")
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget the hook, since another hook was added."""
-        self.view: Callable[[], Tensor | None] = _nothing
-        self.version = 0
-        self.hook: Callable[[], Any] = _nothing
-
-    def note(self, view: Tensor, hook: Any) -> None:
-        """Note the hook on the base of a view."""
-        self.view, self.version, self.hook = weakref.ref(view), view._version, weakref.ref(hook)
-
-    def of(self, view: Tensor) -> Any:
-        """Return the hook if it belongs to this view, unchanged since; otherwise None."""
-        return self.hook() if self.view() is view and self.version == view._version else None
-
-
-def _nothing() -> None:
-    """Return None, as a weak reference to a freed object does."""
-
-
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.latest = LatestReshaped()
-
-
-of_thread = _OfThread()
-
-
-def node_reshaped(view: Tensor) -> tuple[Any, int] | None:
-    """Return the node of the hidden base of a view and the number of its output, if one ``view`` made it; else None.
-
-    This is the most frequent case of `hidden_base`, found faster. No function mode may be active.
-    """
-    node, base = view.grad_fn, view._base
-    if node is None or base is None or type(node) is not _class_of_views():
+    base, node = view._base, view.grad_fn
+    if base is None or node is None or type(view) is not Tensor:
         return None
     if (base._use_count(), sys.getrefcount(base)) != _of_a_hidden_base():  # type: ignore[attr-defined]
         return None
-    behind, newest = base.grad_fn, _sequence_number()
-    if behind is None or node._sequence_nr() != newest - 1 or behind._sequence_nr() != newest - 2:
+    behind = base.grad_fn
+    if behind is None:
         return None
-    return behind, base.output_nr
-
-
-@functools.cache
-def _class_of_views() -> type:
-    """Return the class of the nodes that ``view`` makes."""
-    with torch.enable_grad():
-        return type(torch.zeros(2, requires_grad=True).view(2).grad_fn)
-
-
-def _holders_of_the_base(view: Tensor) -> tuple[int, int]:
-    """Return the number of references to the base of a view, from C++ and from Python, this function's included."""
-    base = view._base
-    return base._use_count(), sys.getrefcount(base)  # type: ignore[union-attr]
+    newest = _sequence_number()
+    window: Window | Reshaped | None
+    if (
+        type(node).__name__ == "ViewBackward0"
+        and node._sequence_nr() - newest == -1 == behind._sequence_nr() - newest + 1
+    ):
+        window = Reshaped(view.shape, base.shape)  # the most frequent case, found faster
+    else:
+        whole = _just_made(node, behind, newest) and view.numel() == base.numel()
+        window = window_of(view, base) if whole else None
+    return None if window is None else (behind, base.output_nr, window)
 
 
 @functools.cache
 def _of_a_hidden_base() -> tuple[int, int]:
-    """Return these numbers for a base that only its view references; they differ between versions of PyTorch."""
-    return _holders_of_the_base(torch.zeros(2).clone().view(2))
+    """Return the numbers of references, from C++ and from Python, to a base that only its view and a variable hold.
+
+    They differ between versions of PyTorch. The modes of the first call may not change what is cached for the process:
+    a dispatch mode may keep the results that it sees, and views in inference mode have no base.
+    """
+    with torch.inference_mode(False), torch._C._DisableTorchDispatch():
+        view: Any = torch.zeros(2).clone().view(2)
+    base = view._base
+    return base._use_count(), sys.getrefcount(base)
 
 
-def _just_made(node: Any, behind: Any) -> bool:
-    """Return whether the latest nodes that this thread made form a chain from one node back to the other."""
-    newest = _sequence_number()
+def _just_made(node: Any, behind: Any, newest: int) -> bool:
+    """Return whether the nodes that this thread made before a number form a chain from one node back to the other."""
     for back in range(1, _MOST_VIEWS):
         if node._sequence_nr() != newest - back:
             return False
@@ -303,14 +230,14 @@ _MOST_VIEWS = 8
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
-class _Through:
+class _AtHome:
     """A pre-hook of the node of a base: it reports the view's part of one of the gradients that the node gets."""
 
     __slots__ = ("receive", "slot", "window")
 
-    def __init__(self, window: Window | Reshaped, slot: int, receive: OnGradient) -> None:
-        self.window = window
+    def __init__(self, slot: int, window: Window | Reshaped, receive: OnGradient) -> None:
         self.slot = slot
+        self.window = window
         self.receive = receive
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
@@ -327,12 +254,7 @@ class _Through:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The view geometry: the elements of a base that a view has. It holds neither tensor.
-
-    Attributes:
-        size, strides, offset: those of the view; the offset is counted from that of the base.
-        base_size, base_strides: those of the base.
-    """
+    """The view geometry: the elements of a base that a view has; its offset counts from that of the base."""
 
     size: torch.Size
     strides: tuple[int, ...]
@@ -387,11 +309,6 @@ def window_of(view: Tensor, base: Tensor) -> Window | Reshaped | None:
         return None
     offset = int(view.storage_offset()) - int(base.storage_offset())
     return Window(view.shape, view.stride(), offset, base.shape, base.stride())
-
-
-def whole_window_of(view: Tensor, base: Tensor) -> Window | Reshaped | None:
-    """Return the view geometry of a view that has all elements of its base; otherwise None."""
-    return window_of(view, base) if view.numel() == base.numel() else None
 
 
 def _dense(tensor: Tensor) -> bool:

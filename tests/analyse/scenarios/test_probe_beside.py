@@ -135,7 +135,7 @@ def test_no_graph_and_no_batch_is_kept_alive(no_collection):
     alive = [weakref.ref(output), weakref.ref(value), weakref.ref(targets)]  # the graph has saved the value
     del output, value, targets
     assert [ref() for ref in alive] == [None] * 3
-    kept = probe.state_dict()["parts"][0][1]["state"]
+    kept = probe.state_dict()["parts"][0][1]
     assert kept["weight"].shape == (3, 8) and not kept["weight"].requires_grad
 
 

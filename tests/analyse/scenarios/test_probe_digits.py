@@ -55,6 +55,7 @@ def test_snapshots_change_nothing_in_the_training(example, told):
         assert torch.equal(value, model.state_dict()[name]), name
 
 
+@pytest.mark.grid(fast=1)
 @pytest.mark.parametrize("which", [0, -1], ids=["start", "end"])
 def test_dead_units_and_ranks_are_those_of_numpy(example, told, which):
     before, model, data, story = told

@@ -24,8 +24,9 @@ from byname.analyse import (
     Similarity,
     Spectrum,
 )
-from byname.analyse.statistics.identity import class_named, name_of
+from byname.analyse.state import class_named, name_of
 from byname.errors import BadArgumentError
+from byname.text import with_article
 
 EVERY = {
     "FeatureStatistics": FeatureStatistics,
@@ -104,7 +105,9 @@ def test_the_state_of_another_analyser_is_refused_and_both_are_named(name, seen)
     for other, make in EVERY.items():
         if other != name:
             state = (passed(make()) if seen else make()).state_dict()
-            with pytest.raises(BadArgumentError, match=f"^this is the state of a {other}, not of a {name}$"):
+            with pytest.raises(
+                BadArgumentError, match=f"^this is the state of {with_article(other)}, not of {with_article(name)}$"
+            ):
                 kept.load_state_dict(state)
     assert str(kept.result()) == before
 
@@ -116,7 +119,7 @@ def test_a_state_of_other_settings_is_refused_as_it_is_by_merge(case, swapped):
     make, other, words = SETTINGS[case]
     kept, saved = (other(), make()) if swapped else (make(), other())
     for saved in (saved, passed(copy.deepcopy(saved))):  # also where nothing was seen
-        with pytest.raises(BadArgumentError, match="this is the state of a .* with .* made with the same") as refused:
+        with pytest.raises(BadArgumentError, match="this is the state of an? .* with .* made with the same") as refused:
             kept.load_state_dict(reloaded(saved.state_dict()))
         assert words.split("=")[0] in str(refused.value)
         assert swapped or words in str(refused.value)
@@ -140,6 +143,23 @@ def test_what_is_no_state_is_refused():
         DeadUnits().load_state_dict({**state, "version": 99})
     with pytest.raises(BadArgumentError, match=r"state of a '\\x1b\[31mDeadUnits', not"):
         DeadUnits().load_state_dict({**state, "analyser": "b:\x1b[31mDeadUnits"})
+
+
+@pytest.mark.sees_nothing
+def test_states_of_0_2_0_are_read():
+    """Each statistic in the state of an analyser, and in a file, said its class twice."""
+
+    def as_written(state):
+        if "parts" in state:
+            return {**state, "parts": [[key, as_written(one)] for key, one in state["parts"]]}
+        return {"statistic": state["statistic"], "state": state}
+
+    for make in EVERY.values():
+        saved, loaded = passed(make()), make()
+        loaded.load_state_dict(reloaded(as_written(saved.state_dict())))
+        assert str(loaded.result()) == str(saved.result())
+    mean = analyse.Mean().add([1.0, 2.0])
+    assert analyse.Mean.made(as_written(mean.state_dict())).mean() == 1.5
 
 
 def test_a_state_without_a_word_about_itself_is_taken_as_before():
@@ -223,7 +243,7 @@ def test_an_own_mean_is_not_that_of_byname():
         with pytest.raises(BadArgumentError, match=f"^this is the state of a {two}, not of a {one}$"):
             kept.load_state_dict(other.state_dict())
         with pytest.raises(BadArgumentError, match=f"^this is no saved {one} but a {two}$"):
-            type(kept).made(other.described())
+            type(kept).made(other.state_dict())
 
 
 def test_an_own_mean_is_loaded_from_its_file_and_not_from_that_of_byname(tmp_path):
@@ -249,7 +269,8 @@ def test_statistics_that_keep_the_same_are_told_apart(mine, other):
 def test_other_settings_of_a_statistic_are_both_named():
     saved = analyse.Variance(channel=1, nan="raise").state_dict()
     with pytest.raises(
-        BadArgumentError, match="a Variance with channel=1, nan='raise', not with channel=None, nan='omit'"
+        BadArgumentError,
+        match="a Variance with channel=1, nan='raise', and cannot go on in one with channel=None, nan='omit'",
     ):
         analyse.Variance().load_state_dict(saved)
 
@@ -274,14 +295,10 @@ def cell(factor=1):
             return self._x * factor
 
     class Sums(analyse.Analyser):
-        def begin(self, sample):
-            return Total()
-
-        def take(self, kept, sample):
-            kept.add(sample.value)
+        KEEPS = {"total": Total}
 
         def figures(self, kept):
-            return {"sum": kept.result()}
+            return {"sum": kept["total"].result()}
 
     return Sums, Total
 
@@ -316,9 +333,32 @@ def test_classes_of_two_runs_of_a_cell_are_refused_with_a_true_sentence():
     assert mine.merge(passed(Sums(), torch.ones(6, 4))).result()["0"]["sum"] == 48
 
 
+def test_an_analyser_that_declares_no_statistic_loads_those_it_has_kept_of_a_cell_that_ran_twice():
+    (_, Total), _ = cells = cell(1), cell(10)
+
+    class Sums(analyse.Analyser):
+        def begin(self, sample):
+            return Total()
+
+        def take(self, kept, sample):
+            kept.add(sample.value)
+
+        def figures(self, kept):
+            return {"sum": kept.result()}
+
+    saved = passed(Sums(), torch.ones(6, 4))
+    for loaded in (saved, copy.deepcopy(saved)):
+        loaded.load_state_dict(reloaded(saved.state_dict()))
+        assert loaded.merge(saved.reduce()).result()["0"]["sum"] == 48
+        saved = passed(Sums(), torch.ones(6, 4))
+    with pytest.raises(BadArgumentError, match="classes of the name .*Total .* name the class in the analyser's KEEPS"):
+        Sums().load_state_dict(saved.state_dict())
+    assert len(cells) == 2
+
+
 def test_a_class_that_cannot_be_told_from_another_is_not_guessed():
     kept = [cell(), cell()]
-    state = kept[0][1]().described()
+    state = kept[0][1]().state_dict()
     with pytest.raises(BadArgumentError, match="classes of the name .*Total here, and which of them"):
         class_named(state["statistic"], analyse.Statistic)
     assert class_named(state["statistic"], analyse.Statistic, [kept[1][1]]) is kept[1][1]
@@ -339,7 +379,7 @@ def test_the_program_itself_has_another_name_where_it_is_imported():
     loaded.load_state_dict(saved)
     assert loaded.result() == 3.0
     Own.__module__ = "other"
-    with pytest.raises(BadArgumentError, match=r"state of a train\.Own, not of a other\.Own"):
+    with pytest.raises(BadArgumentError, match=r"state of a train\.Own, not of an other\.Own"):
         loaded.load_state_dict({**saved, "statistic": "train:Own"})
     Own.__qualname__ = "Mean"
     Own.__module__ = "__main__"

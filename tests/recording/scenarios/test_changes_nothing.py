@@ -113,7 +113,7 @@ def assert_same(one, other):
     assert one[1:] == other[1:]
 
 
-@pytest.mark.grid(fast=4)
+@pytest.mark.grid(fast=2)
 @pytest.mark.parametrize("to_file", [False, True], ids=["memory", "file"])
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -148,6 +148,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.grid(fast=4)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_training_is_the_same_with_every_option(options):
     places = [path for path in EVERYWHERE if "cache" not in path] if "reduce" in options else EVERYWHERE
@@ -253,6 +254,7 @@ def everything_open():
 PLACES = ["lin", "forward.h", "softmax", "lin.weight", "lin.weight.grad", "forward.h.grad", "seen"]
 
 
+@pytest.mark.grid(fast=8)
 @pytest.mark.parametrize("to_file", [False, True], ids=["memory", "file"])
 @pytest.mark.parametrize("count", ["forward", "optimizer"])
 @pytest.mark.parametrize("way", WAYS)
@@ -339,7 +341,7 @@ def test_closing_twice_and_using_without_with_leave_nothing():
     before = state(model)
     recorder = byname.record(model, PLACES)
     model(torch.ones(1, 2))
-    with pytest.warns(RecordingWarning, match="no backward came to"):
+    with pytest.warns(RecordingWarning, match="no backward reached"):
         recorder.close()
     assert state(model) == before
     recorder.close()

@@ -7,7 +7,7 @@ import torch
 
 import byname
 from byname.errors import BynameError, RecordingError
-from byname.recording.stores import writer as hdf5
+from byname.recording import log_file
 
 
 def recorded(path, **how):
@@ -58,10 +58,10 @@ def test_a_file_that_is_there_is_a_file_exists_error(tmp_path):
     ],
 )
 def test_what_the_system_refuses_is_its_own_error_too(number, also, tmp_path, monkeypatch):
-    def refused(path, overwrite):
+    def refused(path, flags):
         raise OSError(number, "No", str(path))
 
-    monkeypatch.setattr(hdf5, "JournaledFile", refused)
+    monkeypatch.setattr(log_file, "opened", refused)
     with pytest.raises(RecordingError, match=r"run\.h5 cannot be written: ") as error:
         recorded(tmp_path / "run.h5")
     assert isinstance(error.value, also) and error.value.errno == number
@@ -70,10 +70,10 @@ def test_what_the_system_refuses_is_its_own_error_too(number, also, tmp_path, mo
 def test_a_file_that_may_not_be_read_is_a_permission_error_and_not_damaged(tmp_path, monkeypatch):
     recorded(tmp_path / "run.h5")
 
-    def refused(path):
+    def refused(path, flags):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("byname.recording.stores.reader._check_start", refused)
+    monkeypatch.setattr("byname.recording.stored.opened", refused)
     with pytest.raises(RecordingError, match=r"run\.h5 may not be read: Permission denied") as error:
         byname.open(tmp_path / "run.h5")
     assert isinstance(error.value, PermissionError)

@@ -1,6 +1,9 @@
 """What happens to the training and to the file when the disk is full or the file is lost?"""
 
+import contextlib
+import errno
 import json
+import os
 import sys
 
 import pytest
@@ -21,11 +24,11 @@ PROGRAM = """
 
     class Accidents:
         def __init__(self, directory):
-            self.directory, self.file = directory, directory / "run.h5"
+            self.directory, self.file = directory, directory / "run.h5.log"
 
         def full_disk(self): resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
         def file_deleted(self): self.file.unlink()
-        def file_moved(self): self.file.rename(self.directory / "moved.h5")
+        def file_moved(self): self.file.rename(self.directory / "moved.h5.log")
         def directory_deleted(self): shutil.rmtree(self.directory)
         def directory_moved(self): self.directory.rename(self.directory.with_name("elsewhere"))
         def file_replaced(self): self.file.unlink(), self.file.write_bytes(b"mine")
@@ -72,7 +75,7 @@ PROGRAM = """
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         told["hooks"] = len(model._forward_hooks) + len(model._forward_pre_hooks)
         told["left"] = sorted(one.name for one in directory.parent.rglob("*"))
-        for name in ("runs/run.h5", "runs/moved.h5", "elsewhere/run.h5"):
+        for name in ("runs/run.h5.log", "runs/moved.h5.log", "elsewhere/run.h5.log"):
             path = directory.parent / name
             if path.exists() and path.read_bytes() != b"mine":
                 with byname.open(path) as recording:
@@ -132,7 +135,7 @@ def test_what_was_flushed_stays_readable_and_the_file_says_that_more_is_missing(
 
 def test_a_file_put_in_its_place_is_not_touched(told):
     assert "read" not in told("file_replaced")
-    assert told("file_replaced")["left"] == ["run.h5", "runs"]
+    assert told("file_replaced")["left"] == ["run.h5.log", "runs"]
 
 
 @pytest.mark.parametrize("what", ["file_deleted", "directory_deleted"])
@@ -173,5 +176,64 @@ def test_an_error_of_the_program_is_not_hidden_by_that_of_the_recording(tmp_path
     with pytest.raises(ZeroDivisionError), pytest.warns(UserWarning, match=r"run\.h5"):
         with byname.record(model, "forward", to=tmp_path / "run.h5"):
             model(torch.ones(1, 2))
-            (tmp_path / "run.h5").unlink()
+            (tmp_path / "run.h5.log").unlink()
             1 / 0
+
+
+class Full:
+    """A disk that has room for so many calls that write; of the next it takes a part, and of later ones nothing."""
+
+    def __init__(self, monkeypatch, calls):
+        self.left = calls
+        for name in ("pwrite", "pwritev", "copy_file_range"):
+            monkeypatch.setattr(os, name, self._around(name, getattr(os, name)))
+
+    def _around(self, name, call):
+        def limited(descriptor, data, *given):
+            self.left -= 1
+            if self.left >= 0:
+                return call(descriptor, data, *given)
+            if self.left == -1 and name == "pwrite" and len(data) > 1:
+                return call(descriptor, data[: len(data) // 2], *given)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        return limited
+
+
+@pytest.mark.filterwarnings("ignore::byname.errors.RecordingWarning")
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_disk_that_is_full_at_any_write_costs_nothing_that_was_flushed(step, tmp_path, monkeypatch):
+    import torch
+    from stored_runs import series
+
+    import byname
+    from byname.errors import RecordingError
+    from byname.recording.log_file import LogStore
+
+    ends = set()
+    for calls in range(0, 60, step):
+        path, flushed, raised = tmp_path / f"{calls}.h5", 0, False
+        store = LogStore(path, run={})
+        with monkeypatch.context() as patched:
+            disk = Full(patched, calls)
+            try:
+                for start in range(0, 40, 4):
+                    values = {"a": [torch.full((40_000,), float(start + one)) for one in range(4)], "t": ["x"] * 4}
+                    store.append({name: series(name, some, start=start) for name, some in values.items()})
+                    store.flush()
+                    flushed = start + 4
+                store.close()
+            except RecordingError:
+                raised = True
+                with contextlib.suppress(RecordingError):
+                    store.close()
+        with byname.open(path) as recording:
+            found = recording["a"] if flushed else ()
+            assert [float(one[-1]) for one in found][:flushed] == [*map(float, range(flushed))], calls
+            assert recording.complete == (not raised) and (recording.complete or recording.missing), calls
+        left = {one.name for one in tmp_path.iterdir() if one.name.startswith(f"{calls}.")}
+        assert left in ({path.name}, {f"{path.name}.log"}), calls
+        ends |= {(raised, *(name.rpartition(".")[2] for name in left))}
+        if disk.left > 0:
+            break
+    assert ends == {(True, "log"), (False, "log"), (False, "h5")}

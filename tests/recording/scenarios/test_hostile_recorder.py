@@ -5,7 +5,6 @@ import threading
 import types
 import weakref
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -176,7 +175,8 @@ def test_what_is_done_to_a_result_is_not_done_to_what_goes_on_being_recorded():
         series = recorder.results["first"]
         series.values.clear()
         with pytest.raises(ValueError, match="read-only"):
-            np.asarray(series.iterations)[0] = 7
+            series.records["iteration"][0] = 7
+        series.iterations[0] = 7
         model(torch.ones(1, 3))
     assert recorder.results["first"].iterations == [0, 1]
     assert len(recorder.results["first"].values) == 2

@@ -1,10 +1,16 @@
+import os
 import signal
+import sys
 import threading
+from pathlib import Path
 
-import journal_runs as runs
 import pytest
+import torch
+from stored_runs import series
 
+import byname
 from byname.reading.interrupts import defer_signals
+from byname.recording.log_file import LogStore
 
 
 class Alarm(Exception):
@@ -25,26 +31,90 @@ def alarms():
 
 
 def test_signals_in_the_middle_of_writing_come_up_after_it(tmp_path, alarms):
-    with defer_signals(also_repeated=True):
-        journaled, file = runs.write(tmp_path / "run.h5", 1)
-    interrupted = 0
+    store = LogStore(tmp_path / "run.h5", run={})
+    interrupted, values = 0, [torch.full((3000,), float(number)) for number in range(120)]
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    for number in range(2, 120):
+    for number, value in enumerate(values):
         try:
             try:
                 with defer_signals(also_repeated=True):
-                    alarms(0.00002 * number)
-                    runs.advance(file, number)
-                    file.flush()
-                    journaled.commit()
+                    alarms(0.00001 * (number + 1))
+                    store.append({"a": series("a", [value] * 9, start=9 * number)})
+                    store.flush()
             finally:
                 alarms(0)
         except Alarm:
             interrupted += 1
         assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
-    runs.end(journaled, file)
+    store.close()
     assert interrupted > 10
-    assert runs.read(tmp_path / "run.h5", natively=True) == 119
+    with byname.open(tmp_path / "run.h5") as recording:
+        assert recording.complete and recording["a"].iterations == [*range(9 * 120)]
+        assert all(torch.equal(value, values[number // 9]) for number, value in enumerate(recording["a"]))
+
+
+class Lines:
+    """Presses Ctrl-C twice when a function comes to a line of what writes recordings, counted from 0."""
+
+    NAMES = ("log_file", "recording_file", "finish", "hdf5", "frame", "stored", "value_type")
+    FILES = tuple(f"recording{os.sep}{name}.py" for name in NAMES)
+
+    def __init__(self, at=None):
+        self.at, self.count = at, 0
+
+    def __call__(self, function):
+        sys.settrace(self._follow)
+        try:
+            function()
+        finally:
+            sys.settrace(None)
+
+    def _follow(self, frame, event, argument):
+        if not frame.f_code.co_filename.endswith(self.FILES):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count - 1 == self.at:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+        return self._follow
+
+
+assert all(Path(byname.__file__).parent.joinpath(name).is_file() for name in Lines.FILES)
+
+
+def ready_to_close(path):
+    store = LogStore(path, run={})
+    for start in (0, 2):
+        values = {"a": [torch.ones(3)] * 2, "r": [torch.ones(2 + start)] * 2, "t": ["x", {"k": torch.ones(2)}]}
+        store.append({name: series(name, several, start=start) for name, several in values.items()})
+    return store
+
+
+@pytest.mark.parametrize("step", [101, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_ctrl_c_at_a_line_of_close_leaves_a_whole_recording(step, tmp_path):
+    for name in ("first.h5", "run.h5"):  # the first close fills caches, and takes more lines
+        whole = Lines()
+        whole(ready_to_close(tmp_path / name).close)
+    states, last = set(), range(whole.count - 30, whole.count)  # in which the file takes its name
+    for at in sorted({*range(0, whole.count, step), *last}):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        store, lines, pressed = ready_to_close(directory / "run.h5"), Lines(at), False
+        try:
+            lines(store.close)
+        except KeyboardInterrupt:
+            pressed = True
+        store.close()
+        left = {one.name for one in directory.iterdir()}
+        assert pressed or lines.count <= at  # what is cached by now takes fewer lines
+        assert left in ({"run.h5"}, {"run.h5.log"}), (at, left)
+        states |= left
+        with byname.open(directory / "run.h5") as recording:
+            assert recording.complete and recording.ended, (at, recording.missing)
+            assert [len(recording[name]) for name in "art"] == [4, 4, 4]
+        assert byname.repair(directory / "run.h5") == (left == {"run.h5.log"})
+    assert states == {"run.h5", "run.h5.log"}
 
 
 def test_each_signal_that_came_is_raised_once(alarms):

@@ -142,9 +142,11 @@ def kill_at_random(launcher, tmp_path, count, seed):
         directory.mkdir()
         training = launcher.start(directory)
         training.wait_for("recording")
-        time.sleep(chance.uniform(0, longest))
+        time.sleep(pause := chance.uniform(0, longest))
         training.kill()
         flushes.append(check(directory / "run.h5", training.said))
+        if "closed" in training.said:  # other processes left it more time than the first one
+            longest = pause
     return flushes
 
 
@@ -189,7 +191,7 @@ def test_after_a_kill_during_a_flush_the_file_opens_and_is_right(launcher, tmp_p
     kill_when(launcher, tmp_path, count, f"step {2 * FLUSH_EVERY - 1}", 0.004)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_after_a_kill_of_two_ranks_both_files_open_and_are_right(launcher, tmp_path, count):
     chance = random.Random(5)
     for number in range(count):
@@ -231,9 +233,9 @@ def test_a_killed_recording_opens_again_and_again_and_is_not_changed_by_it(launc
     training = launcher.start(tmp_path)
     training.wait_for("flushed")
     training.kill()
-    first = check(tmp_path / "run.h5", training.said)  # which puts a journal into the file, if one was left
+    first = check(tmp_path / "run.h5", training.said)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert "run.h5.journal" not in before
+    assert set(before) == {"run.h5.log", "side0"}
     assert check(tmp_path / "run.h5", training.said) == first
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert check(tmp_path / "run.h5", training.said) == first

@@ -51,19 +51,19 @@ def test_values_of_an_open_recording_take_a_few_openings(make, read, tmp_path):
 
 
 def test_large_containers_are_read_a_few_at_a_time(tmp_path, monkeypatch):
-    from byname.recording.stores.stored_values import StoredValues
+    from byname.recording.stored import OpenFile
 
-    model, read = nn.Identity(), StoredValues._read
+    model, read = nn.Identity(), OpenFile.read_into
     with byname.record(model, "forward", to=tmp_path / "run.h5", mode="both") as recorder:
         for number in range(12):
             model({"k": torch.full((1 << 17,), float(number))})  # 512 KiB
         recorder.flush()
         with byname.open(tmp_path / "run.h5") as recording:
             asked = []
-            monkeypatch.setattr(StoredValues, "_read", lambda *given: asked.append(given[2] - given[1]) or read(*given))
-            assert float(recording["forward"].values[7]["k"][0]) == 7.0 and max(asked) <= 2
+            monkeypatch.setattr(OpenFile, "read_into", lambda *given: asked.append(len(given[1])) or read(*given))
+            assert float(recording["forward"].values[7]["k"][0]) == 7.0 and max(asked) < 2 << 19
             assert [float(one["k"][0]) for one in recording["forward"].values] == [*map(float, range(12))]
-            assert max(asked) <= 8
+            assert max(asked) <= 8 << 19
 
 
 def test_a_value_that_its_reader_changes_is_the_same_when_read_again(tmp_path):
@@ -97,13 +97,10 @@ def test_results_are_those_of_the_moment_and_read_no_other_place(to, tmp_path, m
         assert [*early] == ["0", "1", "2"] and "1" in early and "nope" not in early
         if to:
             asked = []
-            from byname.recording.stores import reader as results
+            from byname.recording.frame import StoredPlace
 
-            index = results.StoredPlaces.index
-            monkeypatch.setattr(
-                results.StoredPlaces, "index", lambda self, path: asked.append(path) or index(self, path)
-            )
-            monkeypatch.setattr(results, "places_of_inventory", lambda file: asked.append("all"))
+            read = StoredPlace.series
+            monkeypatch.setattr(StoredPlace, "series", lambda self: asked.append(self.path) or read(self))
             assert recorder.results["1"].iterations == [*range(7)]
             assert asked == ["1"]
     assert len(recorder.results["0"]) == 7 and len(early["2"]) == 3
@@ -193,11 +190,16 @@ def test_the_record_in_force_is_that_of_the_definition(seed):
                     assert series.at(iteration, rank, call) == expected
 
 
-def test_the_records_are_looked_at_once_and_again_when_somebody_changed_them():
-    series = moments([(number, 0, 0, "train") for number in range(10)])
-    assert series.at(4) == 4
-    series.iterations[4] = 400
-    assert series.at(4) == 3 and series.at(400) == 4
+def test_what_is_done_to_the_lists_of_a_series_changes_no_record():
+    iterations = [*range(10)]
+    series = Series("p", [*range(10)], iterations, [0] * 10, [0] * 10, ["train"] * 10, [()] * 10)
+    iterations[4] = 400
+    series.iterations[5] = 500
+    assert [series.at(number) for number in (4, 5, 400)] == [4, 5, 9]
+    assert series[:].iterations == [*range(10)]
+
+
+def test_the_records_are_looked_at_once():
     asked = []
 
     class Asked(list):

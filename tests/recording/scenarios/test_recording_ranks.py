@@ -214,7 +214,7 @@ leave()
 """,
         ends={0: KILLED},
     )
-    assert sorted(one.name for one in tmp_path.glob("*.h5")) == ["run.h5", "run.rank1.h5"]
+    assert sorted(one.name for one in tmp_path.glob("*.h5*")) == ["run.h5.log", "run.rank1.h5"]
     with byname.open(tmp_path / "run.h5") as recording:
         found = came(recording["forward.h"])
         assert {(i, 1) for i in range(12)} <= set(found)
@@ -256,7 +256,7 @@ train(net, range(4))
 time.sleep(1)
 train(net, range(4, 6))
 if rank == 0:
-    full = os.path.getsize(f"{folder}/run.h5") // 2
+    full = os.path.getsize(f"{folder}/run.h5.log") // 2
     resource.setrlimit(resource.RLIMIT_FSIZE, (full, full))
 train(net, range(6, 12), lambda iteration: time.sleep(0.3))
 try:
@@ -268,7 +268,7 @@ leave()
 """,
     )
     assert first[0]["error"] and second[0]["error"] is None
-    assert sorted(one.name for one in tmp_path.glob("*.h5")) == ["run.h5", "run.rank1.h5"]
+    assert sorted(one.name for one in tmp_path.glob("run*")) == ["run.h5.log", "run.rank1.h5"]
     with byname.open(tmp_path / "run.h5") as recording:
         assert {(i, 1) for i in range(12)} <= set(came(recording["forward.h"]))
         assert not recording.complete

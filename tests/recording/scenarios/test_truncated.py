@@ -1,5 +1,6 @@
 """Files that are cut off, damaged, foreign or hostile are refused in words, and lead to no other file."""
 
+import fuzzing
 import h5py
 import numpy
 import pytest
@@ -63,7 +64,7 @@ def test_what_is_no_recording_is_named(tmp_path):
         "empty.h5": "is empty",
         "text.h5": "hello",
         "model.pt": "zip",
-        "other.h5": r"no recording of byname; in it: x\\x1b",
+        "other.h5": r"is HDF5, but no recording of byname",
     }.items():
         with pytest.raises(NotARecordingError, match=words) as error:
             byname.open(tmp_path / name)
@@ -74,99 +75,115 @@ def test_what_is_no_recording_is_named(tmp_path):
         byname.open(tmp_path / "othr.h5")
 
 
-def edited(path, change):
-    with h5py.File(path, "r+") as file:
-        change(file)
+def indexed(path, change):
+    """The file with another index, that is as whole as that of a recorder."""
+    fuzzing.change_index(path, change)
     return path
 
 
-def test_links_to_other_files_are_not_followed(path, tmp_path):
-    secret = written(tmp_path / "secret.h5", {"a": [torch.ones(4, 5)] * 30})
-
-    def values_outside(file):
-        del file["a/values"]
-        file["a/values"] = h5py.ExternalLink(str(secret), "/a/values")
-
-    edited(path, values_outside)
-    with pytest.raises(RecordingError, match="link"), byname.open(path) as recording:
-        recording["a"].values[0]
+def number_of(index, path):
+    return next(number for number, (one, _) in enumerate(index["places"]) if one == path)
 
 
-def test_soft_links_virtual_datasets_and_external_storage_are_refused(path, tmp_path):
-    (tmp_path / "secret.bin").write_bytes(b"s" * 4800)
-    layout = h5py.VirtualLayout((30, 4, 5), "f4")
-    layout[:] = h5py.VirtualSource(str(path), "a/order", (30, 4, 5))
-
-    def soft(file):
-        file["a/values"] = h5py.SoftLink("/t/values")
-
-    def virtual(file):
-        file["a"].create_virtual_dataset("values", layout)
-
-    def external(file):
-        file["a"].create_dataset("values", (30, 4, 5), "f4", external=str(tmp_path / "secret.bin"))
-
-    whole = path.read_bytes()
-    for change in (soft, virtual, external):
-        path.write_bytes(whole)
-        edited(path, lambda file: file.__delitem__("a/values"))
-        edited(path, change)
-        with pytest.raises(RecordingError), byname.open(path) as recording:
-            recording["a"].values[0]
-
-
-def test_a_whole_place_behind_a_link_is_not_shown(path, tmp_path):
-    secret = written(tmp_path / "secret.h5", {"a": [1.0]})
-    edited(path, lambda file: file.__setitem__("b", h5py.ExternalLink(str(secret), "/a")))
-    with byname.open(path) as recording:
-        assert "b" not in recording.paths and len(recording) == 4
-
-
-def grown(name, size):
-    """An array that says it is of another length, and whose chunks are not in the file."""
-
-    def change(file):
-        place, _, column = name.partition("/")
-        for one in ("iterations", "ranks", "calls", "modes", "values") if column == "*" else (column,):
-            old = file[place][one]
-            shape, kind = (size, *old.shape[1:]), h5py.Datatype(old.id.get_type())
-            del file[place][one]
-            file[place].create_dataset(one, shape, kind, maxshape=(None, *shape[1:]), chunks=(64, *shape[1:]))
+def entry(path, **facts):
+    def change(index):
+        next(one for one in index["entries"] if one["place"] == number_of(index, path)).update(facts)
 
     return change
 
 
+def last_type(path, at, fact):
+    """Another fact of the type of the last values of a place."""
+
+    def change(index):
+        last = [one for one in index["entries"] if one["place"] == number_of(index, path)][-1]
+        index["types"][last["type"]][at] = fact
+
+    return change
+
+
+def column(at, fact):
+    return lambda index: index["columns"][0].__setitem__(at, fact)
+
+
+@pytest.mark.grid(fast=11)
 @pytest.mark.parametrize(
     "change",
     [
-        grown("a/*", 10**12),
-        grown("a/values", 3),
-        grown("a/modes", 3),
-        grown("n/offsets", 2),
-        lambda file: file["n/offsets"].__setitem__(1, 2**60),
-        lambda file: file["n/offsets"].__setitem__(0, -8),
-        lambda file: file["n/values"].__setitem__(0, '{"tensor": ["float32", [99999999999], 0]}'),
-        lambda file: file["n/values"].__setitem__(0, "{"),
-        lambda file: file["r/more/8/shapes"].__setitem__((0, 0), 2**40),
-        lambda file: file["r/more/8/offsets"].__setitem__(0, 2**40),
-        lambda file: file["r/more/1/order"].__setitem__(0, 0),
-        lambda file: file["a"].attrs.__setitem__("dtype", "load_library"),
-        lambda file: file["a"].attrs.__setitem__("dtype", 3),
-        lambda file: file["a"].attrs.__setitem__("dtype", "float64"),
-        lambda file: file["a"].attrs.__setitem__("layout", "pickle"),
-        lambda file: file["a"].attrs.__setitem__("shard", '{"mesh": 1}'),
-        lambda file: file["a"].attrs.__setitem__("path", numpy.zeros(3)),
-        lambda file: file.attrs.__setitem__("version", 99),
-        lambda file: file.attrs.__setitem__("missing", "[[["),
-        lambda file: file.attrs.__setitem__("complete", "yes"),
-        lambda file: file.attrs.__setitem__("json", "3"),
-        lambda file: file.__delitem__("a/iterations"),
-        lambda file: file.__setitem__("stray", 3),
+        entry("a", count=2**31 - 1),
+        entry("a", count=31),
+        entry("a", count=-1),
+        entry("a", count=0),
+        entry("a", place=99),
+        entry("a", type=99),
+        entry("a", type=-1),
+        entry("a", records=99),
+        entry("a", records=-1),
+        entry("a", size=10**12),
+        entry("a", size=-8),
+        entry("a", values=10**12),
+        entry("a", values=-8),
+        entry("n", size=8),
+        entry("n", size=25),
+        last_type("a", 0, "object"),
+        last_type("a", 1, "float64"),
+        last_type("a", 1, "load_library"),
+        last_type("a", 1, 3),
+        last_type("a", 1, "qint8"),
+        last_type("a", 2, [2**62, 2**62]),
+        last_type("a", 2, [0, 2**61, 5]),
+        last_type("a", 2, [-4, 5]),
+        last_type("r", 5, [1]),
+        last_type("r", 5, [2**60]),
+        last_type("r", 5, []),
+        column(0, 10**12),
+        column(0, "x"),
+        column(0, -8),
+        column(3, 2**62),
+        column(3, 2**64),
+        lambda index: index["columns"][0].pop(),
+        lambda index: index.update(columns=3),
+        lambda index: index.update(types=[]),
+        lambda index: index.update(types=[["tensor"]]),
+        lambda index: index["places"][0].pop(),
+        lambda index: index.pop("places"),
+        lambda index: index.update(missing=3),
+        lambda index: index.update(run=[]),
+        lambda index: index.update(ends=[[1]]),
+        lambda index: index.update(places=index["places"] * 2),
+        lambda index: index.update(packed={"0": {"chunk": 8, "each": 4, "chunks": [[0, 8]] * 10**6}}),
+        lambda index: index.update(packed={"0": {"chunk": 1 << 40, "each": 8, "chunks": [[0, 8]]}}),
     ],
-)  # fmt: skip
-def test_contents_that_no_recorder_writes_are_refused(change, path):
+)
+def test_an_index_that_no_recorder_writes_is_refused(change, path):
     with pytest.raises(RecordingError, match=r"run\.h5|stored value"):
-        read_all(edited(path, change))
+        read_all(indexed(path, change))
+
+
+def test_another_place_may_not_stand_under_a_name_of_two(path):
+    whole = path.read_bytes()
+    with pytest.raises(RecordingError, match="two places"):
+        byname.open(indexed(path, lambda index: index["places"][0].__setitem__(0, "n")))
+    path.write_bytes(whole)
+    read_all(path)
+
+
+def test_hdf5_that_others_add_to_a_recording_is_not_in_the_way(path, tmp_path):
+    with h5py.File(path, "r+") as file:
+        file["mine"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/a")
+        file["note"] = numpy.arange(1000)
+        file.attrs["note"] = "of a reader"
+    with byname.open(path) as recording:
+        assert recording.complete and len(recording) == 4
+    read_all(path)
+
+
+def test_nothing_of_a_file_is_given_to_hdf5(path, monkeypatch):
+    def refused(*given, **named):
+        raise AssertionError("HDF5 was asked")
+
+    monkeypatch.setattr(h5py.File, "__init__", refused)
+    read_all(path)
 
 
 def test_names_from_a_file_cannot_steer_the_terminal(tmp_path):

@@ -1,4 +1,4 @@
-"""checkpoint-mismatch: the operation that differed when a checkpoint computed its part of the forward pass again."""
+"""Checkpoints: checkpoint-mismatch, the operation that differed the second time; ddp-ready-twice."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch.utils.checkpoint import CheckpointFunction
+
 from byname.autograd.slots import packed_in
 from byname.diagnose.cause import Cause, Facts, Raised, Subject, tell
-from byname.diagnose.context import FailureContext
-from byname.naming.history import name_around
-from byname.naming.name import Name, unnamed
+from byname.diagnose.context import FailureContext, assigned_on
+from byname.diagnose.engine import engine_call
+from byname.naming.name import Name, at, unnamed
 from byname.source.code import ThisCode
+from byname.table import counted
 from byname.tracking.log import Call, logs
 
 _REMEDY = (
@@ -25,9 +28,10 @@ def _mismatch(context: FailureContext) -> Iterator[Facts]:
     """Yield the first operation that the recomputation left out, added or did on other shapes."""
     record = _record(context)
     if record is not None and context.has_graph:
-        nodes = _nodes_of(context, record)
-        found = _other_operation(context, record, nodes) or _other_shape(context, record, nodes)
-        yield found
+        numbers = context.walk.numbers
+        found = {id(raw.data): numbers[node] for node, _, raw in packed_in(context.walk.nodes[1:])}
+        nodes = [found.get(id(held)) if (held := one()) is not None else None for one in record.weak_holders]
+        yield _other_operation(context, record, nodes) or _other_shape(context, record, nodes)
 
 
 def _record(context: FailureContext) -> Any:
@@ -40,13 +44,6 @@ def _record(context: FailureContext) -> Any:
 
 
 _FINDERS = ("check_recomputed_tensors_match", "pack_hook", "unpack_hook")
-
-
-def _nodes_of(context: FailureContext, record: Any) -> list[int | None]:
-    """Return, for each tensor that the checkpoint saved, the node of the graph that it was saved for."""
-    numbers = context.walk.numbers
-    found = {id(raw.data): numbers[node] for node, _, raw in packed_in(context.walk.nodes[1:])}
-    return [found.get(id(holder())) if holder() is not None else None for holder in record.weak_holders]
 
 
 def _other_operation(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Facts | None:
@@ -63,14 +60,10 @@ def _other_operation(context: FailureContext, record: Any, nodes: Sequence[int |
         return None
     _, start, end, start_now, end_now = changed
     left_out, added = then[start:end][:1], now[start_now:end_now][:1]
-    if left_out and not added and end == len(then) and _has_stopped_early(record):
+    has_all = any(count == len(record.weak_holders) for count in record.recomp_counter.values())
+    if left_out and not added and end == len(then) and has_all:  # the second run has stopped early
         return None
     return _differing(left_out, added)
-
-
-def _has_stopped_early(record: Any) -> bool:
-    """Return whether the second run had all that it needs, and stopped there."""
-    return any(count == len(record.weak_holders) for count in record.recomp_counter.values())
 
 
 def _both_runs(context: FailureContext, nodes: Sequence[int]) -> tuple[list[Call], list[Call]] | None:
@@ -89,10 +82,7 @@ def _both_runs(context: FailureContext, nodes: Sequence[int]) -> tuple[list[Call
 
 
 def _beginning(then: Sequence[Call], now: Sequence[Call]) -> int:
-    """Return the index among the calls made during backward at which the repetition begins.
-
-    This is the index from which most calls fit, the last one of several.
-    """
+    """Return the index among the calls made during backward from which most calls fit, the last one of several."""
     keys = [_key(call) for call in then]
     starts = [at for at, call in enumerate(now) if _key(call) == keys[0]]
 
@@ -112,7 +102,8 @@ def _key(call: Call) -> tuple[ThisCode | None, int, str, int]:
 
 
 def _differing(left_out: Sequence[Call], added: Sequence[Call]) -> Facts:
-    subjects = [Subject(_name(call), call.line.site) for call in (*left_out, *added)]
+    calls = [(call.line, call.line.site) for call in (*left_out, *added)]
+    subjects = [Subject(assigned_on(line) or unnamed(site), site) for line, site in calls]
     how = "{one[0]} was computed only the " + f"{'first' if left_out else 'second'} time"
     if left_out and added:
         how = "{one[0]} was computed the first time, but {one[1]} in its place the second time"
@@ -145,17 +136,8 @@ def _branches_by_mode(call: Call) -> bool:
     return False
 
 
-def _name(call: Call) -> Name:
-    spot, code = call.line.spot, call.line.code
-    named = None if spot is None or code is None else name_around(spot, code)
-    return named or unnamed(None if spot is None else spot.site)
-
-
 def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Facts:
-    """Return a finding about the first tensor that was saved with another shape or dtype.
-
-    If only the number of saved tensors differs, the finding blames no variable.
-    """
+    """Return the facts of the first tensor that was saved with another shape or dtype, or of another number of them."""
     then, now = list(record.x_metadatas), _metadata_now(record)
     number = next((at for at, (old, new) in enumerate(zip(then, now, strict=True)) if new and old != new), None)
     node = None if number is None else nodes[number]
@@ -189,10 +171,38 @@ def _shape(metadata: dict[str, Any]) -> str:
     return f"{str(metadata.get('dtype', '')).removeprefix('torch.')} {shape}"
 
 
+def _reduced_twice(context: FailureContext) -> Iterator[Facts]:
+    """Yield the block that runs in several reentrant checkpoints under ``DistributedDataParallel``."""
+    calls = [call for one in context.passed if (call := engine_call(one.frame)) is not None]
+    outer = FailureContext(calls[-1][0]) if calls else context
+    blocks: dict[int, list[int]] = {}
+    for number, node in enumerate(outer.walk.nodes[1:] if outer.has_graph else (), 1):
+        if getattr(type(node), "_forward_cls", None) is CheckpointFunction:
+            blocks.setdefault(id(node.run_function), []).append(number)
+    numbers = max(blocks.values(), key=len, default=[])
+    if len(numbers) > 1:
+        sites = list(dict.fromkeys(site for number in reversed(numbers) if (site := outer.site(number)) is not None))
+        path = context.match[1]
+        yield {
+            "whose": f"`{path}`" if path else "a parameter",
+            "parameter": Name(f"module.{path}", "parameter", exact=False) if path else (),
+            "times": counted(len(numbers), "time"),
+            "where": at(sites[0] if sites else None),
+            "sites": sites,
+            "noticed": outer.noticed,
+        }
+
+
 _SAME = "the checkpointed part did not do the same when backward recomputed it"
 
 # fmt: off
-CHECKPOINT_MISMATCH: Cause[FailureContext] = Cause("checkpoint-mismatch",
-    Raised(RuntimeError, r"torch\.utils\.checkpoint"),
-    _mismatch,
-    "{how}", "{remedy}")
+CHECKPOINTS: tuple[Cause[FailureContext], ...] = (
+    Cause("checkpoint-mismatch", Raised(RuntimeError, r"torch\.utils\.checkpoint"), _mismatch, "{how}", "{remedy}"),
+    Cause("ddp-ready-twice",
+        Raised(RuntimeError, r"mark a variable ready only once(?:.*with name ([\w.]+) has been marked)?"),
+        _reduced_twice,
+        "{parameter:-}{sites:-}DistributedDataParallel got the gradient of {whose} twice in one backward: a part of "
+        "the model runs {times} in a reentrant checkpoint{where}, each of which runs a backward of its own",
+        "pass use_reentrant=False to checkpoint(), or static_graph=True to DistributedDataParallel if every iteration "
+        "computes the same graph"),
+)

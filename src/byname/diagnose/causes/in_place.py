@@ -1,4 +1,4 @@
-"""In-place changes: modified-in-place, optimizer-step-between, leaf-in-place.
+"""In-place changes: modified-in-place, optimizer-step-between, leaf-in-place, view-in-place.
 
 Each finding names the tensor that was changed, the line, and the code to write instead.
 """
@@ -18,9 +18,11 @@ from byname.autograd.slots import Slot, doubtful, slots_of, versions_of, version
 from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, tell
 from byname.diagnose.causes.iterations import CarriedOver, carrier_of, letting_go
 from byname.diagnose.causes.out_of_place import instead_of
-from byname.diagnose.context import FailingExpression, FailureContext, base_name
+from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
 from byname.diagnose.engine import first_run
 from byname.naming.name import Name, unnamed
+from byname.reading.modules import parameters_of
+from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor, memory_of
 from byname.table import counted
 from byname.tracking.log import Mutation, logs
@@ -45,10 +47,6 @@ def _changed_in(context: FailureContext) -> _Changed:
     groups = _by_step([_Change(context, slot) for slot in _one_of_each(first)])
     stepped = [one.facts_of_step([other.name for other in others]) for one, *others in groups if one.is_stepped()]
     return _Changed([one.facts() for one, *_ in groups if not one.is_stepped()], stepped)
-
-
-def _may_be_changed(context: FailureContext) -> bool:
-    return context.error is None and bool(doubtful(context.kinds))
 
 
 def _told(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
@@ -181,27 +179,26 @@ class _Change:
     def _is_leaf(self) -> bool:
         """Return whether the tensor is a leaf that requires grad, so that no changed copy can take its name."""
         base = self._base()
-        return base is not None and bool(fact(base, "requires_grad")) and fact(base, "grad_fn") is None
+        return base is not None and _is_trained(base)
 
     def _base(self) -> torch.Tensor | None:
-        tensor = self._slot.tensor
-        base = None if tensor is None else fact(tensor, "_base")
-        return tensor if base is None else base
+        return None if self._slot.tensor is None else _base_of(self._slot.tensor)
 
     def _optimizer(self) -> str:
         """Return the class of the optimizer that has this parameter, by name; empty if none has it."""
         base = self._base()
-        for optimizer in self._context.all_optimizers:
-            for group in optimizer.param_groups:
-                if any(one is base for one in group["params"]):
-                    return type(optimizer).__name__
-        return ""
+        every = self._context.optimizers or living(torch.optim.Optimizer)
+        owners = (optimizer for optimizer in every if any(one is base for one in parameters_of(optimizer)))
+        return next((type(optimizer).__name__ for optimizer in owners), "")
 
 
 def _changed_leaf(context: FailureContext) -> Iterator[Facts]:
     """Yield the leaf that a statement changes in place though it requires grad."""
-    leaf = next((tensor for tensor in _tensors_at(context) if _is_changed_leaf(tensor)), None)
-    name = unnamed() if leaf is None else context.name(_leaf_of(leaf))
+    failing = context.failing
+    values = [] if failing is None else map(failing.value, _changed_nodes(failing))
+    changed = [one for value in values for one in _inside(value) if is_tensor(one)]
+    leaf = next((base for base in map(_base_of, changed) if _is_trained(base)), None)
+    name = unnamed() if leaf is None else context.name(leaf)
     what = tell("{leaf} is a leaf that requires grad, and{noticed:at} it", leaf=name, noticed=context.noticed)
     if not name.path:
         view = "a view of " * ("view of a leaf" in context.message)
@@ -209,45 +206,29 @@ def _changed_leaf(context: FailureContext) -> Iterator[Facts]:
     yield {"what": what, "sum": name.path or "new", "copy": name.path or "leaf"}
 
 
-def _is_changed_leaf(tensor: torch.Tensor) -> bool:
-    leaf = _leaf_of(tensor)
+def _is_trained(leaf: torch.Tensor) -> bool:
+    """Return whether a tensor is a leaf that requires grad."""
     return bool(fact(leaf, "requires_grad")) and fact(leaf, "grad_fn") is None
 
 
-def _leaf_of(tensor: torch.Tensor) -> torch.Tensor:
+def _base_of(tensor: torch.Tensor) -> torch.Tensor:
     base = fact(tensor, "_base")
     return tensor if base is None else base
 
 
-def _tensors_at(context: FailureContext) -> Iterator[torch.Tensor]:
-    """Yield the tensors that the failing expression changes."""
-    failing = context.failing
-    if failing is None:
-        return
-    for value in _subjects(failing):
-        yield from (one for one in _inside(value) if is_tensor(one))
-
-
-def _subjects(failing: FailingExpression) -> list[Any]:
-    """Return the objects that a call or assignment changes; an empty list if the source does not tell."""
+def _changed_nodes(failing: FailingExpression) -> list[ast.expr]:
+    """Return the expressions whose values a call or assignment changes; none if the source does not tell."""
     node = failing.node
-    if isinstance(node, ast.AugAssign):
-        return [failing.value(node.target)]
-    if isinstance(node, ast.Subscript):
-        return [failing.value(node.value)]
+    if isinstance(node, ast.AugAssign | ast.Subscript):
+        return [node.target if isinstance(node, ast.AugAssign) else node.value]
     if not isinstance(node, ast.Call):
         return []
     out = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
     if isinstance(node.func, ast.Attribute) and not out:
         receiver = failing.value(node.func.value)
-        if not _is_namespace(receiver):
-            return [receiver]
-    return [failing.value(one) for one in out or node.args[:1]]
-
-
-def _is_namespace(value: Any) -> bool:
-    """Return whether ``value.function(x)`` changes `x`: the value is a Python module or an ``nn.Module``."""
-    return type(value) is ModuleType or issubclass(type(value), nn.Module)
+        if type(receiver) is not ModuleType and not issubclass(type(receiver), nn.Module):  # these change an argument
+            return [node.func.value]
+    return out or node.args[:1]
 
 
 def _inside(value: Any) -> list[Any]:
@@ -259,6 +240,48 @@ def _inside(value: Any) -> list[Any]:
     return [value]
 
 
+class _ChangedVariable(NamedTuple):
+    """The variable that a failing expression changes, such as ``t`` of ``t[0] += m``, its value, and what to write."""
+
+    name: Name
+    value: Any
+    advice: str
+
+
+def _changed_variables(context: FailureContext) -> Iterator[_ChangedVariable]:
+    failing, site = context.failing, context.noticed
+    for target in _changed_nodes(failing)[:1] if failing is not None and site is not None else ():
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        if failing is not None and site is not None and isinstance(target, ast.Name | ast.Attribute):
+            method, path = getattr(getattr(failing.node, "func", None), "attr", ""), ast.unparse(target)
+            advice = instead_of(site.statement, method, path, reads_it=False, keeps_graph=False)
+            yield _ChangedVariable(Name(path, "local", site.function, exact=False), failing.value(target), advice)
+
+
+def _changed_view(context: FailureContext) -> Iterator[Facts]:
+    """Yield one of several views made by one call, such as ``unbind``, that is changed in place."""
+    maker = context.match[1]
+    called = f"one call of `{maker.removesuffix('Backward0').lower()}`" if maker else "one call"
+    for found in [one for one in _changed_variables(context) if is_tensor(one.value)]:
+        yield {"view": found.name, "made": made_at(found.value), "maker": called, "advice": found.advice}
+
+
+def _hooked_in_place(context: FailureContext) -> Iterator[Facts]:
+    """Yield the layer or the line that changes in place what a module with a full backward hook has returned."""
+    layer = next((one for one in context.selves(nn.Module) if attributes_of(one).get("inplace")), None)
+    if layer is None:
+        found = _changed_variables(context)
+        return ({"target": one.name, "what": "this line", "advice": one.advice} for one in found)
+    kind = type(layer).__name__
+    what, advice = f"a {kind} with inplace=True", f"build the {kind} with inplace=False"
+    return iter([{"target": (), "what": what, "advice": advice}])
+
+
+def _may_be_changed(context: FailureContext) -> bool:
+    return context.error is None and bool(doubtful(context.kinds))
+
+
 _CHANGED = any_of(Raised(RuntimeError, r"has been modified by an inplace operation"), _may_be_changed)
 
 # fmt: off
@@ -268,9 +291,24 @@ MODIFIED: tuple[Cause[FailureContext], ...] = (
     Cause("optimizer-step-between", _CHANGED, lambda context: context.once(_changed_in).by_step,
         "this backward needs {tensor} as it was{saved:at}; {what}{where:at}{beside}{carried}", "{remedy}"),
 )
-LEAF_IN_PLACE: Cause[FailureContext] = Cause("leaf-in-place",
-    Raised(RuntimeError, r"leaf Variable that requires grad is being used in an in-place"),
-    _changed_leaf,
-    "{what} is changed in place",
-    "to set its values, as an initialisation or a step does, run the statement under torch.no_grad(); to compute with "
-    "the changed values, make a new tensor: {sum} + ... or {copy}.clone()")
+REFUSED_IN_PLACE: tuple[Cause[FailureContext], ...] = (
+    Cause("leaf-in-place",
+        Raised(RuntimeError, r"leaf Variable that requires grad is being used in an in-place"),
+        _changed_leaf,
+        "{what} is changed in place",
+        "to set its values, as an initialisation or a step does, run the statement under torch.no_grad(); to compute "
+        "with the changed values, make a new tensor: {sum} + ... or {copy}.clone()"),
+    Cause("view-in-place",
+        Raised(RuntimeError, r"(?:of (\w+) )?is a view and is being modified inplace.*returns multiple views"),
+        _changed_view,
+        "{view} is one of the views of a tensor that {maker} made{made:at} (chunk, split, unbind and a loop over a "
+        "tensor make several), and it is changed in place{noticed:at}: autograd allows that for single views only",
+        "{advice}. The tensor that {view.path} is a part of then keeps its values: collect the new parts and join them "
+        "with torch.stack or torch.cat"),
+    Cause("view-in-place", Raised(RuntimeError, r"of BackwardHookFunction\w* is a view and is being modified inplace"),
+        _hooked_in_place,
+        "{target:-}{what}{noticed:at} changes in place what a module with a full backward hook has returned: the hook "
+        "needs a view there, and autograd does not allow to change that one in place",
+        "{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook"),
+)
+# fmt: on

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import bisect
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -28,27 +28,15 @@ from byname.tracking.log import Call, logs
 
 
 class CarriedOver(NamedTuple):
-    """A variable whose value has a graph that an earlier backward call has run.
-
-    Attributes:
-        name: the variable.
-        made: the line that made its value, if known.
-        join: the line that wrote a part of it in place, and so joined the graph of this iteration to it; else None.
-    """
+    """A variable whose value has a graph that an earlier backward call has run, and the line that made the value."""
 
     name: Name
     made: Site | None
-    join: Site | None
+    join: Site | None  # the line that wrote a part of it in place, and so joined the graph of this iteration to it
 
 
 def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -> CarriedOver | None:
-    """Return the variable through which the graph reaches a node of an earlier backward call.
-
-    Args:
-        context: the graph.
-        number: the node.
-        earlier: the nodes that an earlier backward call has run.
-    """
+    """Return the variable through which the graph reaches a node; `earlier` are those that an earlier call has run."""
     describer, written = context.describer, None
     for node in _upwards(context, number, earlier):
         later = [user for user in context.walk.users[node] if user and user not in earlier]
@@ -183,7 +171,7 @@ def _from_outside(context: FailureContext, path: str) -> str:
     here, root = context.variables(), path.split(".")[0].split("[")[0]
     if root in here:
         return path
-    names = filter(None, map(context.describer.living_result, context.describer.numbers()))
+    names = filter(None, map(context.describer.living_result, sorted(context.describer.living)))
     ending = path.removeprefix("self")
     return next((name.path for name in names if path.startswith("self.") and name.path.endswith(ending)), "")
 
@@ -275,92 +263,68 @@ def _perhaps_freed(context: FailureContext) -> Iterator[Facts]:
     found = context.once(_freed_in)
     if found is None or len(found.possible) == 1:
         return
-    possible = list(_first_of_each_name(context, found.possible))
-    names = tuple([name for name, _ in possible])
+    possible: dict[str, tuple[Name, Site | None]] = {}
+    for number in found.possible:
+        name = context.variable(number, range(len(context.walk.nodes)))
+        if name.path:
+            possible.setdefault(name.path, (name, context.site(number)))
+    names, sites = tuple([name for name, _ in possible.values()]), [site for _, site in possible.values()]
     who = quote_all(names) or "a tensor without a name"
     yield {
         "names": names,
-        "lines": [made for _, made in possible] if len(possible) == 1 else [],
+        "lines": sites if len(sites) == 1 else [],
         "who": who if len(names) < 2 else f"one of {who}",
         "remedy": tell(_OTHER_LINE, it=f"`{names[0].path}`" if len(names) == 1 else "the shared part"),
     }
 
 
-def _first_of_each_name(context: FailureContext, numbers: Iterable[int]) -> Iterator[tuple[Name, Site | None]]:
-    seen: set[str] = set()
-    for number in numbers:
-        name = context.variable(number, range(len(context.walk.nodes)))
-        if name.path and name.path not in seen:
-            seen.add(name.path)
-            yield name, context.site(number)
-
-
 def _may_be_freed(context: FailureContext) -> bool:
     """Return whether saved tensors may be freed, and that does not follow from a graph that grows."""
-    if context.error is not None or not doubtful(context.kinds):
-        return False
-    return context.once(_grown_in) is None
+    return context.error is None and bool(doubtful(context.kinds)) and not context.once(_grown)
 
 
-def _grown_in(context: FailureContext) -> Facts | None:
+def _grown(context: FailureContext) -> list[Facts]:
     """Return the facts of a graph that reaches back through several iterations, each with a backward of its own."""
     earlier = list(map(first_run, context.nodes))
     is_iteration = next((one for one in (_iterations, _repetitions) if len(one(earlier)) > 1), None)
     if is_iteration is None:
-        return None
+        return []
     passed = is_iteration(earlier)
-    runs = [None, *map(first_run, context.walk.nodes[1:])]
-    joins = list(_joins(context, runs, is_iteration))
-    join = max(joins, key=lambda one: one.spans, default=None)
-    if join is None or join.spans < 2:
-        return None
+    spans = [(len(is_iteration(join.runs)), join) for join in _joins(context)]
+    most, join = max(spans, key=lambda one: one[0], default=(0, _Join()))
+    if most < 2:
+        return []
     unit = "iteration" if is_iteration is _iterations else "backward call"
     how = "{variable} joins them{joined:at}. If every {unit} adds one, the graph grows without end"
     if join.is_chain:
         how = "{variable} carries it from one {unit} to the next{joined:at}, so the graph takes more memory and more "
         how += "time with every iteration" if unit == "iteration" else "time with each of them, until that is detached"
-    return {
-        "passed": counted(len(passed), f"earlier {unit}"),
-        "how": tell(how, variable=context.variable(join.carrier), joined=join.site, unit=unit),
-    }
+    told = tell(how, variable=context.variable(join.carrier), joined=join.site, unit=unit)
+    return [{"passed": counted(len(passed), f"earlier {unit}"), "how": told}]
 
 
-def _grown(context: FailureContext) -> Iterator[Facts]:
-    facts = context.once(_grown_in)
-    if facts is not None:
-        yield facts
+@dataclass
+class _Join:
+    """A line at which nodes of one iteration use nodes of earlier ones, and the node whose result is carried over."""
+
+    site: Site | None = None
+    carrier: int = 0
+    runs: set[BackwardCall] = field(default_factory=set)  # of the earlier iterations that are reached there
+    is_chain: bool = False  # each iteration has used the one before it in this way
 
 
-class _Join(NamedTuple):
-    """A line at which nodes of one iteration use nodes of earlier iterations.
-
-    Attributes:
-        site: the line.
-        carrier: the node whose result is carried over.
-        spans: number of earlier iterations that are reached there.
-        is_chain: whether each iteration has used the one before it in this way.
-    """
-
-    site: Site | None
-    carrier: int
-    spans: int
-    is_chain: bool
-
-
-def _joins(context: FailureContext, runs: Sequence[BackwardCall | None], iterations: _Iterations) -> Iterator[_Join]:
-    found: dict[Site | None, list[int]] = {}
-    reached: dict[Site | None, set[BackwardCall | None]] = {}
-    chains: dict[Site | None, bool] = {}
+def _joins(context: FailureContext) -> Iterable[_Join]:
+    runs, found = [None, *map(first_run, context.walk.nodes[1:])], dict[Site | None, _Join]()
     for user, row in enumerate(context.walk.rows):
-        older = [below for below in row if below and _is_older(runs[below], runs[user])]
+        mine, before = runs[user], [(below, run) for below in row if below and (run := runs[below]) is not None]
+        older = [(below, run) for below, run in before if mine is None or run.number < mine.number]
         if older:
             site = context.site(user)
             adds_up = site is not None and any(context.site(below) == site for below in row if below)
-            chains[site] = chains.get(site, False) or adds_up or (runs[user] is not None)
-            found.setdefault(site, []).append(user if adds_up else older[0])
-            reached.setdefault(site, set()).update(runs[below] for below in older)
-    for site, carriers in found.items():
-        yield _Join(site, carriers[0], len(iterations(reached[site])), chains[site])
+            join = found.setdefault(site, _Join(site, user if adds_up else older[0][0]))
+            join.is_chain = join.is_chain or adds_up or mine is not None
+            join.runs.update(run for _, run in older)
+    return found.values()
 
 
 def _iterations(runs: Iterable[BackwardCall | None]) -> set[Any]:
@@ -379,14 +343,6 @@ def _repetitions(runs: Iterable[BackwardCall | None]) -> set[Any]:
         if run is not None and run.line.code is not None and not (run.partial or run.creates):
             lines.setdefault(run.line.place, set()).add(run.number)
     return set(max(lines.values(), key=len, default=()))
-
-
-_Iterations = Callable[[Iterable[BackwardCall | None]], set[Any]]
-
-
-def _is_older(one: BackwardCall | None, other: BackwardCall | None) -> bool:
-    """Return whether a node was run by an earlier backward call than its user; a node not yet run counts as latest."""
-    return one is not None and (other is None or one.number < other.number)
 
 
 def _gradients_with_graph(context: FailureContext) -> Iterator[Facts]:
@@ -415,7 +371,7 @@ BACKWARD_TWICE: tuple[Cause[FailureContext], ...] = (
         "that autograd saved there. byname.explaining() around the program remembers which backward that was",
         "{remedy}"),
 )
-GRAPH_GROWS: Cause[FailureContext] = Cause("graph-grows", always, _grown,
+GRAPH_GROWS: Cause[FailureContext] = Cause("graph-grows", always, lambda context: context.once(_grown),
     "the graph of this loss reaches back through {passed}: {how}",
     "for a running total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the "
     "beginning of each iteration")

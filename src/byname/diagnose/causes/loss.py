@@ -1,16 +1,20 @@
-"""Loss: a backward call that is about to be made, with its graph by kinds of nodes."""
+"""Loss: a backward call that is about to be made, and the causes that what computed the input of its loss shows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
-from byname.diagnose.cause import Facts
+from byname.autograd.slots import held_by_nodes
+from byname.diagnose.cause import Cause, Facts
 from byname.diagnose.context import FailureContext
-from byname.reading.frames import caller
+from byname.diagnose.nonfinite.reasons import can_look, looking
+from byname.reading.frames import Line, caller
 from byname.source.location import Site
 
 COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
@@ -25,17 +29,15 @@ class Loss:
     Attributes:
         context: the graph behind them.
         number: how many calls there were of this line, with this one.
-        called: the line.
-        modules: the modules that there are, at the first call of a line.
+        line: the line.
+        modules: the outermost modules that were called so far.
         frame: the frame of the program that makes the call.
     """
 
-    def __init__(
-        self, context: FailureContext, number: int, called: Site | None, modules: Sequence[nn.Module] = ()
-    ) -> None:
+    def __init__(self, context: FailureContext, number: int, line: Line, modules: Sequence[nn.Module]) -> None:
         self.context = context
         self.number = number
-        self.called = called
+        self.line = line
         self.modules = modules
         self.frame = caller()
         self.known: Facts = {"noticed": None}
@@ -67,9 +69,191 @@ def kind_of(node: Any) -> str:
     return type(node).__name__.rstrip("0123456789")
 
 
+def dim_of(node: Any) -> int:
+    """Return the dimension along which a node works, which is saved as a large number if it counts from the last."""
+    dim = int(node._saved_dim)
+    return dim if dim < 1 << 63 else dim - (1 << 64) + len(node._input_metadata[0].shape)
+
+
 def input_of(node: Any) -> Any:
     """Return the node that computed the first input of another, past those that only move values."""
     given = node.next_functions[0][0]
     while kind_of(given) in MOVES:
         given = given.next_functions[0][0]
     return given
+
+
+_SQUASHED = {
+    "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),
+    "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "sigmoid", "binary_cross_entropy_with_logits"),
+}
+"""Losses with a softmax or sigmoid of their own: the node before which it stands twice, and both in words."""
+
+_NO_LOGARITHM = {
+    "SoftmaxBackward": "a softmax",
+    "SigmoidBackward": "a sigmoid",
+    "AddmmBackward": "a linear layer",
+    "ReluBackward": "a relu",
+}
+"""What gives no log-probabilities, by the node, in words."""
+_TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
+
+
+def _squashed_twice(loss: Loss) -> Iterator[Facts]:
+    for node in loss.of_kinds(_SQUASHED):
+        given, (before, what, words) = input_of(node), _SQUASHED[kind_of(node)]
+        if kind_of(given) == before:
+            other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
+            facts = {"what": what, "loss": words, "other": other}
+            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
+
+
+def _no_logarithms(loss: Loss) -> Iterator[Facts]:
+    """Yield the operation that gives no log-probabilities to a loss that expects them."""
+    found = [("nll_loss", node, input_of(node)) for node in loss.of_kinds(_TAKES_LOGARITHMS)]
+    for node in loss.of_kinds(BY_HAND):
+        given = next((one for one, _ in node.next_functions[1:] if kind_of(one) in _NO_LOGARITHM), None)
+        call = None if given is None else loss.context.lookup.call(node)
+        if call is not None and call.name == "kl_div":
+            found.append(("kl_div", node, given))
+    for name, node, given in found:
+        if (kind := kind_of(given)) in _NO_LOGARITHM:
+            remedy = "use cross_entropy, which takes logits" if name == "nll_loss" else "apply log_softmax to it before"
+            remedy = "use log_softmax in place of softmax" if kind == "SoftmaxBackward" else remedy
+            facts = {"loss": name, "what": _NO_LOGARITHM[kind], "remedy": remedy}
+            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
+
+
+def _over_samples(loss: Loss) -> Iterator[Facts]:
+    """Yield a log_softmax of (samples, classes) along the samples, whose result nll_loss takes."""
+    for node in loss.of_kinds(_TAKES_LOGARITHMS):
+        given = node.next_functions[0][0]
+        shape = tuple(given._input_metadata[0].shape) if kind_of(given) == "LogSoftmaxBackward" else ()
+        if len(shape) == 2 and shape[0] != shape[1] and dim_of(given) == 0:
+            sites = {"given": loss.site(given), "used": loss.site(node)}
+            yield {"samples": shape[0], "shape": str(shape), **sites}
+
+
+_RANGES = {
+    "SigmoidBackward": ("a sigmoid", 0.0, 1.0),
+    "SoftmaxBackward": ("a softmax", 0.0, 1.0),
+    "TanhBackward": ("a tanh", -1.0, 1.0),
+    "ReluBackward": ("a relu", 0.0, math.inf),
+}
+"""What gives values of some range only, by the node, in words."""
+_MOST_NUMBERS = 1 << 22
+"""Numbers of targets that are compared with a range, at most."""
+
+
+def _unreachable(loss: Loss) -> Iterator[Facts]:
+    """Yield comparisons of what has a range with targets most of which lie outside of it."""
+    compared = [(input_of(node), node, held) for node, held in _held(loss.of_kinds(COMPARING), "target")]
+    for given, node, target in [*compared, *_by_hand(loss)]:
+        what, least, most = _RANGES.get(kind_of(given), ("", 0.0, 0.0))
+        share, ends = _outside(target, least, most) if what else (0.0, "")
+        if share > 0.5:
+            facts = {"what": what, "range": f"{least:g} and {most:g}", "share": f"{share:.0%}", "ends": ends}
+            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
+
+
+def _held(nodes: Iterable[Any], slot: str) -> list[tuple[Any, torch.Tensor]]:
+    """Return the nodes that have saved a tensor as `slot`, with that tensor."""
+    return [(node, held) for node, name, held in held_by_nodes(nodes) if name == slot]
+
+
+def _by_hand(loss: Loss) -> Iterator[tuple[Any, Any, torch.Tensor]]:
+    """Yield what a loss by hand subtracts targets from, or them from, with the node of the loss and the targets."""
+    for node, difference in _held(loss.of_kinds(BY_HAND), "self"):
+        minus = node.next_functions[0][0]
+        is_minus = kind_of(minus) == "SubBackward" and all(one is minus for one, _ in node.next_functions)
+        terms = [one for one, _ in minus.next_functions] if is_minus and minus._saved_alpha == 1 else [None]
+        given: Any = next((one for one in terms if one is not None), None)
+        while kind_of(given) in MOVES - _TURNS:
+            given = given.next_functions[0][0]
+        for _, result in _held([given], "result") if None in terms and given is not None else ():
+            if result.numel() == difference.numel() and can_look(difference):
+                with looking():
+                    difference, result = difference.detach().flatten(), result.detach().flatten()
+                    yield given, minus, result - difference if terms[1] is None else result + difference
+
+
+_TURNS = {"TransposeBackward", "PermuteBackward", "TBackward"}
+"""Nodes after which the values come in another order."""
+
+
+def _outside(target: torch.Tensor, least: float, most: float) -> tuple[float, str]:
+    """Return the share of some targets that lies outside of a range, and the smallest and the largest in words."""
+    if not 0 < target.numel() <= _MOST_NUMBERS or not can_look(target):
+        return 0.0, ""
+    with looking():
+        values = target.detach().double()
+        share = float(((values < least - 0.05) | (values > most + 0.05)).double().mean())
+        return share, f"{float(values.min()):.3g} to {float(values.max()):.3g}"
+
+
+def _no_probabilities(loss: Loss) -> Iterator[Facts]:
+    """Yield targets of a binary cross-entropy that are no probabilities, where all of them count."""
+    for node, target in _held(loss.of_kinds(["BinaryCrossEntropyWithLogitsBackward"]), "target"):
+        share, ends = _outside(target, 0.0, 1.0)
+        if share > 0.05 and node._saved_reduction and not any(True for _ in _held([node], "weight")):
+            yield {"share": f"{share:.0%}", "ends": ends, "used": loss.site(node)}
+
+
+_WITH_LOGITS = "binary_cross_entropy_with_logits"
+_BOUNDED = {
+    "LogSoftmaxBackward": (("ReluBackward", "SigmoidBackward"), "cross_entropy (log_softmax)"),
+    "BinaryCrossEntropyWithLogitsBackward": (("ReluBackward", "SoftmaxBackward"), _WITH_LOGITS),
+}
+"""Losses that take logits: the nodes of what bounds these, and the loss in words."""
+
+
+def _rectified(loss: Loss) -> Iterator[Facts]:
+    """Yield logits that cannot be negative."""
+    for node in loss.of_kinds(_BOUNDED):
+        given, (kinds, words) = input_of(node), _BOUNDED[kind_of(node)]
+        if kind_of(given) in kinds:
+            facts = {"what": _RANGES[kind_of(given)][0], "loss": words}
+            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
+
+
+def _turned_round(loss: Loss) -> Iterator[Facts]:
+    """Yield losses whose target has a graph, and whose input has none."""
+    kinds = {"BinaryCrossEntropyBackward": "binary_cross_entropy", "BinaryCrossEntropyWithLogitsBackward": _WITH_LOGITS}
+    for node in loss.of_kinds(kinds):
+        given, target = (*node.next_functions, (None, 0), (None, 0))[:2]
+        if given[0] is None and target[0] is not None:
+            yield {"loss": kinds[kind_of(node)], "used": loss.site(node)}
+
+
+# fmt: off
+ACTIVATIONS: tuple[Cause[Loss], ...] = (
+    Cause("double-softmax", is_first, _squashed_twice,
+        "suspicious: {what}(){given:at} is applied to what {loss}{used:at} is given, which applies one of its own: the "
+        "gradients become small, and the loss cannot go below a bound",
+        "leave out the {what}() and give the logits to the loss, or use {other}"),
+    Cause("no-log-probabilities", is_first, _no_logarithms,
+        "suspicious: the result of {what}{given:at} is given to {loss}{used:at}, which expects log-probabilities",
+        "{remedy}"),
+    Cause("no-log-probabilities", is_first, _over_samples,
+        "suspicious: log_softmax{given:at} is over the {samples} samples (dim=0) of shape {shape}, and "
+        "nll_loss{used:at} expects it over the classes",
+        "take the log_softmax with dim=1"),
+    Cause("target-out-of-reach", is_first, _unreachable,
+        "{what}{given:at} gives values between {range} only, and {share} of the targets that the loss{used:at} "
+        "compares them with lie outside: they go from {ends}",
+        "leave out the activation where the output is a regression, or scale the targets to its range"),
+    Cause("target-out-of-reach", is_first, _no_probabilities,
+        "binary_cross_entropy_with_logits{used:at} takes targets between 0 and 1, and {share} of them lie outside: "
+        "they go from {ends}; their loss has no lower bound",
+        "make them 0 and 1, such as (target > 0).float()"),
+    Cause("rectified-logits", is_first, _rectified,
+        "suspicious: {what}{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
+        "though the loss expects any numbers",
+        "leave it out before the loss"),
+    Cause("loss-turned-round", is_first, _turned_round,
+        "{loss}{used:at} gets its gradient through its target only, and its first argument has no graph: they seem to "
+        "be swapped, the labels first and the prediction as their target",
+        "swap the arguments: {loss}(prediction, target)"),
+)
+# fmt: on
+"""Causes that an activation before a loss shows."""

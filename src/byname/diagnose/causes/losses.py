@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import ast
-import itertools
+import dis
 import re
 from collections.abc import Collection, Iterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, TypeGuard
 
 from torch import nn
 
-from byname.diagnose.cause import Cause, Facts, always
-from byname.diagnose.causes.activations import ACTIVATIONS
-from byname.diagnose.causes.loss import BY_HAND, COMPARING, MOVES, Loss, input_of, is_first, kind_of
+from byname.diagnose.cause import Cause, Facts, always, variable
+from byname.diagnose.causes.loss import (
+    ACTIVATIONS,
+    BY_HAND,
+    COMPARING,
+    MOVES,
+    Loss,
+    dim_of,
+    input_of,
+    is_first,
+    kind_of,
+)
 from byname.diagnose.causes.not_reached import cut_before, cuts_beside, why_cut
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, assignments, made_at, value_of
 from byname.diagnose.followed_optimizer import Flat
-from byname.naming.name import Name
 from byname.reading.frames import line_of, variables_of
-from byname.reading.modules import parameters_in
+from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import names_bound, statements_in, statements_of
@@ -73,7 +81,7 @@ def _edited(loss: Loss) -> Iterator[Facts]:
     for edit, site in {(site.file, site.line): (edit, site) for edit, site in mine}.values():
         path, remedy = without_data(site.statement or "", edit.operation)
         yield {
-            "names": [Name(path, "local", exact=False)] if path else [],
+            "names": [variable(path)] if path else [],
             "statement": f"`{site.statement}`" if site.statement else "a statement",
             "edited": site,
             "remedy": remedy,
@@ -98,7 +106,7 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
             yield {
                 "lines": [one.site for one in made],
                 "term": ast.unparse(term),
-                "variable": Name(path, "local", exact=False),
+                "variable": variable(path),
                 "made": site_of_tensor(variables[path]),
                 "why": why_cut(cut),
                 "cut": cut.line.site,
@@ -137,7 +145,7 @@ def _leaf_losses(loss: Loss) -> Iterator[Facts]:
         context = FailureContext([root])
         name, made = context.name(root), made_at(root)
         cut = cut_before(context, root)
-        facts: Facts = {"loss": name, "made": made, "noticed": loss.called, "lines": [], "cut": "", "remedy": _KEEP}
+        facts: Facts = {"loss": name, "made": made, "noticed": loss.line.site, "lines": [], "cut": "", "remedy": _KEEP}
         if cut is not None:
             why = cut["why"]
             facts |= {"lines": [cut["off"], *why.sites], "cut": f"; {why}", "remedy": cut["remedy"]}
@@ -160,19 +168,16 @@ def _same_module(loss: Loss) -> Iterator[Facts]:
     code = loss.frame.f_code
     modules = [(path, held) for path, held in _paths_in(loss.frame) if issubclass(type(held), nn.Module)]
     copies = [(path, held) for path, held in modules if not _COPIES.isdisjoint(re.split(r"\W|_", path.lower()))]
-    pairs = [(copy, path, held) for copy, held in copies for path, other in modules if other is held and path != copy]
-    assigned = ((copy, path, held, site) for copy, path, held in pairs for site in _assigning(code, copy, path))
-    for copy, path, held, site in itertools.islice(assigned, 1):
-        if _is_used_twice(held, loss.context) and not cuts_beside(loss.context, parameters_in(held)):
-            names = Name(copy, "local", exact=False), Name(path, "local", exact=False)
-            yield {"copy": names[0], "module": names[1], "assigned": site}
-
-
-def _assigning(code: CodeType, path: str, value: str) -> Iterator[Site]:
-    """Yield the lines of the statements ``path = value`` in the file of some code."""
-    for site, node in assignments(code):
-        if ast.unparse(node.value) == value and path in map(ast.unparse, node.targets):
-            yield site
+    pairs = {(copy, path): held for copy, held in copies for path, other in modules if other is held and path != copy}
+    for site, node in assignments(code) if pairs else ():
+        value = ast.unparse(node.value)
+        for copy in [one for one in map(ast.unparse, node.targets) if (one, value) in pairs]:
+            theirs, walk = {id(one): one for one in parameters_in(pairs[copy, value])}, loss.context.walk
+            mine = [number for number in walk.leaf_numbers if id(walk.nodes[number].variable) in theirs]
+            is_used_twice = min([len(walk.users[number]) for number in mine], default=0) > 1
+            if is_used_twice and not cuts_beside(loss.context, theirs.values()):
+                yield {"copy": variable(copy), "module": variable(value), "assigned": site}
+            return
 
 
 def _paths_in(frame: FrameType) -> Iterator[tuple[str, Any]]:
@@ -185,18 +190,10 @@ def _paths_in(frame: FrameType) -> Iterator[tuple[str, Any]]:
             yield from [(f"self.{name}", held) for name, held in space.items() if type(name) is str]
 
 
-def _is_used_twice(module: Any, context: FailureContext) -> bool:
-    """Return whether every parameter of a module that a loss reaches is used twice or more in computing it."""
-    theirs = {id(one) for one in parameters_in(module)}
-    walk = context.walk
-    uses = [len(walk.users[number]) for number in walk.leaf_numbers() if id(walk.nodes[number].variable) in theirs]
-    return bool(uses) and min(uses) > 1
-
-
 def _unfrozen(loss: Loss) -> Iterator[Facts]:
     """Yield the modules to which ``requires_grad = False`` was assigned, and that still get gradients."""
     reached = {id(one): one for one in loss.context.leaves}
-    for module in loss.modules if loss.frame is not None else ():
+    for module in [inner for one in loss.modules for inner in modules_in(one)] if loss.frame is not None else ():
         theirs = [reached[id(one)] for one in parameters_in(module) if id(one) in reached]
         if dict.get(attributes_of(module), "requires_grad") is False and theirs:
             site = _freezing(loss.frame, module)
@@ -232,7 +229,8 @@ def flat_in(loss: Loss) -> Flat | None:
         kind = kind_of(node)
         if kind in _FLAT:
             return Flat(kind.removesuffix("Backward").lower(), loss.site(node))
-        if kind in _SOFTMAX and _is_of_one(node):
+        shape = tuple(node._input_metadata[0].shape) if kind in _SOFTMAX else ()
+        if shape and shape[dim_of(node)] == 1:
             return Flat(_SOFTMAX[kind], loss.site(node), of_one=True)
     return None
 
@@ -240,26 +238,27 @@ def flat_in(loss: Loss) -> Flat | None:
 _SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
 
 
-def _is_of_one(node: Any) -> bool:
-    """Return whether a softmax was along a dimension with one element."""
-    shape, dim = tuple(node._input_metadata[0].shape), int(node._saved_dim)
-    return len(shape) > 0 and shape[dim - (1 << 64) if dim >= 1 << 63 else dim] == 1
-
-
 def _overwritten(loss: Loss) -> Iterator[Facts]:
     """Yield the variable of a loss of which a loop keeps only the value of its last round."""
     line = line_of(loss.frame)
-    spot, code = line.spot, line.code
+    code = line.code
+    if code is None or not _JUMPS & {*code.co_code[: line.instruction : 2]}:
+        return  # no loop has ended before this line
+    spot = line.spot
     name = None if spot is None else spot.receiver
-    if code is None or spot is None or name is None or not name.isidentifier():
+    if spot is None or name is None or not name.isidentifier():
         return
     before = [one for one in statements_of(code) if one.lineno < spot.site.line]
     for at, loop in enumerate(before):
         if isinstance(loop, ast.For) and (loop.end_lineno or 0) < spot.site.line:
             last, first = _overwriting(loop, name), [one for one in before[:at] if _assigns(one, name)]
-            if last is not None and first and _is_nothing(first[-1].value):
-                variable = Name(name, "local", exact=False)
-                yield {"name": variable, "noticed": site_of(code, last, name, code.co_qualname)}
+            begins = ast.unparse(first[-1].value).replace(" ", "") if first else ""
+            if last is not None and (begins in ("0", "0.0") or begins.startswith(_ZEROS)):
+                yield {"name": variable(name), "noticed": site_of(code, last, name, code.co_qualname)}
+
+
+_ZEROS = ("torch.zeros(", "torch.tensor(0)", "torch.tensor(0.0")
+_JUMPS = {number for name, number in dis.opmap.items() if name.startswith("JUMP_BACKWARD")}
 
 
 def _assigns(statement: ast.stmt, name: str) -> TypeGuard[ast.Assign]:
@@ -275,11 +274,6 @@ def _overwriting(loop: ast.For, name: str) -> ast.Assign | None:
         if reads or adds or isinstance(node, ast.Break | ast.Return):
             return None
     return assigned[0] if len(assigned) == 1 else None
-
-
-def _is_nothing(value: ast.expr) -> bool:
-    """Return whether an expression is 0, as a number or a tensor."""
-    return ast.unparse(value).replace(" ", "") in ("0", "0.0", "0.") or ast.unparse(value).startswith("torch.zeros(")
 
 
 _COMPARED = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,16 +16,16 @@ from torch import nn
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, opaque_reason, why_no_graph
 from byname.diagnose.cause import Cause, Facts, Raised, Sentence, Subject, any_of, before_it_runs, tell
-from byname.diagnose.causes.raised import AWAITED, reduced_by
-from byname.diagnose.context import FailureContext
+from byname.diagnose.context import FailureContext, assigned_on
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding
 from byname.naming.children.torch import gathered_parameters, is_sharded
-from byname.naming.history import name_around
 from byname.naming.name import Name, at, quote, unnamed
+from byname.reading.frames import NO_LINE
 from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Expression, Site, is_library, locate, statements_binding
+from byname.source.code import ThisCode
+from byname.source.location import Site, is_library, locate, statements_binding
 from byname.tracking.log import Call, CreationRecord, DetachPoint, Log, logs
 from byname.tracking.lookup import site_of_tensor
 
@@ -43,9 +42,7 @@ def _cut_off_by(context: FailureContext, cut: DetachPoint) -> Name:
         name = context.name(result)
         if name.path and name.exact:
             return name
-    spot, code = cut.line.spot, cut.line.code
-    named = None if spot is None or code is None else name_around(spot, code)
-    if named is not None:
+    if (named := assigned_on(cut.line)) is not None:
         return named
     for reference, _ in cut.inputs:
         tensor = reference()
@@ -61,9 +58,8 @@ def _without_graph(context: FailureContext) -> torch.Tensor | None:
 
 def _cut(context: FailureContext) -> Iterator[Facts]:
     root = _without_graph(context)
-    if root is not None:
-        facts = cut_before(context, root)
-        yield from [] if facts is None else [facts]
+    facts = None if root is None else cut_before(context, root)
+    return iter([] if facts is None else [facts])
 
 
 def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
@@ -71,15 +67,19 @@ def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
     cuts, certain = [cut for log in logs() for cut in log.cuts_of(root)], True
     if not cuts:
         cuts, certain = _taken_out(root)
-    return _at_cuts(context, _first_of_each(cuts), certain) if cuts else None
-
-
-def _first_of_each(cuts: Sequence[DetachPoint]) -> list[DetachPoint]:
-    """Return the cuts to report. Under ``no_grad`` every call is one, and only the first is reported."""
+    if not cuts:
+        return None
     first: dict[object, DetachPoint] = {}
-    for cut in cuts:
+    for cut in cuts:  # under no_grad every call is one
         first.setdefault(cut.reason or cut.line.place, cut)
-    return [*first.values()]
+    off, remedy, still = _left_off(cuts[0]), remedy_of(cuts[0]), ""
+    if off is not None:
+        still = f". The set_grad_enabled(False){at(off)} belongs to no block, and is still in effect"
+        remedy = "call torch.set_grad_enabled(True) after what needs no gradients, or put that into a block of "
+        remedy += "`with torch.no_grad():`, which switches them on again at its end"
+    ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'} "
+    places = Sentence.joined("; and ", [sentence_of(context, cut) for cut in first.values()])
+    return {"off": off, "why": tell("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
 
 
 def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
@@ -89,37 +89,28 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
     Otherwise every call that may be meant is returned, if they are few, since nobody sees how a number passes through
     the program.
     """
-    log = next((log for log in logs() if _making_in(log, root) is not None), None)
-    made = None if log is None else _making_in(log, root)
-    if log is None or made is None:
-        return [], False
-    code, into = made.line.code, made.line.spot
-    if code is None or into is None:
+    known = ((log, made.line) for log in logs() if (made := _making_in(log, root)) is not None)
+    log, line = next(known, (None, NO_LINE))
+    code, into = line.code, line.spot
+    if log is None or code is None or into is None:
         return [], False
     out = [cut for cut in log.cuts if cut.name != "grad"]
     begin = log.steps[-1].number if log.steps else 0
     numbers = {cut.line.place: cut for cut in out if cut.result is None and cut.number >= begin}
-    here = [cut for cut in numbers.values() if cut.line.code is code]
-    sure = [cut for cut in here if (spot := cut.line.spot) is not None and _feeds(spot, into)]
-    if sure or len(numbers) > _MOST_PLACES or not _makes_anew(code, into):
+    here = [(cut, spot) for cut in numbers.values() if cut.line.code is code and (spot := cut.line.spot) is not None]
+    sure = [
+        cut
+        for cut, spot in here
+        if spot.site == into.site or (spot.site.target in into.reads and spot.site.line <= into.site.line)
+    ]
+    before = [spot for variable in into.reads for spot in statements_binding(code, variable)]
+    makes_anew = any(_MAKERS.search(spot.site.statement) for spot in (into, *before))
+    if sure or len(numbers) > _MOST_PLACES or not makes_anew:
         return sure[-1:], True
     return list(numbers.values()), False
 
 
 _MOST_PLACES = 3
-
-
-def _feeds(out: Expression, into: Expression) -> bool:
-    """Return whether a statement is the other one, or assigns a variable that the other one reads."""
-    return out.site == into.site or (out.site.target in into.reads and out.site.line <= into.site.line)
-
-
-def _makes_anew(code: CodeType, into: Expression) -> bool:
-    """Return whether a statement, or one that assigns a variable it reads, makes a tensor from numbers or an array."""
-    before = [spot for variable in into.reads for spot in statements_binding(code, variable)]
-    return any(_MAKERS.search(spot.site.statement) for spot in (into, *before))
-
-
 _MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
 
 
@@ -128,98 +119,72 @@ def _making_in(log: Log, root: torch.Tensor) -> CreationRecord | None:
     return made if made is not None and made() is root else None
 
 
-def _at_cuts(context: FailureContext, cuts: Sequence[DetachPoint], certain: bool) -> Facts:
-    off, remedy, still = _left_off(cuts[0]), remedy_of(cuts[0]), ""
-    if off is not None:
-        still = f". The set_grad_enabled(False){at(off)} belongs to no block, and is still in effect"
-        remedy = (
-            "call torch.set_grad_enabled(True) after what needs no gradients, or put that into a block of "
-            "`with torch.no_grad():`, which switches them on again at its end"
-        )
-    ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'} "
-    places = Sentence.joined("; and ", [sentence_of(context, cut) for cut in cuts])
-    return {"off": off, "why": tell("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
-
-
 def _left_off(cut: DetachPoint) -> Site | None:
-    """Return the line that switched gradients off before a call under ``no_grad``, if they are still off."""
+    """Return the line that switched gradients off before a call under ``no_grad``, if they are still off.
+
+    A log that ended before the call does not know what was switched since.
+    """
     if cut.reason != "no_grad" or torch.is_grad_enabled():
         return None
-    offs = (log.switched_off for log in logs() if log.of_this_thread() and _recorded(log, cut))
-    off = next((one for one in offs if one is not None and one.number <= cut.number), None)
+    mine = [log for log in logs() if log.of_this_thread()]
+    key = cut.number, ThisCode(cut.line.code)
+    mine = [log for log in mine if any((one.number, ThisCode(one.line.code)) == key for one in reversed(log.cuts))]
+    off = next((one for log in mine if (one := log.switched_off) is not None and one.number <= cut.number), None)
     return None if off is None else off.line.site
-
-
-def _recorded(log: Log, cut: DetachPoint) -> bool:
-    """Return whether a log has this detach point; one that ended before it does not know what was switched since."""
-    return any(one.number == cut.number and one.line.code is cut.line.code for one in reversed(log.cuts))
 
 
 def why_cut(cut: DetachPoint) -> str:
     """Return why no gradient flows back through a call, as the rest of a sentence."""
-    if cut.reason == "no_grad":
-        return "is computed while gradients are switched off (torch.no_grad() or set_grad_enabled(False))"
-    if cut.reason == "inference":
-        return "is computed under torch.inference_mode()"
-    if cut.reason == "checkpoint":
-        return (
-            "is computed by a reentrant checkpoint, and none of the tensors that were passed to it requires grad: the "
-            "parameters used in it get gradients only if one of these does"
-        )
-    return next(
-        (words for names, words, _ in _KINDS if cut.name in names),
-        f"is the result of {cut.name}(), which has no gradient",
-    )
+    return _words_of(cut)[0]
 
 
 def remedy_of(cut: DetachPoint) -> str:
     """Return what to write in place of a call that cuts off, as an imperative."""
-    if cut.reason == "checkpoint":
-        return (
-            "pass use_reentrant=False to checkpoint(), or let its input require grad: x.requires_grad_(), which "
-            "enable_input_require_grads() does for a model of transformers"
-        )
+    return _words_of(cut)[1]
+
+
+def _words_of(cut: DetachPoint) -> tuple[str, str]:
     if cut.reason:
-        return "compute what the loss depends on outside of that block"
-    return next((words for names, _, words in _KINDS if cut.name in names), "use a differentiable operation instead")
+        return _REASONS[cut.reason]
+    otherwise = f"is the result of {cut.name}(), which has no gradient", "use a differentiable operation instead"
+    return next(((why, remedy) for names, why, remedy in _KINDS if cut.name in names), otherwise)
 
 
+_OUTSIDE = "compute what the loss depends on outside of that block"
 _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isclose isnan isfinite logical_and".split()
 _POSITIONS = "argmax argmin argsort nonzero argwhere searchsorted bucketize multinomial".split()
 _POSITIONS += "max min topk sort median nanmedian mode kthvalue cummax cummin".split()  # their values have gradients
 _NUMBERS = "item tolist numpy __array__ __float__ __int__ __bool__ __index__ __complex__".split()
-_WHOLE = "long int short bool byte".split()
+_DETACHES = ["detach", "data", "detach_"]
 
+# fmt: off
+_REASONS = {
+    "no_grad": (
+        "is computed while gradients are switched off (torch.no_grad() or set_grad_enabled(False))", _OUTSIDE),
+    "inference": ("is computed under torch.inference_mode()", _OUTSIDE),
+    "checkpoint": (
+        "is computed by a reentrant checkpoint, and none of the tensors that were passed to it requires grad: the "
+        "parameters used in it get gradients only if one of these does",
+        "pass use_reentrant=False to checkpoint(), or let its input require grad: x.requires_grad_(), which "
+        "enable_input_require_grads() does for a model of transformers"),
+}
 _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
-    (
-        ["detach", "data", "detach_"],
-        "is detached from the graph",
-        "leave out the detach for tensors that the loss is computed from",
-    ),
-    (
-        _POSITIONS,
-        "is a position or a choice, which has no gradient",
-        "compute the loss from the scores themselves (cross_entropy takes logits); positions are for metrics",
-    ),
-    (
-        _NUMBERS,
-        "is converted to plain numbers outside of PyTorch",
-        "keep the tensor for the loss (torch.stack joins several), and convert to numbers only for logging",
-    ),
-    (
-        "tensor as_tensor asarray array from_numpy".split(),
+    (_DETACHES, "is detached from the graph", "leave out the detach for tensors that the loss is computed from"),
+    (_POSITIONS, "is a position or a choice, which has no gradient",
+        "compute the loss from the scores themselves (cross_entropy takes logits); positions are for metrics"),
+    (_NUMBERS, "is converted to plain numbers outside of PyTorch",
+        "keep the tensor for the loss (torch.stack joins several), and convert to numbers only for logging"),
+    ("tensor as_tensor asarray array from_numpy".split(),
         "is made anew from the numbers of others, which have no gradient then",
-        "join the tensors: torch.stack(list) if they have no dimension, torch.cat(list) if each has one element",
-    ),
-    (
-        ["grad"],
-        "is the result of autograd.grad() without create_graph=True, so it has no graph",
-        "pass create_graph=True to it",
-    ),
+        "join the tensors: torch.stack(list) if they have no dimension, torch.cat(list) if each has one element"),
+    (["grad"], "is the result of autograd.grad() without create_graph=True, so it has no graph",
+        "pass create_graph=True to it"),
     (_COMPARISONS, "is a comparison, which has no gradient", "use a smooth function (sigmoid, softplus) instead"),
-    (_WHOLE, "is converted to whole numbers, which have no gradients", "convert to a floating-point type"),
+    ("long int short bool byte".split(), "is converted to whole numbers, which have no gradients",
+        "convert to a floating-point type"),
 )
-"""Calls that cut off, by name, with a phrase about their result and the code to write instead."""
+# fmt: on
+"""Calls that cut off, by the block that they are in or by name: a phrase about their result, and what to write."""
 
 
 def _frozen(context: FailureContext) -> Iterator[Facts]:
@@ -252,28 +217,25 @@ IS, PROBABLY, MAY_BE = "is", "is probably", "may be"
 
 
 class Unreached(NamedTuple):
-    """Parameters that a loss does not reach, with the calls that cut them off.
-
-    Attributes:
-        parameters: the parameters.
-        cuts: the calls; none if none was seen, several if any of them may be the one.
-        sure: IS, PROBABLY or MAY_BE.
-    """
+    """Parameters that a loss does not reach, with the calls that cut them off."""
 
     parameters: list[torch.Tensor]
-    cuts: list[DetachPoint]
-    sure: str
+    cuts: list[DetachPoint]  # none if none was seen, several if any of them may be the one
+    sure: str  # IS, PROBABLY or MAY_BE
 
     def facts(self, context: FailureContext) -> Facts:
         """Return the facts of these parameters."""
         names = tuple(context.names(self.parameters))
         remedy = "compute the loss with them, or freeze them with requires_grad_(False)"
+        way = "" if logs() else "; byname.track() around the forward tells which line cuts the path, if one does"
         if self.cuts:
+            places = dict.fromkeys(sentence_of(context, cut) for cut in self.cuts)  # several on a line may be the same
+            way = f". The path {self.sure} cut here: {'; or '.join(places)}"
             they = "it" if len(names) == 1 else "they"
             remedy = f"if {they} should learn, {remedy_of(self.cuts[0])}; if not, requires_grad_(False) says so"
         return {
             "names": names,
-            "way": self._way(context),
+            "way": way,
             "cuts": [cut.line.site for cut in self.cuts],
             "remedy": remedy,
         }
@@ -281,15 +243,6 @@ class Unreached(NamedTuple):
     def finding(self, context: FailureContext) -> Finding:
         """Return the finding about these parameters."""
         return DETACHED.finding({"noticed": context.noticed, **self.facts(context)})
-
-    def _way(self, context: FailureContext) -> str:
-        """Return the place of the cut, as the rest of a sentence."""
-        if not self.cuts:
-            return "" if logs() else "; byname.track() around the forward tells which line cuts the path, if one does"
-        places = list(
-            dict.fromkeys(sentence_of(context, cut) for cut in self.cuts)
-        )  # several on one line may be the same
-        return f". The path {self.sure} cut here: {'; or '.join(places)}"
 
 
 def cut_off(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[Unreached]:
@@ -312,12 +265,9 @@ def _cuts_behind(
 
 
 def cuts_beside(context: FailureContext, parameters: Iterable[torch.Tensor]) -> list[tuple[DetachPoint, str]]:
-    """Return the first call that detaches a result of some parameters in the forward of a loss, with how sure that is.
-
-    The loss may reach these parameters by another path.
-    """
+    """Return the first call that detaches a result of parameters, and how sure that is; others may not detach it."""
     behind = [(cut, sure) for _, cuts, sure in _cuts_behind(context, [*parameters]) for cut in cuts]
-    return [(cut, sure) for cut, sure in behind if cut.reason or cut.name in _KINDS[0][0]][:1]
+    return [(cut, sure) for cut, sure in behind if cut.reason or cut.name in _DETACHES][:1]
 
 
 class Use(NamedTuple):
@@ -379,10 +329,7 @@ class _Evidence:
 
 
 def _begin(context: FailureContext) -> int:
-    """Return the sequence number at which the forward of a loss began.
-
-    It is the number of the first node that no backward call has run.
-    """
+    """Return the sequence number at which a forward began: that of the first node that no backward call has run."""
     fresh = (node for node in context.walk.nodes[1:] if node.next_functions and first_run(node) is None)
     return min((node._sequence_nr() for node in fresh), default=0)
 
@@ -445,13 +392,30 @@ def _learning(model: nn.Module) -> list[torch.Tensor]:
 def _reduced(context: FailureContext) -> set[int]:
     """Return the ids of the parameters whose gradients some DistributedDataParallel wrapper waits for."""
     wrappers = [one for one in context.models if type(one) is nn.parallel.DistributedDataParallel]
-    return {id(one) for wrapper in wrappers if not wrapper.find_unused_parameters for one in reduced_by(wrapper)}
+    return {id(one) for wrapper in wrappers if not wrapper.find_unused_parameters for one in _reduced_by(wrapper)}
+
+
+def _reduced_by(wrapper: nn.Module) -> list[torch.Tensor]:
+    """Return the parameters that a wrapper reduces, in the order of its reducer."""
+    ignored: set[str] = getattr(wrapper, "parameters_to_ignore", set())
+    found: dict[int, torch.Tensor] = {}
+    for prefix, module in wrapper.module.named_modules():  # type: ignore[union-attr]
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and f"{prefix}.{name}" not in ignored:
+                found.setdefault(id(parameter), parameter)
+    return list(found.values())
 
 
 def _awaited(context: FailureContext) -> Iterator[Facts]:
-    theirs = [one for one in context.once(_missing) if id(one) in context.once(_reduced)]
+    """Yield the parameters that DistributedDataParallel lacks, or will lack: of an error by the indices in it."""
+    if context.error is None:
+        theirs = [one for one in context.once(_missing) if id(one) in context.once(_reduced)]
+    else:
+        wrapper = next(context.selves(nn.parallel.DistributedDataParallel), None)
+        every, indices = [] if wrapper is None else _reduced_by(wrapper), list(map(int, context.match[1].split()))
+        theirs = [every[index] for index in indices] if max(indices) < len(every) else []
     if theirs:
-        yield {"names": tuple(context.names(theirs)), "which": "the"}
+        yield {"names": tuple(context.names(theirs)), "which": "the" if context.error is None else "the last"}
 
 
 def _detached(context: FailureContext) -> Iterator[Facts]:
@@ -460,6 +424,10 @@ def _detached(context: FailureContext) -> Iterator[Facts]:
 
 
 _NO_GRAPH = any_of(Raised(RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad"), before_it_runs)
+
+_NOT_REDUCED = Raised(
+    RuntimeError, r"finished reduction in the prior iteration.*not receive grad for rank \d+: ([\d ]+)"
+)
 
 # fmt: off
 NO_GRAD_PATH: tuple[Cause[FailureContext], ...] = (
@@ -470,6 +438,10 @@ NO_GRAD_PATH: tuple[Cause[FailureContext], ...] = (
         "call requires_grad_() on the parameters that should learn"),
     Cause("no-grad-path", _NO_GRAPH, _unseen, "backward cannot start from {name}: {why}{made:-}", "{remedy}"),
 )
-DDP_UNUSED: Cause[FailureContext] = Cause("ddp-unused", before_it_runs, _awaited, *AWAITED)
+DDP_UNUSED: Cause[FailureContext] = Cause("ddp-unused", any_of(_NOT_REDUCED, before_it_runs), _awaited,
+    "{names:-}{which} loss of this rank does not reach {names}, and DistributedDataParallel waits for the gradient of "
+    "every parameter before it starts the next iteration",
+    "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
+    "DistributedDataParallel, which costs a walk through the graph each step")
 DETACHED: Cause[FailureContext] = Cause("detached-parameter", before_it_runs, _detached,
     "{names:-}this loss does not reach {names}: {names:it gets|they get} no gradient from it{way}{cuts:-}", "{remedy}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import TypeGuard
 
 from byname.diagnose.context import parsed as parsed_of
 
@@ -12,8 +11,7 @@ def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool,
     """Return advice on what to write instead of a statement that changes a tensor in place.
 
     Args:
-        statement: the source of the statement; empty if it is unknown.
-        operation: the name of the function that it calls, such as ``add_``.
+        statement, operation: the source, empty if it is unknown, and the function that it calls, such as ``add_``.
         variable: the name of the tensor that autograd had saved; empty if it has none.
         reads_it: whether autograd saved the tensor during the same statement.
         keeps_graph: whether the changed tensor is the result of an operation since.
@@ -21,7 +19,11 @@ def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool,
     parsed = parsed_of(statement)
     target = None if parsed is None else _target(parsed, operation)
     if parsed is None or target is None:
-        return _in_general(variable)
+        return (
+            f"change a copy instead: take {variable or 'the tensor'}.clone() before the change, or use an operation "
+            "that returns a new tensor (no trailing underscore, inplace=False, no out=; torch.where to change some "
+            "elements)"
+        )
     if not _is_part(target, variable):
         plain = _rewritten(parsed, operation)
         return f"write it out of place: {plain}" if plain else _on_a_copy(target, statement)
@@ -32,9 +34,11 @@ def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool,
             f"let it read a copy of what it changes: {reading}; or collect the parts in a list, and join them at the "
             "end with torch.stack"
         )
+    advice, path = _on_a_copy(whole, statement), ast.unparse(whole)
     if keeps_graph and isinstance(whole, ast.Attribute) and isinstance(parsed, ast.Assign):
-        return _on_a_copy(whole, statement) + _if_carried(parsed, ast.unparse(whole))
-    return _on_a_copy(whole, statement)
+        advice += f". If a later iteration reads `{path}`, put `{path} = {path}.detach().clone()` there, and write "
+        advice += f"without the graph: {ast.unparse(parsed.targets[0])} = ({ast.unparse(parsed.value)}).detach()"
+    return advice
 
 
 def without_data(statement: str, operation: str) -> tuple[str, str]:
@@ -52,7 +56,8 @@ def without_data(statement: str, operation: str) -> tuple[str, str]:
         The source of the changed tensor, empty if the statement does not tell it; and the advice.
     """
     parsed = parsed_of(statement)
-    edited = None if parsed is None else next((one for one in ast.walk(parsed) if _is_data(one)), None)
+    parts = () if parsed is None else ast.walk(parsed)
+    edited = next((one for one in parts if isinstance(one, ast.Attribute) and one.attr == "data"), None)
     if parsed is None or edited is None or not _is_path(edited.value):
         return "", "do without .data, and write it out of place, so that autograd sees it"
     path = ast.unparse(edited.value)
@@ -66,10 +71,6 @@ def without_data(statement: str, operation: str) -> tuple[str, str]:
         f"so that autograd sees it, write {plain}; if the gradient is to pass as if nothing had changed "
         f"(straight-through), write {path} = {path} + ({value} - {path}).detach()"
     )
-
-
-def _is_data(node: ast.AST) -> TypeGuard[ast.Attribute]:
-    return isinstance(node, ast.Attribute) and node.attr == "data"
 
 
 class _WithoutData(ast.NodeTransformer):
@@ -186,19 +187,3 @@ class _Copies(ast.NodeTransformer):
 def _on_a_copy(target: ast.expr, statement: str) -> str:
     path = ast.unparse(target)
     return f"change a copy instead: put `{path} = {path}.clone()` on the line before `{statement}`"
-
-
-def _if_carried(parsed: ast.Assign, path: str) -> str:
-    """Return what to write if the tensor lives on, so that the next iteration would meet this one's graph."""
-    target, value = ast.unparse(parsed.targets[0]), ast.unparse(parsed.value)
-    return (
-        f". If a later iteration reads `{path}`, put `{path} = {path}.detach().clone()` there, and write without the "
-        f"graph: {target} = ({value}).detach()"
-    )
-
-
-def _in_general(variable: str) -> str:
-    return (
-        f"change a copy instead: take {variable or 'the tensor'}.clone() before the change, or use an operation that "
-        "returns a new tensor (no trailing underscore, inplace=False, no out=; torch.where to change some elements)"
-    )

@@ -19,28 +19,27 @@ from byname.diagnose.causes.readers import reads_gradient_of
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.engine import first_run
 from byname.naming.name import Name, quote_all
-from byname.reading.modules import modules_in, parameters_held, parameters_in, parameters_of, plain_containers
+from byname.reading.modules import (
+    modules_in,
+    own_parameters,
+    parameters_held,
+    parameters_in,
+    parameters_of,
+    plain_containers,
+)
 from byname.reading.objects import living
 from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.location import Site, is_library
 from byname.table import counted
-from byname.tracking.log import DetachPoint
 
 
 class _LeftOut(NamedTuple):
-    """The models' parameters that a loss reaches and that no optimizer will change.
-
-    Attributes:
-        names: their names.
-        uses: the lines that use them.
-        hidden: for those that PyTorch does not find, by ``id``, where they are, and what to use there.
-        lost: whether no variable and no module holds them any more.
-    """
+    """The parameters that a loss reaches and that no optimizer will change, and the lines that use them."""
 
     names: tuple[Name, ...]
     uses: tuple[Site, ...]
-    hidden: dict[int, tuple[str, str]]
-    lost: bool
+    hidden: dict[int, tuple[str, str]]  # those that PyTorch does not find: where they are, and what to use there
+    lost: bool  # no variable and no module holds them any more
 
 
 def _optimized(context: FailureContext) -> dict[int, torch.Tensor]:
@@ -75,10 +74,22 @@ def _left_out_of(context: FailureContext) -> _LeftOut:
     mine = [leaf for leaf in leaves if leaf.kind == "parameter" and not leaf.in_optimizer]
     hidden = _hidden(context, mine) if mine else {}
     theirs = {id(one) for model in context.models for one in parameters_in(model)} | hidden.keys()
-    names = tuple([leaf.name for leaf in mine if not context.models or id(leaf.tensor) in theirs])
+    if context.models:
+        mine = [leaf for leaf in mine if id(leaf.tensor) in theirs or _is_stray(context, leaf)]
+    names = tuple([leaf.name for leaf in mine])
     uses = tuple([use.site for leaf in mine for use in leaf.consumers if use.site is not None])
     lost = all(leaf.name.how == "graph" or not leaf.name.path for leaf in mine)
     return _LeftOut(names, uses, hidden, bool(uses) and lost)
+
+
+def _is_stray(context: FailureContext, leaf: Leaf) -> bool:
+    """Return whether no module has a parameter, and nothing reads its gradient: only an optimizer can change it."""
+    return id(leaf.tensor) not in context.once(_registered) and _is_idle(context, leaf)
+
+
+def _registered(context: FailureContext) -> set[int]:
+    """Return the ids of the parameters of all living modules."""
+    return {id(one) for module in living(nn.Module) for one in own_parameters(module)}
 
 
 def _wrapped_too_early(context: FailureContext) -> Iterator[Facts]:
@@ -108,7 +119,8 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
     if hidden:
         words = dict.fromkeys([f"make `{path}` a {better}" for path, better in hidden.values()])
         remedy = f"{'; '.join(words)}: PyTorch does not look for parameters in a plain list, tuple or dict"
-    cut, beside = _other_side(context, context.once(_leaves)), ""
+    owned = [one.tensor for one in context.once(_leaves) if one.in_optimizer and one.tensor is not None]
+    cut, beside = next((cut for cut, sure in cuts_beside(context, owned) if sure is not MAY_BE), None), ""
     if cut is not None:
         beside = f". Beside it, {sentence_of(context, cut)}, and comes from others that it has"
         them = "it" if len(names) == 1 else "them"
@@ -120,12 +132,6 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
         "cut": None if cut is None else cut.line.site,
         "remedy": remedy,
     }
-
-
-def _other_side(context: FailureContext, leaves: Sequence[Leaf]) -> DetachPoint | None:
-    """Return a call that certainly or probably cuts parameters of an optimizer off from a part of the loss."""
-    mine = [leaf.tensor for leaf in leaves if leaf.in_optimizer and leaf.tensor is not None]
-    return next((cut for cut, sure in cuts_beside(context, mine) if sure is not MAY_BE), None)
 
 
 def _wraps_too_early(use: Site) -> bool:
@@ -154,6 +160,7 @@ def _orphaned(context: FailureContext) -> Iterator[Facts]:
     strangers, outside = context.once(_strangers), context.once(_left_out_of)
     named = () if outside.lost else outside.names
     newcomers = [leaf for leaf in context.once(_leaves) if leaf.name in named]
+    newcomers = [leaf for leaf in newcomers if id(leaf.tensor) in context.once(_registered)]
     shapes = {leaf.card.shape for leaf in newcomers}
     found = zip(context.names(strangers), strangers, strict=True) if strangers else ()
     gone = [(name, one) for name, one in found if ".param_groups[" in name.path or _shape(one) in shapes]
@@ -197,64 +204,32 @@ def _those(context: FailureContext) -> str:
     return "none of the optimizers" if _several(context) else f"the optimizer ({type(context.optimizers[0]).__name__})"
 
 
-class _Idle(NamedTuple):
-    """The leaves that are no parameters and get a gradient that nothing reads: those in one finding, and the others."""
-
-    together: list[Leaf]
-    others: list[Leaf]
-
-
-def _idle(context: FailureContext) -> _Idle:
+def _idle(context: FailureContext) -> dict[str, list[Facts]]:
+    """Return the facts of the leaves that are no parameters and get a gradient that nothing reads, by their kind."""
     leaves = [one for one in reversed(context.once(_leaves)) if one.kind == "free" and not one.in_optimizer]
     idle = [leaf for leaf in leaves if _is_idle(context, leaf)]
     held = [leaf for leaf in idle if leaf.name.exact and not leaf.name.rebound_at]
-    together = held if len(held) > 1 else []
-    return _Idle(together, [leaf for leaf in idle if leaf not in together])
-
-
-def _free_together(context: FailureContext) -> Iterator[Facts]:
-    leaves = context.once(_idle).together
-    if leaves:
-        yield {"names": [leaf.name for leaf in leaves], "made": list(dict.fromkeys(leaf.site for leaf in leaves))}
-
-
-def _target_of(leaf: Leaf) -> Site | None:
-    """Return the line that makes a leaf and keeps only what it computes from it, if it is such a leaf."""
-    used = next((one.site for one in leaf.consumers if one.site is not None), None)
-    is_kept = used is not None and used.target and not leaf.name.exact and "requires_grad" in used.statement
-    return used if is_kept else None
-
-
-def _is_made_in_loss(context: FailureContext, used: Site) -> bool:
-    return any(is_tensor(root) and made_at(root) == used for root in context.roots)
-
-
-def _wrapped_in_loss(context: FailureContext) -> Iterator[Facts]:
-    """Yield losses such as ``loss = torch.tensor(losses, requires_grad=True).mean()``."""
-    for used in filter(None, map(_target_of, context.once(_idle).others)):
-        if _is_made_in_loss(context, used):
-            yield _as_target(used, "")
-
-
-def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
-    """Yield variables as of ``w = torch.randn(3, requires_grad=True) * 0.1``, which are not the leaf."""
-    for leaf in context.once(_idle).others:
-        used = _target_of(leaf)
-        if used is not None and not _is_made_in_loss(context, used):
-            yield _as_target(used, leaf.name.scope)
+    found: dict[str, list[Facts]] = {"together": [], "loss": [], "no leaf": [], "free": []}
+    if len(held) > 1:
+        idle = [leaf for leaf in idle if leaf not in held]
+        made = list(dict.fromkeys(leaf.site for leaf in held))
+        found["together"].append({"names": [leaf.name for leaf in held], "made": made})
+    for leaf in idle:
+        used = next((one.site for one in leaf.consumers if one.site is not None), None)
+        is_lost = not leaf.name.exact or leaf.name.rebound_at
+        if used is None or not used.target or leaf.name.exact or "requires_grad" not in used.statement:
+            lost = "no variable holds it any more, so" if is_lost else "it is not a parameter of a module,"
+            found["free"].append({"leaf": leaf.name, "lost": lost, "lines": [leaf.site, leaf.name.rebound_at]})
+        elif any(is_tensor(root) and made_at(root) == used for root in context.roots):
+            found["loss"].append(_as_target(used, ""))  # as loss = torch.tensor(losses, requires_grad=True).mean()
+        else:
+            found["no leaf"].append(_as_target(used, leaf.name.scope))  # w = torch.randn(3, requires_grad=True) * 0.1
+    return found
 
 
 def _as_target(made: Site, scope: str) -> Facts:
     target = Name(made.target or "", "local", scope, exact=False, site=made)
     return {"target": target, "variable": made.target, "made": made}
-
-
-def _free(context: FailureContext) -> Iterator[Facts]:
-    for leaf in context.once(_idle).others:
-        if _target_of(leaf) is None:
-            is_lost = not leaf.name.exact or leaf.name.rebound_at
-            lost = "no variable holds it any more, so" if is_lost else "it is not a parameter of a module,"
-            yield {"leaf": leaf.name, "lost": lost, "lines": [leaf.site, leaf.name.rebound_at]}
 
 
 def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
@@ -273,7 +248,7 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
         return False
     if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
         return False
-    uses = context.walk.consumers([leaf.number])[leaf.number]
+    uses = context.walk.leaf_uses[leaf.number]
     runs = [first_run(context.walk.nodes[user]) for user, _ in uses]
     if any(run is not None and run.partial for run in runs):  # autograd.grad ran it: of a gradient penalty, of forces
         return False
@@ -305,18 +280,18 @@ OWNERSHIP: tuple[Cause[FailureContext], ...] = (
     Cause("orphaned-parameter", before_it_runs, _orphaned,
         "{names:-}{holder} has {old}, which the model does not have and this loss does not reach{replaced}",
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"),
-    Cause("free-leaf", before_it_runs, _free_together,
+    Cause("free-leaf", before_it_runs, lambda context: context.once(_idle)["together"],
         "{names:-}{names} require grad and get a gradient in every backward, but nothing uses these gradients: they "
         "are not parameters of a module, no optimizer changes them and nothing reads or clears their .grad{made:-}",
         "make those that should learn an nn.Parameter of the module (a list of them an nn.ParameterList) and give them "
         "to the optimizer; make the others without requires_grad, or detach them where they are used"),
-    Cause("leaf-loss", before_it_runs, _wrapped_in_loss,
+    Cause("leaf-loss", before_it_runs, lambda context: context.once(_idle)["loss"],
         "{target:-}`{variable}` is computed at {made} from a tensor that was given requires_grad in the same "
         "statement: no gradient flows further back than to it, and no variable holds it",
         "leave out requires_grad, and compute the loss from results of the model as they are: torch.stack joins "
         "several; .item(), float(), torch.tensor() and comparisons cut them off"),
-    Cause("non-leaf-grad", before_it_runs, _not_a_leaf, *_NOT_A_LEAF),
-    Cause("free-leaf", before_it_runs, _free,
+    Cause("non-leaf-grad", before_it_runs, lambda context: context.once(_idle)["no leaf"], *_NOT_A_LEAF),
+    Cause("free-leaf", before_it_runs, lambda context: context.once(_idle)["free"],
         "{leaf:-}{leaf} requires grad and gets a gradient in every backward, but nothing uses that gradient: {lost} no "
         "optimizer changes it and nothing reads or clears its .grad{lines:-}",
         "make it an nn.Parameter of the module and give it to the optimizer if it should learn; otherwise make it "

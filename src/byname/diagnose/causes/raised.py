@@ -14,19 +14,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointFunction
 
 from byname.autograd.order import node_of_input
-from byname.autograd.walk import Walk, leaf_tensors, nodes_behind
-from byname.diagnose.cause import Cause, Facts, Raised, any_of, tell
-from byname.diagnose.causes.out_of_place import instead_of
+from byname.autograd.walk import leaf_tensors, nodes_behind
+from byname.diagnose.cause import Cause, Facts, Raised, any_of, tell, variable
 from byname.diagnose.context import FailingExpression, FailureContext, made_at
-from byname.diagnose.engine import engine_call
 from byname.memory.oom import what_fills_the_memory
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import parameters_of, plain_containers
-from byname.reading.objects import attributes_of, found_in
+from byname.reading.objects import found_in
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, is_torch, locate, statements_binding
 from byname.table import bytes_text, counted
@@ -35,9 +32,8 @@ from byname.tracking.log import logs
 
 def _several_elements(context: FailureContext) -> Iterator[Facts]:
     outputs = next((found["outputs"] for found in context.frames("_make_grads") if "outputs" in found), ())
-    several = (one for one in outputs if is_tensor(one) and fact(one, "grad_fn") is not None and one.numel() != 1)
-    root = next(several, None)
-    if root is not None:
+    several = [one for one in outputs if is_tensor(one) and fact(one, "grad_fn") is not None and one.numel() != 1]
+    for root in several[:1]:
         loss, elements = context.name(root), counted(root.numel(), "element")
         facts = {"loss": loss, "made": made_at(root), "elements": elements, "shape": str(tuple(root.shape))}
         yield {**facts, "it": _variable(loss) or "loss"}
@@ -50,21 +46,19 @@ def _variable(name: Name) -> str:
 
 def _unused_inputs(context: FailureContext) -> Iterator[Facts]:
     unused = [one for one in context.inputs if is_tensor(one) and node_of_input(one) not in context.walk.numbers]
-    named = context.names([root for root in context.roots if is_tensor(root)]) if unused else []
     if not unused:
         return
+    named = context.names([root for root in context.roots if is_tensor(root)])
     names, outputs = tuple(context.names(unused)), quote_all([name for name in named if name.path]) or "the outputs"
     whole = _used_whole(context, unused[0]) if len(unused) == 1 else None
-    if whole is None:
-        yield {"names": names, "unnamed": names, "outputs": outputs, "beside": "", "remedy": _UNUSED}
-        return
-    it, part, made = context.name(whole), quote(names[0]), made_at(unused[0])
-    beside = tell(": {it} is, and {part} was computed from it{made:at} beside that", it=it, part=part, made=made)
-    remedy = (
-        f"ask for the gradient with respect to {quote(it)} and take its part, or compute {outputs} from {part}, as by "
-        "torch.cat of the slices"
-    )
-    yield {"names": names, "unnamed": (), "outputs": outputs, "beside": beside, "remedy": remedy}
+    beside, remedy = "", _UNUSED
+    if whole is not None:
+        it, part, made = context.name(whole), quote(names[0]), made_at(unused[0])
+        beside = tell(": {it} is, and {part} was computed from it{made:at} beside that", it=it, part=part, made=made)
+        remedy = f"ask for the gradient with respect to {quote(it)} and take its part, or compute {outputs} from {part}"
+        remedy += ", as by torch.cat of the slices"
+    unnamed = names if whole is None else ()
+    yield {"names": names, "unnamed": unnamed, "outputs": outputs, "beside": beside, "remedy": remedy}
 
 
 _UNUSED = (
@@ -83,40 +77,27 @@ def _used_whole(context: FailureContext, part: torch.Tensor) -> torch.Tensor | N
 
 
 def _input_without_grad(context: FailureContext) -> Iterator[Facts]:
-    asked = next((one for one in context.inputs if is_tensor(one) and not fact(one, "requires_grad")), None)
-    if asked is not None:
-        name = context.name(asked)
-        path = _variable(name)
+    for asked in [one for one in context.inputs if is_tensor(one) and not fact(one, "requires_grad")][:1]:
+        path = _variable(name := context.name(asked))
         call = f"{path}.requires_grad_()" if path else "requires_grad_() on it"
         yield {"asked": name, "made": made_at(asked), "call": call}
 
 
 def _read_by_numpy(context: FailureContext) -> Iterator[Facts]:
-    asked = (found["self"] for found in context.frames("__array__") if is_tensor(found.get("self")))
-    tensor = next(itertools.chain(asked, _receivers(context, "numpy")), None)
-    if tensor is not None:
+    parts = [(failing, node) for failing, node in context.failing_parts() if isinstance(node, ast.Attribute)]
+    called = [failing.value(node.value) for failing, node in parts if node.attr == "numpy"]
+    asked = [one for one in called if is_tensor(one) and fact(one, "requires_grad")]
+    asked[:0] = [found["self"] for found in context.frames("__array__") if is_tensor(found.get("self"))]
+    for tensor in asked[:1]:
         name, behind = context.name(tensor), _parameters_behind(context, tensor)
         lost = f", so {quote_all(behind, most=3)} would get no gradient through it" if behind else ""
         yield {"tensor": name, "made": made_at(tensor), "lost": lost, "it": _variable(name) or "x"}
 
 
-def _receivers(context: FailureContext, method: str) -> Iterator[torch.Tensor]:
-    """Yield the tensors that require grad and whose method of this name the failing expression calls."""
-    for failing, node in context.failing_parts():
-        if isinstance(node, ast.Attribute) and node.attr == method:
-            value = failing.value(node.value)
-            if is_tensor(value) and fact(value, "requires_grad"):
-                yield value
-
-
 def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Name]:
     """Return the names of the parameters from which a tensor is computed."""
-    if fact(tensor, "grad_fn") is None:
-        return []
-    walk = Walk(tensor)
-    leaves = [walk.nodes[number].variable for number in walk.leaf_numbers()]
-    names = context.names([one for one in leaves if issubclass(type(one), nn.Parameter)])
-    return [name for name in names if name.path]
+    behind = leaf_tensors(nodes_behind([tensor])) if fact(tensor, "grad_fn") is not None else []
+    return [name for name in context.names([one for one in behind if issubclass(type(one), nn.Parameter)]) if name.path]
 
 
 def _no_parameters(context: FailureContext) -> Iterator[Facts]:
@@ -128,8 +109,7 @@ def _no_parameters(context: FailureContext) -> Iterator[Facts]:
                 yield _without_parameters(ast.unparse(node.value), module)
         held = failing.variables.get(node.id) if isinstance(node, ast.Name) else None
         if isinstance(node, ast.Name) and type(held) is GeneratorType and held.gi_frame is None:
-            generator = Name(node.id, "local", exact=False)
-            why = tell(": {generator} is a generator that was read to its end before", generator=generator)
+            why = tell(": {generator} is a generator that was read to its end before", generator=variable(node.id))
             remedy = f"make it a list when it is made, {node.id} = list(...), or call .parameters() anew"
             yield {"why": why, "remedy": remedy}
 
@@ -139,17 +119,13 @@ def _without_parameters(path: str, module: nn.Module) -> Facts:
     whose = f": `{path}` ({type(module).__name__})"
     found = [(f"{path}.{name}", kind, len(held), better) for name, kind, held, better in plain_containers(module)]
     if not found:
-        whole = Name(path, "local", exact=False)
-        why = tell("{whose} has none, and none of its modules has any{whole:-}", whose=whose, whole=whole)
+        why = tell("{whose} has none, and none of its modules has any{it:-}", whose=whose, it=variable(path))
         remedy = "build its layers in __init__ and assign them to attributes of self, before the optimizer is built"
         return {"why": why, "remedy": remedy}
     words = ", ".join(f"{count} in `{where}`, a plain {kind}" for where, kind, count, _ in found)
-    why = tell(
-        "{whose} has registered none. It holds modules or parameters where PyTorch does not look: {words}{hidden:-}",
-        whose=whose,
-        words=words,
-        hidden=[Name(where, "attribute", exact=False) for where, _, _, _ in found],
-    )
+    hidden = [Name(where, "attribute", exact=False) for where, _, _, _ in found]
+    says = "{whose} has registered none. It holds modules or parameters where PyTorch does not look: {words}{hidden:-}"
+    why = tell(says, whose=whose, words=words, hidden=hidden)
     remedy = "; ".join(dict.fromkeys(f"make `{where}` a {better}" for where, _, _, better in found))
     return {"why": why, "remedy": remedy}
 
@@ -167,86 +143,30 @@ def _without_derivative(context: FailureContext) -> Iterator[Facts]:
 
 def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
     """Yield the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""
-    norm = next(context.selves(nn.modules.batchnorm._NormBase), None)
-    if norm is None:
-        return
-    part = "running_mean" if norm.weight is None else "weight"
-    name = context.name(getattr(norm, part))
     outwards = itertools.dropwhile(lambda one: one.code.co_name != "vmap_impl", context.passed)
     outside = next((one for one in outwards if not is_torch(one.file)), None)
-    yield {
-        "kind": type(norm).__name__,
-        "norm": replace(name, path=name.path.removesuffix(f".{part}")),
-        "updated": context.noticed,
-        "mapped": None if outside is None else locate(outside.code, outside.instruction).site,
-        "noticed": None,
-    }
-
-
-def _changed_view(context: FailureContext) -> Iterator[Facts]:
-    """Yield one of several views made by one call, such as ``unbind``, that is changed in place."""
-    failing, site = context.failing, context.noticed
-    target = None if failing is None else _target(failing.node)
-    view: Any = None if failing is None or target is None else failing.value(target)
-    if failing is None or site is None or target is None or not is_tensor(view):
-        return
-    name, maker = Name(ast.unparse(target), "local", site.function, exact=False), context.match[1]
-    advice = instead_of(site.statement, _method(failing.node), name.path, reads_it=False, keeps_graph=False)
-    called = f"one call of `{maker.removesuffix('Backward0').lower()}`" if maker else "one call"
-    yield {"view": name, "made": made_at(view), "maker": called, "advice": advice}
-
-
-def _target(node: ast.AST) -> ast.expr | None:
-    """Return the variable that an expression changes: of ``t.sub_(m)``, ``t += m`` and ``t[0] = m`` this is t."""
-    changed = node.target if isinstance(node, ast.AugAssign) else node
-    if isinstance(node, ast.Call):
-        changed = node.func.value if isinstance(node.func, ast.Attribute) else node
-    while isinstance(changed, ast.Subscript):
-        changed = changed.value
-    return changed if isinstance(changed, ast.Name | ast.Attribute) else None
-
-
-def _method(node: ast.AST) -> str:
-    """Return the name of the method that an expression calls; empty if it calls none."""
-    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
-
-
-def _hooked_in_place(context: FailureContext) -> Iterator[Facts]:
-    """Yield the layer or the line that changes in place what a module with a full backward hook has returned."""
-    failing, site = context.failing, context.noticed
-    if failing is None or site is None:
-        return
-    layer = next((one for one in context.selves(nn.Module) if attributes_of(one).get("inplace")), None)
-    target = _target(failing.node)
-    if layer is not None:
-        kind = type(layer).__name__
-        what, advice = f"a {kind} with inplace=True", f"build the {kind} with inplace=False"
-        yield {"target": (), "what": what, "advice": advice}
-    elif target is not None:
-        name = Name(ast.unparse(target), "local", site.function, exact=False)
-        advice = instead_of(site.statement, _method(failing.node), name.path, reads_it=False, keeps_graph=False)
-        yield {"target": name, "what": "this line", "advice": advice}
+    mapped = None if outside is None else locate(outside.code, outside.instruction).site
+    for norm in itertools.islice(context.selves(nn.modules.batchnorm._NormBase), 1):
+        part = "running_mean" if norm.weight is None else "weight"
+        name = context.name(getattr(norm, part))
+        facts = {"kind": type(norm).__name__, "updated": context.noticed, "mapped": mapped, "noticed": None}
+        yield {**facts, "norm": replace(name, path=name.path.removesuffix(f".{part}"))}
 
 
 def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
-    tensor = next(_inference_tensors(context), None)
-    if tensor is None:
-        return
-    name = context.name(tensor)
-    line = f"put `{name.path} = {name.path}.clone()` on the line before this one"
-    copy = line if name.path else "use a .clone() of it"
-    if issubclass(type(tensor), nn.Parameter):
-        copy = "build the module outside of torch.inference_mode()"
-    yield {"tensor": name, "made": made_at(tensor), "copy": copy}
-
-
-def _inference_tensors(context: FailureContext) -> Iterator[torch.Tensor]:
-    """Yield the tensors made in inference mode that the failing expression reads, then parameters of modules in it."""
+    """Yield the first tensor that the failing expression reads, or parameter of a module in it, made in this mode."""
     parts = context.failing_parts()
     values = [failing.value(node) for failing, node in parts if isinstance(node, ast.Name | ast.Attribute)]
     modules = [value for value in values if issubclass(type(value), nn.Module)]
     held = [parameter for module in modules for parameter in nn.Module.parameters(module)]
-    yield from [one for one in [*values, *held] if is_tensor(one) and torch.Tensor.is_inference(one)]
+    made = [one for one in [*values, *held] if is_tensor(one) and torch.Tensor.is_inference(one)]
+    for tensor in made[:1]:
+        name, copy = context.name(tensor), "use a .clone() of it"
+        if name.path:
+            copy = f"put `{name.path} = {name.path}.clone()` on the line before this one"
+        if issubclass(type(tensor), nn.Parameter):
+            copy = "build the module outside of torch.inference_mode()"
+        yield {"tensor": name, "made": made_at(tensor), "copy": copy}
 
 
 def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
@@ -254,22 +174,18 @@ def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
     by_optimizer = type(context.error) is ValueError
     tensor = next(_given_to_optimizer(context) if by_optimizer else _asked_for_grad(context), None)
     if tensor is not None:
-        name, made = context.name(tensor), made_at(tensor)
-        was_made = tell("it was made{made:at} by an operation on another tensor", made=made)
-        yield {
-            "tensor": name,
-            "why": was_made if made else "it is the result of an operation on another tensor",
-            "wanted": "an optimizer takes only leaves" if by_optimizer else "only leaves get a .grad",
-            "it": name.path or "w",
-        }
+        name, why = context.name(tensor), "it is the result of an operation on another tensor"
+        if (made := made_at(tensor)) is not None:
+            why = tell("it was made{made:at} by an operation on another tensor", made=made)
+        wanted = "an optimizer takes only leaves" if by_optimizer else "only leaves get a .grad"
+        yield {"tensor": name, "why": why, "wanted": wanted, "it": name.path or "w"}
 
 
 def _given_to_optimizer(context: FailureContext) -> Iterator[torch.Tensor]:
     """Yield the non-leaf tensors that ``add_param_group`` refused, from the frame that refused them."""
-    for found in context.frames("add_param_group"):
-        group = found.get("param_group")
-        params = group.get("params", ()) if type(group) is dict else ()
-        yield from (one for one in params if is_tensor(one) and _is_result(one))
+    groups = [found.get("param_group") for found in context.frames("add_param_group")]
+    params = [one for group in groups if type(group) is dict for one in group.get("params", ())]
+    yield from (one for one in params if is_tensor(one) and _is_result(one))
 
 
 def _asked_for_grad(context: FailureContext) -> Iterator[torch.Tensor]:
@@ -311,105 +227,38 @@ def _is_result(tensor: torch.Tensor) -> bool:
     return fact(tensor, "grad_fn") is not None and not fact(tensor, "retains_grad")
 
 
-def _awaited(context: FailureContext) -> Iterator[Facts]:
-    """Yield the parameters that DistributedDataParallel lacks, by the indices in its error."""
-    wrapper = next(context.selves(nn.parallel.DistributedDataParallel), None)
-    every = [] if wrapper is None else reduced_by(wrapper)
-    indices = [int(word) for word in context.match[1].split()]
-    if wrapper is not None and all(index < len(every) for index in indices):
-        names = tuple(context.names([every[index] for index in indices]))
-        yield {"names": names, "which": "the last"}
-
-
-def reduced_by(wrapper: nn.Module) -> list[torch.Tensor]:
-    """Return the parameters that a wrapper reduces, in the order of its reducer."""
-    ignored: set[str] = getattr(wrapper, "parameters_to_ignore", set())
-    found: dict[int, torch.Tensor] = {}
-    for prefix, module in wrapper.module.named_modules():  # type: ignore[union-attr]
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad and f"{prefix}.{name}" not in ignored:
-                found.setdefault(id(parameter), parameter)
-    return list(found.values())
-
-
-AWAITED = (
-    "{names:-}{which} loss of this rank does not reach {names}, and DistributedDataParallel waits for the gradient of "
-    "every parameter before it starts the next iteration",
-    "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
-    "DistributedDataParallel, which costs a walk through the graph each step",
-)
-"""The sentence about parameters whose gradients a wrapper waits for, and the remedy."""
-
-
-def _reduced_twice(context: FailureContext) -> Iterator[Facts]:
-    """Yield the block that runs in several reentrant checkpoints under ``DistributedDataParallel``."""
-    calls = [call for one in context.passed if (call := engine_call(one.frame)) is not None]
-    outer = FailureContext(calls[-1][0]) if calls else context
-    numbers = _repeated(outer.walk) if outer.has_graph else []
-    if numbers:
-        sites = list(dict.fromkeys(site for number in reversed(numbers) if (site := outer.site(number)) is not None))
-        path = context.match[1]
-        yield {
-            "whose": f"`{path}`" if path else "a parameter",
-            "parameter": Name(f"module.{path}", "parameter", exact=False) if path else (),
-            "times": counted(len(numbers), "time"),
-            "where": at(sites[0] if sites else None),
-            "sites": sites,
-            "noticed": outer.noticed,
-        }
-
-
-def _repeated(walk: Walk) -> list[int]:
-    """Return the nodes of the reentrant checkpoints that run a block which another one runs, too."""
-    blocks: dict[int, list[int]] = {}
-    for number, node in enumerate(walk.nodes):
-        if number and getattr(type(node), "_forward_cls", None) is CheckpointFunction:
-            blocks.setdefault(id(node.run_function), []).append(number)
-    return max(blocks.values(), key=len) if any(len(same) > 1 for same in blocks.values()) else []
-
-
 def _gradients_returned(context: FailureContext) -> Iterator[Facts]:
     """Yield the custom function whose backward returned another number of gradients than it has inputs."""
-    custom = _custom_function(context, context.match[1])
-    if custom is None:
-        return
-    wanted, got = int(context.match[2]), int(context.match[3])
-    returned, given = _return_of(custom), _inputs_of(custom)
-    last = ""
-    if got < wanted and returned is not None and returned.statement.startswith("return "):
-        last = f"; if the last {'one needs' if wanted - got == 1 else f'{wanted - got} need'} none: "
-        last += f"`{returned.statement}{', None' * (wanted - got)}`"
-    yield {
-        "backward": Name(f"{custom.__name__}.backward", "attribute", exact=False),
-        "returned": returned,
-        "got": counted(got, "gradient"),
-        "asked": counted(wanted, "input"),
-        "wanted": wanted,
-        "inputs": f" ({', '.join(given)})" if len(given) == wanted else "",
-        "last": last,
-    }
+    for custom in _custom_functions(context):
+        wanted, got = int(context.match[2]), int(context.match[3])
+        returned, given = _return_of(custom), _inputs_of(custom)
+        last = ""
+        if got < wanted and returned is not None and returned.statement.startswith("return "):
+            last = f"; if the last {'one needs' if wanted - got == 1 else f'{wanted - got} need'} none: "
+            last += f"`{returned.statement}{', None' * (wanted - got)}`"
+        inputs = f" ({', '.join(given)})" if len(given) == wanted else ""
+        facts = {"got": counted(got, "gradient"), "asked": counted(wanted, "input"), "wanted": wanted}
+        yield {"backward": _backward_of(custom), "returned": returned, "inputs": inputs, "last": last, **facts}
 
 
 def _gradient_of_another_shape(context: FailureContext) -> Iterator[Facts]:
-    custom = _custom_function(context, context.match[1])
-    if custom is not None:
+    for custom in _custom_functions(context):
         number, given = int(context.match[2]), _inputs_of(custom)
-        yield {
-            "backward": Name(f"{custom.__name__}.backward", "attribute", exact=False),
-            "returned": _return_of(custom),
-            "got": context.match[3],
-            "wanted": context.match[4],
-            "input": f"`{given[number]}`" if number < len(given) else f"number {number + 1}",
-        }
+        nth = f"`{given[number]}`" if number < len(given) else f"number {number + 1}"
+        shapes = {"got": context.match[3], "wanted": context.match[4]}
+        yield {"backward": _backward_of(custom), "returned": _return_of(custom), "input": nth, **shapes}
 
 
-def _custom_function(context: FailureContext, name: str) -> Any:
-    """Return the only class of a custom function with this name in the graph of a failure, or None."""
+def _custom_functions(context: FailureContext) -> list[Any]:
+    """Return the class of the custom function in the graph that PyTorch's message names, if it is the only one."""
     kinds = {type(node) for node in context.walk.nodes[1:]} if context.has_graph else set()
-    classes = {
-        kind._forward_cls for kind in kinds if kind.__name__ == f"{name}Backward" and hasattr(kind, "_forward_cls")
-    }
-    return classes.pop() if len(classes) == 1 else None
+    named = [kind for kind in kinds if kind.__name__ == f"{context.match[1]}Backward"]
+    classes = {kind._forward_cls for kind in named if hasattr(kind, "_forward_cls")}
+    return [*classes] if len(classes) == 1 else []
+
+
+def _backward_of(custom: Any) -> Name:
+    return Name(f"{custom.__name__}.backward", "attribute", exact=False)
 
 
 def _method_of(kind: Any, name: str) -> FunctionType | None:
@@ -442,32 +291,24 @@ def _inputs_of(custom: Any) -> list[str]:
 
 def _copied_with_graph(context: FailureContext) -> Iterator[Facts]:
     """Yield the result of an operation that ``copy.deepcopy`` met, and that only a leaf can be."""
-    met = (found.get("self") for found in context.frames("__deepcopy__"))
-    tensor = next((one for one in met if is_tensor(one)), None)
-    if tensor is None:
-        return
-    name, made = context.name(tensor), made_at(tensor)
-    if made is not None and (made.target or "").startswith("self."):  # other objects of the class have one, too
-        remedy = (
-            f"where it is stored{at(made)}, go on computing with a variable, and store only its values, `{made.target} "
-            "= variable.detach()`"
-        )
-    elif name.path and not name.relation and context.value_at(name.path) is tensor:
-        remedy = f"put `{name.path} = {name.path}.detach()` before the copy, which drops its graph"
-    else:
+    met = [found["self"] for found in context.frames("__deepcopy__") if is_tensor(found.get("self"))]
+    for tensor in met[:1]:
+        name, made = context.name(tensor), made_at(tensor)
         remedy = "keep it without its graph, as by .detach(), or drop it before the copy"
-    yield {"tensor": name, "made": made, "remedy": remedy}
+        if made is not None and (made.target or "").startswith("self."):  # other objects of the class have one, too
+            remedy = f"where it is stored{at(made)}, go on computing with a variable, and store only its values, "
+            remedy += f"`{made.target} = variable.detach()`"
+        elif name.path and not name.relation and context.value_at(name.path) is tensor:
+            remedy = f"put `{name.path} = {name.path}.detach()` before the copy, which drops its graph"
+        yield {"tensor": name, "made": made, "remedy": remedy}
 
 
 def _calls_of_scaler(context: FailureContext) -> Iterator[Facts]:
     """Yield the methods of a ``GradScaler`` that an error passed, the outermost first, with the optimizer given."""
     for passed in reversed(context.passed):
-        found = dict(locals_of(passed.frame)) if passed.file == _SCALERS_FILE else {}
+        found = dict(locals_of(passed.frame)) if passed.file == torch.amp.grad_scaler.__file__ else {}
         if issubclass(type(found.get("self")), torch.amp.GradScaler):
             yield {"method": passed.code.co_name, "optimizer": found.get("optimizer")}
-
-
-_SCALERS_FILE = torch.amp.grad_scaler.__file__
 
 
 def _without_gradients(context: FailureContext) -> Iterator[Facts]:
@@ -475,23 +316,17 @@ def _without_gradients(context: FailureContext) -> Iterator[Facts]:
     for called in itertools.islice(_calls_of_scaler(context), 1):
         optimizer = called["optimizer"]
         parameters = [] if optimizer is None else parameters_of(optimizer)
-        graded = any(fact(one, "grad") is not None for one in parameters)
-        if parameters and not graded:
-            kind, number = type(optimizer).__name__, counted(len(parameters), "parameter")
-            yield {"method": called["method"], "kind": kind, "parameters": number}
+        if parameters and all(fact(one, "grad") is None for one in parameters):
+            number = counted(len(parameters), "parameter")
+            yield {"method": called["method"], "kind": type(optimizer).__name__, "parameters": number}
 
 
 def _given_to_worker(context: FailureContext) -> Iterator[Facts]:
     """Yield the data set that gives tensors with a graph to the workers of a ``DataLoader``."""
-    iterator = next(context.selves(torch.utils.data.dataloader._BaseDataLoaderIter), None)
-    if iterator is not None:
-        kind = type(iterator._dataset)
-        function = _method_of(kind, "__getitem__")
-        yield {
-            "kind": kind.__name__,
-            "item": Name(f"{kind.__name__}.__getitem__", "attribute", exact=False),
-            "defined": None if function is None else locate(function.__code__, 0).site,
-        }
+    for iterator in itertools.islice(context.selves(torch.utils.data.dataloader._BaseDataLoaderIter), 1):
+        function, kind = _method_of(type(iterator._dataset), "__getitem__"), type(iterator._dataset).__name__
+        defined = None if function is None else locate(function.__code__, 0).site
+        yield {"kind": kind, "item": Name(f"{kind}.__getitem__", "attribute", exact=False), "defined": defined}
 
 
 def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
@@ -503,22 +338,8 @@ def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
     yield {"asked": asked, "details": what_fills_the_memory()}
 
 
-_UPDATE = "call `scaler.update()` once in each iteration, after the last scaler.step(...)"
-
 # fmt: off
 RAISED: tuple[Cause[FailureContext], ...] = (
-    Cause("view-in-place",
-        Raised(RuntimeError, r"(?:of (\w+) )?is a view and is being modified inplace.*returns multiple views"),
-        _changed_view,
-        "{view} is one of the views of a tensor that {maker} made{made:at} (chunk, split, unbind and a loop over a "
-        "tensor make several), and it is changed in place{noticed:at}: autograd allows that for single views only",
-        "{advice}. The tensor that {view.path} is a part of then keeps its values: collect the new parts and join them "
-        "with torch.stack or torch.cat"),
-    Cause("view-in-place", Raised(RuntimeError, r"of BackwardHookFunction\w* is a view and is being modified inplace"),
-        _hooked_in_place,
-        "{target:-}{what}{noticed:at} changes in place what a module with a full backward hook has returned: the hook "
-        "needs a view there, and autograd does not allow to change that one in place",
-        "{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook"),
     Cause("inference-tensor", Raised(RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)"),
         _made_in_inference_mode,
         "{tensor} was made under torch.inference_mode(){made:at}, and is used outside of it{noticed:at}: autograd can "
@@ -543,17 +364,6 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots"),
     Cause("empty-optimizer", Raised(ValueError, r"optimizer got an empty parameter list"), _no_parameters,
         "the optimizer{noticed:at} got no parameters{why}", "{remedy}"),
-    Cause("ddp-unused",
-        Raised(RuntimeError, r"finished reduction in the prior iteration.*not receive grad for rank \d+: ([\d ]+)"),
-        _awaited,
-        *AWAITED),
-    Cause("ddp-ready-twice",
-        Raised(RuntimeError, r"mark a variable ready only once(?:.*with name ([\w.]+) has been marked)?"),
-        _reduced_twice,
-        "{parameter:-}{sites:-}DistributedDataParallel got the gradient of {whose} twice in one backward: a part of "
-        "the model runs {times} in a reentrant checkpoint{where}, each of which runs a backward of its own",
-        "pass use_reentrant=False to checkpoint(), or static_graph=True to DistributedDataParallel if every iteration "
-        "computes the same graph"),
     Cause("gradient-count",
         Raised(RuntimeError, r"function (\w+)Backward returned .* gradients \(expected (\d+), got (\d+)\)"),
         _gradients_returned,
@@ -593,7 +403,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "put unscale_() and what follows it, such as clip_grad_norm_, before the step()"),
     Cause("scaler-order", Raised(RuntimeError, r"step\(\) has already been called"), _calls_of_scaler,
         "GradScaler: step(){noticed:at} is called again for an optimizer without an update() between",
-        _UPDATE),
+        "call `scaler.update()` once in each iteration, after the last scaler.step(...)"),
     Cause("scaler-order", Raised(AssertionError, r"_scale is None"), _calls_of_scaler,
         "GradScaler: {method}(){noticed:at} is called before the first scale()",
         "call scaler.scale(loss).backward() in place of loss.backward()"),

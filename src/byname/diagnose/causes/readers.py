@@ -21,21 +21,12 @@ from byname.source.location import is_library
 
 
 class _NamesInFunction(NamedTuple):
-    """The names in one function, or in the top level of a file.
+    """The names in one function, or in the top level of a file; of attributes the last part."""
 
-    Attributes:
-        called: the last part of every name and attribute in it, among them all functions that it may call.
-        gradients: the last part of each ``x`` in ``x.grad`` and ``x.register_hook``, and of each expression given to
-            ``grad(...)``.
-        others: whether it reads the gradient of an argument or a loop variable, or reads ``grad`` by `getattr`, so that
-            any tensor may be meant; loops over ``model.parameters()`` do not count.
-        asks: whether it reads the gradient of any variable but those of such loops.
-    """
-
-    called: frozenset[str]
-    gradients: frozenset[str]
-    others: bool
-    asks: bool
+    called: frozenset[str]  # every name, among them all functions that it may call
+    gradients: frozenset[str]  # each ``x`` in ``x.grad`` and ``x.register_hook``, and what is given to ``grad(...)``
+    others: bool  # of an argument or a loop variable, or by `getattr`: any tensor may be meant
+    asks: bool  # of any variable but those of loops over ``model.parameters()``, which `others` leaves out, too
 
 
 def reads_gradient_of(names: Sequence[Name], models: Sequence[nn.Module]) -> bool:

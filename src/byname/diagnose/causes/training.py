@@ -20,7 +20,7 @@ from byname.diagnose.cause import Cause, Facts, always, nothing_more, tell
 from byname.diagnose.causes.not_reached import Use, remedy_of, why_cut
 from byname.diagnose.causes.readers import reads_gradients
 from byname.diagnose.context import assignments
-from byname.diagnose.followed_optimizer import ENOUGH, MOVED, PUT_BACK, FollowedOptimizer, alive
+from byname.diagnose.followed_optimizer import CARRIED, ENOUGH, MOVED, PUT_BACK, FollowedOptimizer, alive
 from byname.diagnose.nonfinite.reasons import is_zero
 from byname.naming.name import Name, at
 from byname.reading.frames import caller, line_of, locals_of, programs_frame
@@ -39,8 +39,6 @@ ANEW = 8
 """Optimizers in a row that make one step each for the same parameters, until that is told."""
 WASTEFUL = 3
 """Steps in a row before which gradients were cleared between backward calls, until that is told."""
-CARRIED = 3
-"""Steps in a row that used gradients of the step before, until that is told."""
 
 
 def _strangers(followed: FollowedOptimizer) -> Iterator[Facts]:
@@ -67,9 +65,8 @@ def _strangers(followed: FollowedOptimizer) -> Iterator[Facts]:
 def _unused(followed: FollowedOptimizer) -> Iterator[Facts]:
     names = followed.without_gradient
     used, remedy = _used(followed.use, names)
-    remedy = tell(
-        "{remedy}; otherwise leave {names:it|them} out, or requires_grad_(False) says so", remedy=remedy, names=names
-    )
+    otherwise = tell("otherwise leave {names:it|them} out, or requires_grad_(False) says so", names=names)
+    remedy = f"{remedy}; {otherwise}"
     yield {"how": used, "used": followed.use and followed.use.site, "remedy": remedy}
 
 
@@ -109,68 +106,46 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
     if not names:
         return
     still = [one for one in alive(followed.zero.values()) if one.dim() > 1 and is_zero(one)]
-    if flat is None and len(still) > 1 and len(followed.zero) < len(followed.keys):
-        changes = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
-        yield {"names": names, "why": _TWO_ZEROS, "called": changes, "remedy": _ONE_OF}
-    elif flat is None:
-        remedy = (
-            "look for what is saturated or has no slope between them and the loss, such as clamp, relu or a "
-            "comparison, for a factor of 0, and for weights that are all 0"
-        )
-        if len(followed.zero) == len(followed.keys):
-            remedy = (
-                f"if zero_grad() is called between backward and step, call it before the backward; otherwise {remedy}"
-            )
-        yield {"names": names, "why": "", "called": None, "remedy": remedy}
-    elif flat.of_one:
-        why = (
-            f": {flat.operation}(){at(flat.site)} is along a dimension with one element, so that its result is always "
-        )
-        why += "0" if flat.operation == "log_softmax" else "1"
-        yield {"names": names, "why": why, "called": flat.site, "remedy": _ONE_ELEMENT}
-    else:
-        operation = flat.operation
+    why: str = ""
+    called: Any = None if flat is None else flat.site
+    remedy = (
+        "look for what is saturated or has no slope between them and the loss, such as clamp, relu or a comparison, "
+        "for a factor of 0, and for weights that are all 0"
+    )
+    if flat is not None and flat.of_one:
+        along = f"{flat.operation}(){at(flat.site)} is along a dimension with one element"
+        why = f": {along}, so that its result is always {0 if flat.operation == 'log_softmax' else 1}"
+        remedy = _ONE_ELEMENT
+    elif flat is not None:
+        operation, why = flat.operation, f": the derivative of {flat.operation}(){at(flat.site)} is 0 everywhere"
         remedy = _DRAWN.get(operation) or (
             f"leave {operation}() out where the loss is computed, and use it in evaluation only; a straight-through "
             f"gradient is x + (x.{operation}() - x).detach()"
         )
-        why = f": the derivative of {operation}(){at(flat.site)} is 0 everywhere"
-        yield {"names": names, "why": why, "called": flat.site, "remedy": remedy}
+    elif len(still) > 1 and len(followed.zero) < len(followed.keys):
+        called = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
+        why, remedy = _TWO_ZEROS, _ONE_OF
+    elif len(followed.zero) == len(followed.keys):
+        remedy = f"if zero_grad() is called between backward and step, call it before the backward; otherwise {remedy}"
+    yield {"names": names, "why": why, "called": called, "remedy": remedy}
 
 
 def _put_back(followed: FollowedOptimizer) -> Iterator[Facts]:
-    names = followed.same_values().get(PUT_BACK)
-    if names:
-        yield {"names": names}
+    return ({"names": names} for fate, names in followed.same_values().items() if fate == PUT_BACK)
 
 
 def _too_small(followed: FollowedOptimizer) -> Iterator[Facts]:
-    for fate, names in sorted(followed.same_values().items()):
-        if fate not in (MOVED, PUT_BACK):
-            yield {"names": names, "dtype": fate}
+    same = sorted(followed.same_values().items())
+    return ({"names": names, "dtype": fate} for fate, names in same if fate not in (MOVED, PUT_BACK))
 
 
 def _all_parameters(followed: FollowedOptimizer) -> Iterator[Facts]:
-    followed.name(followed.parameters())
-    yield {"names": followed.names_of(map(id, followed.parameters()))}
-
-
-def _made_anew(followed: FollowedOptimizer) -> Iterator[Facts]:
-    followed.name(followed.parameters())
-    yield {"times": followed.anew, "names": followed.names_of(followed.keys)}
+    yield {"times": followed.anew, "names": followed.all_names()}
 
 
 def _backward_calls(followed: FollowedOptimizer) -> Iterator[Facts]:
-    yield {
-        "number": followed.backwards,
-        "calls": counted(followed.backwards, "backward call"),
-        "names": tuple(followed.names.values()),
-        "noticed": None,
-    }
-
-
-def _wasted(followed: FollowedOptimizer) -> Iterator[Facts]:
-    yield {"calls": counted(followed.wasted, "backward call")}
+    calls = counted(followed.backwards, "backward call")
+    yield {"number": followed.backwards, "calls": calls, "names": tuple(followed.names.values()), "noticed": None}
 
 
 _CLIPS = re.compile(r"\bclip_grad\w*\(")
@@ -237,27 +212,12 @@ def rebinding_in(code: CodeType | None) -> Rebinding | None:
     return None
 
 
-class StepByHand(NamedTuple):
-    """Parameters that backward calls have left as they were, beside a statement that was meant to step them."""
-
-    rebinding: Rebinding
-    calls: int
-    backward: Site | None
-    names: tuple[Name, ...]
-
-    @property
-    def known(self) -> Facts:
-        """The facts that the sentence may mention."""
-        calls = counted(self.calls, "backward call")
-        return {**self._asdict(), "calls": calls, "noticed": self.rebinding.site}
-
-
 # fmt: off
 STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
     Cause("scaler-order", lambda followed: followed.steps == 1, _clipped_too_soon,
         "GradScaler: `{clip.statement}`{clip:at} clips gradients that are still multiplied by the scale, {scale:g}",
         "call `{scaler}.unscale_({optimizer})` on the line before it, after the backward"),
-    Cause("optimizer-anew", lambda followed: followed.anew == ANEW, _made_anew,
+    Cause("optimizer-anew", lambda followed: followed.anew == ANEW, _all_parameters,
         "suspicious: {times} times in a row a new {kind} made one step{noticed:at} for {names}: what it keeps of "
         "earlier gradients begins anew each time",
         "make the optimizer once, before the loop; to change a setting, assign it in optimizer.param_groups"),
@@ -267,7 +227,7 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
         "call optimizer.zero_grad() before each backward, or after each step"),
     Cause("zeroed-before-step",
         lambda followed: followed.wasteful == WASTEFUL and not reads_gradients() and not living(torch.amp.GradScaler),
-        _wasted,
+        lambda followed: [{"calls": counted(followed.wasted, "backward call")}],
         "suspicious: before each of {steps} so far, gradients of {calls}{backward:at} are cleared, as by zero_grad(), "
         "before another is made there, and nothing reads them",
         "to accumulate gradients, call zero_grad() after each step only, not before each backward"),
@@ -331,7 +291,7 @@ NEVER_STEPPED: Cause[FollowedOptimizer] = Cause("never-stepped", always, _backwa
     "{names:it|them} was seen",
     "call optimizer.step() after the backward; without its parentheses, optimizer.step calls nothing")
 
-BY_HAND: Cause[StepByHand] = Cause("never-learns", always, nothing_more,
+BY_HAND: Cause[Any] = Cause("never-learns", always, nothing_more,
     "{names} {names:has|have} the values of before {calls}{backward:at}: `{rebinding.site.statement}`{noticed:at} "
     "makes a new tensor and binds `{rebinding.variable}` to it, and changes no parameter",
     "change it in place: `with torch.no_grad(): {rebinding.instead}`")

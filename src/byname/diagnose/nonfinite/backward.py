@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,34 +25,24 @@ from byname.diagnose.nonfinite.reasons import (
     site_of,
     why,
 )
-from byname.naming.describe import Describer
-from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
 from byname.reading.frames import NO_LINE, Line
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Expression
-from byname.tracking.lookup import SiteLookup
 
 
 @dataclass(frozen=True, slots=True)
 class _Offence:
-    """Facts about a gradient that is not finite, as a hook saw it.
-
-    Attributes:
-        number: the number of the node.
-        how: ``turned`` if the node made it, ``came`` if it came in though no node made it, ``summed`` if it arose in
-            the sum of a leaf's gradients.
-        masked: whether the incoming gradient is 0 wherever the outgoing one is not finite.
-    """
+    """Facts about a gradient that is not finite, as a hook saw it, and the number of its node."""
 
     number: int
-    how: str
+    how: str  # "turned" by the node, "came" in though no node made it, or "summed" where a leaf adds its gradients
     numbers: Numbers
     why: str = ""
     remedy: str = ""
-    masked: bool = False
+    masked: bool = False  # the incoming gradient is 0 wherever the outgoing one is not finite
 
 
 class WatchedRun:
@@ -67,14 +56,15 @@ class WatchedRun:
     offence: _Offence
 
     def __init__(self, walk: Walk, place: Expression | None) -> None:
-        self.walk = walk
-        self.place = place
+        self.walk, self.place = walk, place
+        self.context = FailureContext(walk.tensors)
+        self.context.walk = walk
         self.done = self.found = False
         with looking():
-            self._summed = {number for number in walk.leaf_numbers() if not _grad_is_finite(walk.nodes[number])}
-        leaves = set(walk.leaf_numbers())
+            self._summed = {number for number in walk.leaf_numbers if not _grad_is_finite(walk.nodes[number])}
+        leaves = set(walk.leaf_numbers)
         self._handles = [
-            node.register_hook(self._leaf_hook(number) if number in leaves else self._hook(number))
+            node.register_hook(self._hook(number, number in leaves))
             for number, node in enumerate(walk.nodes)
             if node is not None
         ]
@@ -89,15 +79,10 @@ class WatchedRun:
         """The node whose gradient is not finite."""
         return self.walk.nodes[self.offence.number]
 
-    @cached_property
-    def lookup(self) -> SiteLookup:
-        """The lookup of the lines that made the nodes."""
-        return self.walk.lookup()
-
     @property
     def made(self) -> Line:
         """The line that made the node."""
-        call = self.lookup.call(self.node) if self.lookup else None
+        call = self.context.lookup.call(self.node) if self.context.lookup else None
         return NO_LINE if call is None else call.line
 
     def remove_hooks(self) -> None:
@@ -106,23 +91,15 @@ class WatchedRun:
             handle.remove()
         self._handles = []
 
-    def _hook(self, number: int) -> Any:
-        @dynamo_skip
-        def look(outgoing: Any, incoming: Any) -> None:
-            if not self.done and (bad := _first_bad(outgoing)) is not None:
-                self._note(number, bad, incoming)
-
-        return look
-
-    def _leaf_hook(self, number: int) -> Any:
+    def _hook(self, number: int, is_leaf: bool) -> Any:
         @dynamo_skip
         def look(outgoing: Any, incoming: Any) -> None:
             if self.done:
                 return
-            bad = _first_bad(incoming)
+            bad = _first_bad(incoming if is_leaf else outgoing)
             if bad is not None:
                 self._note(number, bad, incoming)
-            elif number not in self._summed and not _grad_is_finite(self.walk.nodes[number]):
+            elif is_leaf and number not in self._summed and not _grad_is_finite(self.walk.nodes[number]):
                 self._note(number, fact(self.walk.nodes[number].variable, "grad"), ())
 
         return look
@@ -131,7 +108,7 @@ class WatchedRun:
         self.done = True
         with looking():
             came = _first_bad(incoming)
-            leaf = not self.walk.inputs(number)
+            leaf = not self.walk.inputs[number]
             how = "came" if came is not None else "summed" if leaf and not incoming else "turned"
             self.offence = _offence(self.walk, number, how, bad if came is None else came, incoming)
             self.found = True
@@ -173,8 +150,7 @@ def of_backward(run: WatchedRun) -> tuple[tuple[Any, ...], Finding]:
 def _turned(run: WatchedRun) -> Iterator[Facts]:
     """Yield the operation whose backward made NaN or Inf, and the mask that hides its values."""
     offence, operation = run.offence, operation_of(node_name(run.node))
-    mask = _mask(run.walk, offence.number, run.lookup) if offence.masked else None
-    hides: str = ""
+    mask, hides = _mask(run.context, offence.number) if offence.masked else None, ""
     if mask is not None:
         hides = tell(
             ". The {mask} lies between it and the root, and the gradient that reached these elements is 0: the mask "
@@ -182,7 +158,7 @@ def _turned(run: WatchedRun) -> Iterator[Facts]:
             mask=mask,
         )
     yield {
-        "operation": call_of(operation, run.made.spot, _result_name(run.walk, offence.number)),
+        "operation": call_of(operation, run.made.spot, run.context.describer.result(offence.number)),
         "why": offence.why and f": {offence.why}",
         "hides": hides,
         "remedy": _where_remedy(operation, offence.remedy) if mask is not None else offence.remedy,
@@ -191,7 +167,7 @@ def _turned(run: WatchedRun) -> Iterator[Facts]:
 
 def _arrived(run: WatchedRun) -> Iterator[Facts]:
     """Yield the leaf, or the node, at which NaN or Inf arrived."""
-    leaf = None if run.walk.inputs(run.offence.number) else run.node.variable
+    leaf = None if run.walk.inputs[run.offence.number] else run.node.variable
     name = node_name(run.node)
     where = name if leaf is None else find(Targets([leaf])).names(leaf)[0]
     yield {"node": name, "where": where, "made": run.made.site}
@@ -204,17 +180,17 @@ def _where_remedy(operation: str, remedy: str) -> str:
     )
 
 
-def _mask(walk: Walk, number: int, lookup: SiteLookup) -> Sentence | None:
+def _mask(context: FailureContext, number: int) -> Sentence | None:
     """Return the operation and the line of the nearest mask between a node and the root."""
     level, seen = [number], {number}
     while level:
-        level = list(dict.fromkeys(user for below in level for user in walk.users[below] if user not in seen))
+        users = [user for below in level for user in context.walk.users[below]]
+        level = [user for user in dict.fromkeys(users) if user not in seen]
         seen.update(level)
         for user in level:
-            kind = node_name(walk.nodes[user])
+            kind = node_name(context.walk.nodes[user])
             if kind in _MASKS:
-                spot = lookup.spot(walk.nodes[user]) if lookup else None
-                return tell("`{kind}`{made:at}", kind=_MASKS[kind], made=site_of(spot))
+                return tell("`{kind}`{made:at}", kind=_MASKS[kind], made=context.site(user))
     return None
 
 
@@ -229,20 +205,13 @@ _MASKS = {
 }
 
 
-def _result_name(walk: Walk, number: int) -> Name | None:
-    """Return the name of a node's result: that of the living tensor, or else the name that its statement gave it."""
-    findings = find(Targets([]), deep=False)
-    with DisableTorchFunction():
-        return Describer(walk, findings).result(number)
-
-
 def _returned_nan(context: FailureContext) -> Iterator[Facts]:
     """Yield the node that anomaly mode names: the last node of that name that the engine has run."""
     if not context.has_graph:
         return
     named = [number for number in context.order() if node_name(context.walk.nodes[number]) == context.match[1]]
     ran = [number for number in named if has_freed_slot(context.walk.nodes[number])]
-    mask = _mask(context.walk, (ran or named)[-1], context.lookup) if named else None
+    mask = _mask(context, (ran or named)[-1]) if named else None
     if len(named) == 1 or ran:
         number = (ran or named)[-1]
         operation = context.match[1].rstrip("0123456789").removesuffix("Backward").lower()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -34,57 +34,30 @@ from byname.reading.tensor import PLAIN, fact
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of values that are not finite.
+    """The origin of values that are not finite: the call of an operation, its line, and its result."""
 
-    Attributes:
-        turned: True if the call made them; False if they came into it with `source`, or as a number in the source.
-        operation: the plain name of the called function.
-        line: the user's line that called it.
-        numbers: the elements of the result that are not finite.
-        why: a clause about the input that causes it, if known.
-        remedy: advice against it.
-        source: weak reference to the tensor that they came with.
-        result: weak reference to the result of the call.
-        was: words for the values that the call turned into these: ``finite numbers`` or ``Inf``.
-    """
-
-    turned: bool
+    turned: bool  # the call made them; else they came into it with `source`, or as a number in the source
     operation: str
     line: Line
     numbers: Numbers
-    why: str
+    why: str  # a clause about the input that causes it, if known
     remedy: str
     source: weakref.ref[torch.Tensor] | None
     result: weakref.ref[torch.Tensor] | None
-    was: str = ""
+    was: str = ""  # the values that the call turned into these: finite numbers, or Inf
 
 
+@dataclass
 class Origins:
     """The origins of the living tensors that hold NaN or Inf.
 
     Attributes:
+        known: the origin of each, as long as the tensor lives.
         overflow: the last square or product in which finite float16 numbers became Inf, which a mask never means.
     """
 
-    def __init__(self) -> None:
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.overflow: Origin | None = None
-
-    def of(self, tensor: torch.Tensor) -> Origin | None:
-        """Return the origin of the values of this very tensor, or None."""
-        origin: Origin | None = self._known.get(tensor)  # type: ignore[no-untyped-call]
-        return origin
-
-    def note(self, tensor: torch.Tensor, origin: Origin) -> None:
-        """Remember an origin for as long as the tensor lives."""
-        self._known[tensor] = origin
-
-    def clear(self, tensor: torch.Tensor) -> None:
-        """Forget the origin of a tensor that is being overwritten."""
-        self._known.pop(tensor, None)  # type: ignore[no-untyped-call]
-
-    def __len__(self) -> int:
-        return len(self._known)
+    known: MutableMapping[torch.Tensor, Origin] = field(default_factory=WeakIdKeyDictionary)
+    overflow: Origin | None = None
 
 
 class OriginsMode(TorchFunctionMode):
@@ -139,7 +112,7 @@ class OriginsMode(TorchFunctionMode):
 
     def _clear(self, changed: list[torch.Tensor]) -> None:
         for tensor in changed:
-            self._origins.clear(tensor)
+            self._origins.known.pop(tensor, None)
 
     @dynamo_skip
     def _note(self, function: Any, args: Any, kwargs: Any, bad: list[torch.Tensor], changed: Any) -> None:
@@ -155,10 +128,10 @@ class OriginsMode(TorchFunctionMode):
             if origin.turned and origin.numbers.kind == "Inf" and not sources and origin.operation in _PRODUCTS:
                 self._origins.overflow = origin if bad[0].dtype is torch.float16 else None
             for one in bad:
-                self._origins.note(one, origin)
+                self._origins.known[one] = origin
 
     def _origin(self, function: Any, args: Any, bad: torch.Tensor, sources: Any, literal: bool) -> Origin:
-        earlier = next((found for one in sources if (found := self._origins.of(one)) is not None), None)
+        earlier = next((found for one in sources if (found := self._origins.known.get(one)) is not None), None)
         numbers = numbers_of(bad)
         made_nan = bool(sources) and "NaN" in numbers.kind and all(kind_of(one) == "Inf" for one in sources)
         if earlier is not None and (earlier.turned or not made_nan):

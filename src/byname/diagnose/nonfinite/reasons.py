@@ -64,12 +64,9 @@ class _Rule(NamedTuple):
 
 
 def why(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
-    """Return a clause about the input that makes a result non-finite; empty if the tensors do not tell.
+    """Return a clause about the input that makes a result of an operation non-finite; empty if the tensors do not tell.
 
-    Args:
-        operation: the plain name of the operation.
-        tensors: the inputs (``self``, ``other``) and the output (``result``), as far as they are available.
-        result: the tensor that is not finite.
+    The tensors are the inputs (``self``, ``other``) and the output (``result``), as far as they are available.
     """
     for rule in _RULES.get(operation, ()):
         tensor = tensors.get(rule.slot)
@@ -146,13 +143,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
 
 
 def remedy_for(operation: str, dtype: torch.dtype, overflow: bool) -> str:
-    """Return advice against values that are not finite.
-
-    Args:
-        operation: the plain name of the operation that made them.
-        dtype: their dtype.
-        overflow: whether all of them are Inf.
-    """
+    """Return advice against values of a dtype that are not finite; `overflow` says that all of them are Inf."""
     known = "" if overflow and dtype is torch.float16 and operation == "pow" else _REMEDIES.get(operation, "")
     if dtype is torch.float16 and overflow and not known:
         return _HALF
@@ -206,7 +197,8 @@ def looking() -> Iterator[None]:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Return whether a tensor holds neither NaN nor Inf; True also for one whose numbers cannot be read."""
-    if type(tensor) not in PLAIN and not _has_no_own_code(tensor):
+    kind: Any = type(tensor)
+    if kind not in PLAIN and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:  # of its own
         return True
     with DisableTorchFunction():
         try:
@@ -297,10 +289,6 @@ def largest_of(tensor: torch.Tensor) -> float:
     if type(tensor) not in PLAIN or not can_look(tensor) or not tensor.numel() or tensor.layout is not torch.strided:
         return 0.0
     return float(torch.nan_to_num(tensor.detach().abs(), 0.0, 0.0, 0.0).max().item())
-
-
-def _has_no_own_code(tensor: Any) -> bool:
-    return type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -97,7 +97,8 @@ class FiniteWatch:
     @dynamo_skip
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         with DisableTorchFunction():
-            fine = [one for one in parameters_of(optimizer) if is_finite(one) and _has_finite_gradient(one)]
+            graded = [(one, grad) for one in parameters_of(optimizer) if (grad := fact(one, "grad")) is not None]
+            fine = [one for one, grad in graded if is_finite(one) and is_finite(grad)]
         self._local.fine = list(map(weakref.ref, fine))
 
     @dynamo_skip
@@ -117,7 +118,8 @@ class FiniteWatch:
             return
         run.remove_hooks()
         if not run.found:
-            self._forget(run.walk)
+            for leaf in _leaves(run.walk) if self._spoilt else ():  # what spoils them later is another event
+                self._spoilt.pop(id(leaf), None)
         else:
             self._spoil(run.walk)
             for outer in self._runs():
@@ -128,11 +130,6 @@ class FiniteWatch:
     def _spoil(self, walk: Walk) -> None:
         """Note the leaves into which a step may now carry the gradients that are not finite."""
         self._spoilt.update((id(leaf), weakref.ref(leaf)) for leaf in _leaves(walk))
-
-    def _forget(self, walk: Walk) -> None:
-        """Forget leaves that finite gradients reach: what spoils them later is another event."""
-        for leaf in _leaves(walk) if self._spoilt else ():
-            self._spoilt.pop(id(leaf), None)
 
     def _is_consequence(self, walk: Walk) -> bool:
         """Return whether a leaf holds NaN or Inf that gradients, of which a finding was told, have left in it."""
@@ -151,14 +148,9 @@ class FiniteWatch:
         return runs
 
 
-def _has_finite_gradient(parameter: torch.Tensor) -> bool:
-    gradient = fact(parameter, "grad")
-    return gradient is not None and is_finite(gradient)
-
-
 def _leaves(walk: Walk) -> list[torch.Tensor]:
     with DisableTorchFunction():
-        return [walk.nodes[number].variable for number in walk.leaf_numbers()]
+        return [walk.nodes[number].variable for number in walk.leaf_numbers]
 
 
 def _walk(roots: Sequence[Any]) -> Walk | None:
@@ -172,21 +164,13 @@ def _walk(roots: Sequence[Any]) -> Walk | None:
 
 
 class _Root(NamedTuple):
-    """A root that is not finite itself, or that hides an overflow.
-
-    Attributes:
-        walk: the graph behind it.
-        place: the expression that calls backward.
-        tensor: the tensor that its numbers came with, if one is known.
-        origin: the call that made them, or used them first, if one was seen.
-        hidden: whether the root is finite.
-    """
+    """A root that is not finite itself, or that hides an overflow, and the expression that calls backward."""
 
     walk: Walk
     place: Expression | None
-    tensor: torch.Tensor | None
-    origin: Origin | None
-    hidden: bool = False
+    tensor: torch.Tensor | None  # that its numbers came with, if one is known
+    origin: Origin | None  # the call that made them, or used them first, if one was seen
+    hidden: bool = False  # the root is finite
 
     @property
     def known(self) -> Facts:
@@ -230,7 +214,7 @@ def of_forward(root: _Root) -> tuple[tuple[Any, ...], Finding]:
 
 def not_finite_root(walk: Walk, root: torch.Tensor, origins: Origins, place: Expression | None) -> _Root:
     """Return a root that is not finite, with what is known of its numbers."""
-    origin = origins.of(root)
+    origin = origins.known.get(root)
     if origin is None:
         return _Root(walk, place, *_earliest(walk, root, origins))
     return _Root(walk, place, None if origin.source is None else origin.source(), origin)
@@ -239,13 +223,13 @@ def not_finite_root(walk: Walk, root: torch.Tensor, origins: Origins, place: Exp
 def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.Tensor | None, Origin | None]:
     """Return the first tensor in the graph that is not finite, and its origin, for a root of unknown origin."""
     order = sorted(range(1, len(walk.nodes)), key=lambda number: walk.nodes[number]._sequence_nr())
-    leaves = set(walk.leaf_numbers())
+    leaves = set(walk.leaf_numbers)
     with DisableTorchFunction():
         held = [walk.nodes[number].variable for number in sorted(leaves)]
         saved = (slot.tensor for number in order if number not in leaves for slot in slots_in(walk.nodes[number]))
         for tensor in (*held, *saved, root):
             if tensor is not None and not is_finite(tensor):
-                return tensor, origins.of(tensor)
+                return tensor, origins.known.get(tensor)
     return None, None
 
 
@@ -295,9 +279,9 @@ def _name_of(tensor: torch.Tensor) -> Name:
 def _result_of(origin: Origin) -> Name | None:
     """Return the name of the call's result."""
     result = None if origin.result is None else origin.result()
-    named = [] if result is None else find(Targets([result]), deep=False).own_names(result)
+    named = None if result is None else find(Targets([result]), deep=False).own_name(result)
     spot, code = origin.line.spot, origin.line.code
-    return named[0] if named else None if spot is None or code is None else name_at(spot, code)
+    return named if named or spot is None or code is None else name_at(spot, code)
 
 
 # fmt: off

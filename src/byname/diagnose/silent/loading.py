@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.diagnose.context import FailureContext
+from byname.diagnose.cause import variable
+from byname.diagnose.context import FailureContext, assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.silent.topic import HeardCall, Topic, argument, patch, row
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, patch, row
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
@@ -26,6 +28,14 @@ LOADS_ITSELF = row("loads-itself",
     "{state} restores nothing{noticed:at}: state_dict(){kept:at} gives references to the model's own tensors, not "
     "copies, and {steps} since changed them too",
     "keep copies: copy.deepcopy(model.state_dict()), or save it by torch.save")
+LOADS_AN_ALIAS = row("loads-itself",
+    "{copy}.state_dict() restores nothing{noticed:at}: since `{assigned.statement}`{assigned:at}, {copy} is {module} "
+    "itself, and no copy",
+    "keep a copy: {copy.path} = copy.deepcopy({module.path})")
+LOADS_NO_OTHER = row("loads-nothing",
+    "load_state_dict(){noticed:at} changes nothing in {module}: {state} has its own tensors only, as its "
+    "state_dict(){kept:at} gave them",
+    "load the state of another model, or of a checkpoint; where names were compared, none was the same")
 LOADS_NOTHING = row("loads-nothing",
     "load_state_dict(strict=False){noticed:at} loads {matched} of the {given} of {state}: their names, such as "
     "'{name}', are not those of {module}, such as '{wanted}'", "{remedy}")
@@ -43,9 +53,9 @@ _FEW = 0.1
 class Loading(Topic):
     """Watches what ``load_state_dict`` is given, and whether it stays."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._loads: dict[int, tuple[weakref.ref[nn.Module], Line, int, list[tuple[Any, float]]]] = {}
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._loads: dict[int, tuple[weakref.ref[nn.Module], Line, dict[int, int], list[tuple[Any, float]]]] = {}
         self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
 
     def begin(self, block: Undo) -> None:
@@ -60,7 +70,8 @@ class Loading(Topic):
         with DisableTorchFunction():
             is_own = all(memory_of(given[key]) is memory_of(own[key]) for key in matched)
             if matched and is_own and not call.given(3, "assign"):
-                self._loads_itself([given[key] for key in matched], line)
+                self._loads_itself(module, [given[key] for key in matched], line)
+                self._loads_an_alias(line)
             elif len(matched) > _FEW * len(own):
                 self._missed.pop(id(module), None)
                 held = [(weakref.ref(own[key]), sum_of(own[key])) for key in matched if own[key].dim() > 1]
@@ -68,12 +79,26 @@ class Loading(Topic):
             elif given:
                 self._note_missed(module, own, given, line)
 
-    def _loads_itself(self, given: Sequence[torch.Tensor], line: Line) -> None:
+    def _loads_itself(self, module: nn.Module, given: Sequence[torch.Tensor], line: Line) -> None:
         cuts = [cut for one in given for log in logs() for cut in log.cuts_of(one)[:1]]
         steps = [step for log in logs() for step in log.steps if cuts and step.number > cuts[0].number]
+        state, kept = argument(line, 0, "the state"), cuts[0].line if cuts else line
+        keys = set(map(id, parameters_in(module)))
+        is_trained = any(not keys.isdisjoint(one.keys) for one in self._watch.optimizers())
         if steps:
-            state, kept = argument(line, 0, "the state"), cuts[0].line.site
-            self.say(LOADS_ITSELF, line.site, state=state, kept=kept, steps=counted(len(steps), "step"))
+            self.say(LOADS_ITSELF, line.site, state=state, kept=kept.site, steps=counted(len(steps), "step"))
+        elif cuts and not is_trained and (self._watch.made or kept.site != line.site):
+            self.say(LOADS_NO_OTHER, line.site, module=argument(line, -1, "the model"), state=state, kept=kept.site)
+
+    def _loads_an_alias(self, line: Line) -> None:
+        """Tell of ``model.load_state_dict(best.state_dict())`` after ``best = model``."""
+        module, call = argument(line, -1).path, getattr(line.spot, "node", None)
+        words = ast.unparse(call.args[0]) if isinstance(call, ast.Call) and call.args else ""
+        copy = words.removesuffix(".state_dict()")
+        for site, node in assignments(line.code) if copy not in (words, module) and self._watch.made else ():
+            if {copy, module} == {ast.unparse(node.value), *map(ast.unparse, node.targets)}:
+                facts = {"copy": variable(copy), "module": variable(module), "assigned": site}
+                self.say(LOADS_AN_ALIAS, line.site, **facts)
 
     def _note_missed(self, module: nn.Module, own: Mapping[str, Any], given: Mapping[str, Any], line: Line) -> None:
         matched, state = len(own.keys() & given.keys()), argument(line, 0, "state")
@@ -103,7 +128,7 @@ class Loading(Topic):
                     self._look_for_overwriting(*load[1:])
         self.end([])
 
-    def _look_for_overwriting(self, line: Line, changes: int, held: Sequence[tuple[Any, float]]) -> None:
+    def _look_for_overwriting(self, line: Line, changes: Mapping[int, int], held: Sequence[tuple[Any, float]]) -> None:
         weights = [(one, total) for reference, total in held if (one := reference()) is not None]
         made = [changes_of(memory_of(one), changes) if sum_of(one) != total else [] for one, total in weights]
         found = [[change for change in one if change.operation in _OVERWRITES] for one in made]

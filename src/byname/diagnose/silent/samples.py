@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import gc
 import sys
 import weakref
@@ -12,13 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import DataLoader, SequentialSampler, dataloader
 
+from byname.diagnose.cause import variable
+from byname.diagnose.causes.loss import kind_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.silent.topic import HeardCall, Topic, argument, distinct, patch, row, values_of, variable
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of
 from byname.reading.objects import attributes_of
@@ -38,6 +42,10 @@ FIRST_BATCH_ONLY = row("first-batch-only",
 BATCH_NOT_USED = row("batch-not-used",
     "each of {times} steps uses the same {what}, {name}{noticed:at}: a batch that {loader} gave before, while the loop"
     "{loop:at} gets a new batch each time, which is not used for it", "use the batch of the loop, not {name}")
+SAME_SLICE = row("same-slice",
+    "suspicious: each of {times} steps uses the same {size} of {samples} samples: {part}{noticed:at} is the same slice "
+    "each time, as {start} does not change", "change {start} from step to step, or iterate over a DataLoader; it is "
+    "right if the other samples are for something else")
 EQUAL_SAMPLES = row("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, while their targets "
     "differ: a batch seems to repeat one sample",
@@ -53,9 +61,13 @@ SHUFFLED_APART = row("shuffled-apart",
 ONE_TENSOR = row("entries-are-one-tensor",
     "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
     "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
+NEVER_A_TARGET = row("class-never-occurs",
+    "suspicious: class {missing} of {classes} does not occur in the first {count} targets of cross_entropy()"
+    "{noticed:at}, and the others occur about equally often: its output only learns to be small",
+    "{remedy}; it is right if the class comes later")
 # fmt: on
 
-_MANY, _EQUAL_IN, _ENTRIES = 8, 3, 16
+_MANY, _EQUAL_IN, _ENTRIES, _MOST_CLASSES = 8, 3, 16, 1000
 _LOOKED_AT = (0, 1, 3)
 """Steps made before those whose inputs are read."""
 _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
@@ -80,28 +92,46 @@ class _Loader:
 
 
 class _Same(NamedTuple):
-    """A tensor that was used in all of some uses so far, unchanged, and the batches that had been given then."""
+    """A tensor, or a part of it, that was used in all of some uses so far, unchanged.
+
+    Attributes:
+        part: the shape and the offset of the part, and the shape of the tensor.
+        given: the batches that loaders had given at the first use.
+        slice: how the part was taken; None if not by a slice with a variable start.
+    """
 
     tensor: weakref.ref[torch.Tensor]
     version: int
+    part: tuple[Any, ...]
     times: int
     given: int
+    line: Line
+    slice: tuple[str, str, Site] | None
+
+
+class _Input(NamedTuple):
+    """The input of a module: how many samples it has if all are equal, or 0; its permutation, the module, the line."""
+
+    equal: int
+    permutation: tuple[Any, Line] | None
+    module: str
     line: Line
 
 
 class Batches(Topic):
     """Watches loaders, and the inputs and targets of the first steps."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
         self._loaders: dict[int, _Loader] = {}
         self._iterators: dict[int, _Loader] = {}
         self._same: dict[Any, _Same | None] = {}
         self._equal = 0
-        self._input: list[tuple[weakref.ref[torch.Tensor], str, Line]] = []
+        self._input: list[_Input] = []
         self._targets_differ = self._pretrained = False
         self._pixels: tuple[str, float, Line] | None = None
         self._layers: list[str] = []
+        self._classes: dict[Any, tuple[Line, torch.Tensor]] = {}
 
     def begin(self, block: Undo) -> None:
         """Watch loaders."""
@@ -135,14 +165,19 @@ class Batches(Topic):
     def ran(self, call: HeardCall) -> None:
         """Look at the inputs of a forward with gradients."""
         given, made = call.tensors[:1], self._watch.made
-        if given and torch.is_grad_enabled():
+        if given:
             if not made and len(self._layers) < 2 and not attributes_of(call.called)["_modules"]:
                 self._note_layer(call, given[0])
             if not call.depth:
                 self._note_same(("inputs", id(call.called)), given[0], call.line)
-                self._input = (
-                    [(weakref.ref(given[0]), type(call.called).__name__, call.line)] if made in _LOOKED_AT else []
-                )
+                self._input = [self._look_at_input(call, given[0])] if made in _LOOKED_AT else []
+
+    def _look_at_input(self, call: HeardCall, given: torch.Tensor) -> _Input:
+        values, equal = values_of(given), 0
+        if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
+            equal = len(values) if _rows_equal(values) and distinct(values[0]) >= 3 else 0
+        with DisableTorchFunction():
+            return _Input(equal, _permutation(given), type(call.called).__name__, call.line)
 
     def _note_layer(self, call: HeardCall, given: torch.Tensor) -> None:
         kind = type(call.called).__name__
@@ -160,11 +195,14 @@ class Batches(Topic):
         known = self._same.get(key)
         with DisableTorchFunction():
             version = 0 if tensor.is_inference() else fact(tensor, "_version")
+            base = fact(tensor, "_base")
+            whole = tensor if base is None else base
+            part = tuple(tensor.shape), tensor.storage_offset(), tuple(whole.shape)
         if key not in self._same:
             given = sum(one.batches for one in self._loaders.values())
-            self._same[key] = _Same(weakref.ref(tensor), version, 1, given, line)
+            self._same[key] = _Same(weakref.ref(whole), version, part, 1, given, line, _slice(tensor))
         elif known is not None:
-            same = known.tensor() is tensor and known.version == version
+            same = known.tensor() is whole and (known.version, known.part) == (version, part)
             self._same[key] = known._replace(times=known.times + 1) if same else None
 
     def heard(self, call: HeardCall) -> None:
@@ -173,26 +211,50 @@ class Batches(Topic):
         if targets is None or not torch.is_grad_enabled():
             return
         self._note_same(("targets", call.line.place), targets, call.line)
-        for reference, _, _ in self._input:
-            values, given = values_of(targets), reference()
+        if call.called is F.cross_entropy and call.kwargs.get("ignore_index", -100) < 0:
+            self._note_classes(call, targets)
+        for first in [one.permutation for one in self._input]:
+            values = values_of(targets)
             self._targets_differ = values is not None and values.dim() > 0 and not _rows_equal(values)
             with DisableTorchFunction():
-                first, second = None if given is None else _permutation(given), _permutation(targets)
+                second = _permutation(targets)
             if first is not None and second is not None and first[0] != second[0]:
                 self.say(SHUFFLED_APART, second[1].site, inputs=first[1].site)
 
+    def _note_classes(self, call: HeardCall, targets: torch.Tensor) -> None:
+        """Count the targets of each class, where each has an output of a linear layer."""
+        scores, values = call.given(0, "input"), values_of(targets)
+        if values is None or values.dtype != torch.long or values.dim() != 1 or scores.dim() != 2:
+            return
+        classes = scores.shape[1]
+        if classes <= _MOST_CLASSES and kind_of(fact(scores, "grad_fn")) == "AddmmBackward" and int(values.min()) >= 0:
+            counts = values.bincount(minlength=classes)
+            line, before = self._classes.get(call.line.place, (call.line, torch.zeros_like(counts)))
+            self._classes[call.line.place] = line, before + counts if len(before) == classes else before * 0
+
+    def _tell_of_classes(self) -> None:
+        for line, counts in self._classes.values():
+            classes, count, occurring = len(counts), int(counts.sum()), counts[counts > 0]
+            even = count / max(len(occurring), 1)
+            if count >= 50 * classes and len(occurring) == classes - 1 > 1 and 2 * int(occurring.min()) > even:
+                missing = int(counts.argmin())
+                remedy = f"give the last layer {classes - 1} outputs"
+                if not missing:
+                    remedy = f"number the classes from 0, as by target - 1, and {remedy}"
+                facts = {"missing": missing, "classes": classes, "count": count, "remedy": remedy}
+                self.say(NEVER_A_TARGET, line.site, **facts)
+
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Tell what the first steps showed."""
-        for reference, module, line in self._input:
-            values = values_of(reference()) if self._targets_differ else None
-            if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
-                self._equal += _rows_equal(values) and distinct(values[0]) >= 3
-                if self._equal == _EQUAL_IN:
-                    self.say(EQUAL_SAMPLES, line.site, size=len(values), name=argument(line, 0), module=module)
+        for one in self._input if self._targets_differ else ():
+            self._equal += one.equal > 0
+            if self._equal == _EQUAL_IN:
+                name = argument(one.line, 0)
+                self.say(EQUAL_SAMPLES, one.line.site, size=one.equal, name=name, module=one.module)
         self._input, self._targets_differ = [], False
         if self._pixels is not None and not self._pretrained:
             self.say(PIXELS, self._pixels[2].site, kind=self._pixels[0], most=self._pixels[1])
-        if followed.steps >= _ENTRIES and followed.steps & (followed.steps - 1) == 0:
+        if followed.is_looked_at:
             self._look_for_one_tensor()
         if self._watch.made == 2 * _MANY:
             self._tell_of_same()
@@ -209,6 +271,15 @@ class Batches(Topic):
                     loader, loop = _loader_of(known.line)
                     facts = {"what": key[0], "times": same.times, "name": name, "loader": loader, "loop": loop}
                     self.say(BATCH_NOT_USED, same.line.site, **facts)
+
+    def _tell_of_slices(self) -> None:
+        """Tell of a small part of the targets that is sliced anew in every step, and always the same."""
+        for same in [same for key, same in self._same.items() if same is not None and key[0] == "targets"]:
+            if same.slice is not None and same.times >= 2 * _MANY:
+                size, samples, (text, start, site) = same.part[0][0], same.part[2][0], same.slice
+                if 2 * size <= samples:
+                    facts = {"times": same.times, "size": size, "samples": samples}
+                    self.say(SAME_SLICE, site, part=variable(text), start=variable(start), **facts)
 
     def _look_for_one_tensor(self) -> None:
         """Tell of a tensor that stands in many entries of containers, and that the program changes in place."""
@@ -230,7 +301,10 @@ class Batches(Topic):
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         """Tell of what held in the whole run."""
-        self._tell_of_same()
+        if self._watch.made < 2 * _MANY:
+            self._tell_of_same()
+        self._tell_of_slices()
+        self._tell_of_classes()
         for known in self._loaders.values():
             site, facts = known.line.site, {"size": known.size, "samples": known.samples, "times": known.iterators}
             often = known.regular >= max(_MANY, known.iterators - 2) and known.samples > known.size > 0
@@ -257,16 +331,38 @@ def _rows_equal(values: torch.Tensor) -> bool:
 def _permutation(tensor: torch.Tensor) -> tuple[Any, Line] | None:
     """Return the permutation by which a tensor, or the one that it is a part of, was indexed, and the line."""
     for one in (tensor, fact(tensor, "_base")):
-        made = None if one is None else note_of(one)
-        spot = None if made is None else made.line.spot
-        if made is None or spot is None or not isinstance(spot.node, ast.Subscript) or made.line.code is None:
+        item = _item(one)
+        if item is None or (code := item[0].code) is None:
             continue
-        text = ast.unparse(spot.node.slice)
-        bound = statements_binding(made.line.code, text) if text.isidentifier() else []
+        line, index = item[0], item[1].slice
+        index = index.value if isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Slice) else index
+        text = ast.unparse(index)
+        bound = statements_binding(code, text) if text.isidentifier() else []
         drawn = [ast.unparse(part.node) for part in bound if isinstance(part.node, ast.Assign)] or [text]
         if all("randperm" in words and "generator" not in words for words in drawn):
-            return (id(made.line.code) if bound else id(one), text), made.line
+            return (id(code) if bound else id(one), text), line
     return None
+
+
+def _item(tensor: torch.Tensor | None) -> tuple[Line, ast.Subscript] | None:
+    """Return the line that made a tensor as an item of another, as the source would say, and the expression."""
+    made = None if tensor is None else note_of(tensor)
+    code, at = (None, 0) if made is None else made.line[:2]
+    if made is None or code is None or not dis.opname[code.co_code[at]].startswith(("BINARY_SUBSCR", "BINARY_OP")):
+        return None
+    spot = made.line.spot
+    return (made.line, spot.node) if spot is not None and isinstance(spot.node, ast.Subscript) else None
+
+
+def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
+    """Return the text, the start and the line of the slice that a tensor was made as, if its start is a variable."""
+    item = _item(tensor)
+    index = None if item is None else item[1].slice
+    index = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
+    if item is None or item[0].site is None or not isinstance(index, ast.Slice) or index.lower is None:
+        return None
+    names = [one.id for one in ast.walk(index.lower) if isinstance(one, ast.Name)]
+    return (ast.unparse(item[1]), names[0], item[0].site) if names else None
 
 
 def _entries(tensor: torch.Tensor) -> int:

@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.causes.loss import Loss
+from byname.diagnose.causes.loss import Loss, input_of, kind_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import looking
-from byname.diagnose.silent.topic import HeardCall, Topic, distinct, row, values_of
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, distinct, row, values_of
 from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
+from byname.reading.tensor import fact
+from byname.tracking.lookup import site_of_tensor
 
 # fmt: off
 VIEW_MIXES = row("view-mixes",
@@ -24,7 +26,7 @@ VIEW_MIXES = row("view-mixes",
     "memory, and does not transpose: samples mix, and the output of one depends on others",
     "swap the dimensions: x.transpose(0, 1), then reshape what follows")
 SOFTMAX_MIXES = row("softmax-over-batch",
-    "suspicious: softmax{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
+    "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
     "sample depend on the other samples",
     "take the softmax over another dimension, such as dim=1 or dim=-1")
 LAYER_MIXES = row("batch-as-time",
@@ -33,10 +35,11 @@ LAYER_MIXES = row("batch-as-time",
     "{kind}(..., batch_first=True), or transpose(0, 1) before and after it")
 FUTURE_LEAKS = row("future-leak",
     "the targets{shifted:at} are the inputs shifted by one, and {what}{noticed:at} lets a position see later ones: it "
-    "sees the next token, its own target{how}", "{remedy}")
+    "sees the next one, its own target{how}", "{remedy}")
 PADDING_LEARNED = row("loss-over-padding",
-    "suspicious: the mean of cross_entropy(){noticed:at} takes in the padding: {padded} of {all} targets are {value}, "
-    "which fills the ends of the inputs, too", "cross_entropy(..., ignore_index={value})")
+    "suspicious: the mean{of}{noticed:at} takes in the padding: {padded} of {all} targets are {value}, which fills the "
+    "ends of the inputs, too", "cross_entropy(..., ignore_index={value}); by hand, mask = target != {value} and "
+    "(loss * mask).sum() / mask.sum()")
 MASK_INVERTED = row("mask-inverted",
     "suspicious: the mask{noticed:at} keeps only the positions of padding, at which the {of} is {value}, and leaves "
     "out all others: it seems to be inverted", "negate it: ~mask, or != in place of ==")
@@ -46,7 +49,12 @@ _STEPS = 2
 """Steps in which sequences are looked at."""
 _BY_TIME = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _MASKS = ("key_padding_mask", "src_key_padding_mask", "memory_key_padding_mask", "tgt_key_padding_mask")
+_SOFTMAXES = ("SoftmaxBackward", "SafeSoftmaxBackward")
+_WEIGHTS = {"attn_mask": -math.inf, "attn_bias": -math.inf, "result": 0.0}
+_FOR_EACH = {"NllLossBackward": "target", "NllLoss2DBackward": "target", "GatherBackward": "index"}
+"""Nodes of losses that give a number for each position, and the slot of their targets."""
 _CAUSAL = "give the attention a causal mask: is_causal=True, or a mask from torch.triu(..., diagonal=1)"
+_PADDED_BEFORE = "pad the beginning only: F.pad(x, (kernel_size - 1, 0)), and padding=0"
 _DIAGONAL = "the diagonal of the mask is off by one: tril() keeps it, and triu(diagonal=1) is what lies above it"
 
 
@@ -63,10 +71,13 @@ class _Layer(NamedTuple):
 class Sequences(Topic):
     """Watches the inputs, targets and graphs of the first steps. What it copies, it drops after them."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
         self._shape: tuple[int, ...] = ()
         self._ids: list[torch.Tensor] = []
+        self._series: torch.Tensor | None = None  # of numbers, and where it is padded
+        self._filled: list[torch.Tensor] = []
+        self._cut = False
         self._layers: list[_Layer] = []
         self._batch = 0
         self._shifted: Line | None = None
@@ -80,18 +91,38 @@ class Sequences(Topic):
     def ran(self, call: HeardCall) -> None:
         """Note the inputs of the outermost modules, and the layers that know a time."""
         given = call.tensors if self._looks else []
+        several = {id(one): one for one in given}.values()
+        words = [one for one in several if one.dtype == torch.long and one.dim() == 2]
         if given and not call.depth:
             self._shape, self._layers, self._batch = tuple(given[0].shape), [], 0
-            words = [one for one in given if one.dtype == torch.long and one.dim() == 2]
+        if given and not call.depth and (words or fact(given[0], "grad_fn") is None):  # else a forward goes on
             self._ids = [values for one in words if (values := values_of(one)) is not None]
+            numbers = [one for one in several if one.is_floating_point() and one.dim() in (2, 3)]
+            self._series = values_of(numbers[0]) if len(numbers) == 1 else None
+            self._filled = []
+            if self._series is not None and self._series.dim() == 3:  # a number for each position; 0 if all are 0
+                numbers_of = torch.arange(self._series.shape[1]) % 7 + 1
+                self._filled = [(self._series != 0).any(-1).long() * numbers_of]
         if given and issubclass(type(call.called), _BY_TIME):
             own = attributes_of(call.called)
             is_first = attributes_of(own["_modules"].get("self_attn", call.called)).get("batch_first")
             facts = tuple(given[0].shape), bool(is_first), bool(own.get("bidirectional")), call.line
             self._layers.append(_Layer(type(call.called).__name__, *facts))
+        for one in given:
+            self._look_at_view_of_input(one)
         for mask in (values_of(call.kwargs.get(name)) for name in (_MASKS if given and call.kwargs else ())):
             if mask is not None and mask.dtype == torch.bool:
                 self._compare(~mask, call.line.site)
+
+    def _look_at_view_of_input(self, given: torch.Tensor) -> None:
+        """Look at what a module is given, if it is a view of all values of a tensor without a graph."""
+        base = fact(given, "_base")
+        if base is None or fact(given, "requires_grad") or base.numel() != given.numel():
+            return
+        before, after = tuple(base.shape), tuple(given.shape)
+        in_order = base.is_contiguous() and given.is_contiguous()  # which no transpose leaves so
+        if in_order and self._shape[:2] in (before[:2], after[:2]) and _swaps(before, after):
+            self.say(VIEW_MIXES, site_of_tensor(given), before=str(before), after=str(after))
 
     def heard(self, call: HeardCall) -> None:
         """Compare the targets of a loss with the inputs."""
@@ -102,25 +133,35 @@ class Sequences(Topic):
         if len(self._shape) > 1 and per_sample and len(target) == self._shape[0] == call.given(0, "input").shape[0]:
             self._batch = self._shape[0]
         values, reduction = values_of(target), call.kwargs.get("reduction", "mean")
-        if values is None or values.dtype != torch.long:
+        if values is None:
+            return
+        series = [self._series] if self._series is not None and values.is_floating_point() else []
+        for given in [*self._ids, *series] if values.dtype == torch.long or series else ():
+            self._look_for_shift(given, values, call.line)
+        if values.dtype != torch.long:
             return
         self._targets += [values] if reduction == "none" else []
-        for ids in [one for one in self._ids if one.numel() == values.numel() and one.shape[1] > 2]:
-            aligned = values.reshape(ids.shape)
-            if torch.equal(aligned[:, :-1], ids[:, 1:]) and distinct(ids) > 2 and not torch.equal(aligned, ids):
-                alone = [one.shape[1] for one in self._ids].count(
-                    ids.shape[1]
-                ) == 1  # else attention may be to the other
-                self._shifted, self._length = (call.line, ids.shape[1]) if alone else (None, 0)
+        for ids in [one for one in self._ids if one.shape[1] > 2]:
+            rows = next((one for one in (ids, ids[:, 1:]) if one.numel() == values.numel()), None)
             takes_all = call.kwargs.get("ignore_index", -100) < 0 and call.kwargs.get("weight") is None
-            if call.called is F.cross_entropy and reduction == "mean" and takes_all:
-                self._look_for_padding(ids, aligned, call.line)
+            if rows is not None and call.called is F.cross_entropy and reduction == "mean" and takes_all:
+                self._look_for_padding(rows, values.reshape(rows.shape), call.line.site, " of cross_entropy()")
 
-    def _look_for_padding(self, ids: torch.Tensor, target: torch.Tensor, line: Line) -> None:
+    def _look_for_shift(self, given: torch.Tensor, values: torch.Tensor, line: Line) -> None:
+        """Note that the targets are the inputs shifted by one along a dimension, at a line."""
+        alone = [one.shape for one in self._ids].count(given.shape) == 1 or given is self._series
+        for dim, length in enumerate(given.shape) if alone and distinct(given) > 2 else ():
+            later, cut = given.narrow(dim, 1, length - 1), values.numel() == given.numel() // length * (length - 1)
+            if length > 2 and (cut or values.numel() == given.numel()) and (dim or given is not self._series):
+                aligned = values.reshape(later.shape if cut else given.shape)
+                if torch.equal(aligned.narrow(dim, 0, length - 1), later) and (cut or not torch.equal(aligned, given)):
+                    self._shifted, self._length, self._cut = line, length, cut
+
+    def _look_for_padding(self, ids: torch.Tensor, target: torch.Tensor, site: Any, of: str = "") -> None:
         value, count = _padding(ids), target.numel()
         padded = 0 if value is None else int((target == value).sum())
         if padded >= 0.15 * count and bool((target[ids.eq(value or 0)].eq(value or 0)).all()):
-            self.say(PADDING_LEARNED, line.site, padded=padded, all=count, value=value)
+            self.say(PADDING_LEARNED, site, padded=padded, all=count, value=value, of=of)
 
     def backward(self, loss: Loss) -> None:
         """Look at the graph of the first losses."""
@@ -129,9 +170,10 @@ class Sequences(Topic):
         with looking():
             self._look_at_views(loss)
             self._look_at_softmaxes(loss)
-            if self._shifted is not None:
+            self._look_at_means(loss)
+            if self._shifted is not None and (not self._cut or _leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, self._shifted)
-            if self._targets or self._ids:
+            if self._targets or self._ids or self._filled:
                 self._look_at_masks(loss)
         for layer in self._layers if self._batch > 1 else ():
             if len(layer.shape) == 3 and not layer.batch_first and layer.shape[0] == self._batch != layer.shape[1] > 1:
@@ -139,7 +181,7 @@ class Sequences(Topic):
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Forget what was copied."""
-        self._targets, self._ids, self._shifted = [], [], None
+        self._targets, self._ids, self._shifted, self._series, self._filled = [], [], None, None, []
 
     def _look_at_views(self, loss: Loss) -> None:
         for node in loss.of_kinds(("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward")):
@@ -147,44 +189,95 @@ class Sequences(Topic):
             call, leading = loss.context.lookup.call(node), self._shape[:2]
             is_batch = (self._batch,) == before[1:2] == after[:1] != before[:1]
             is_known = is_batch or leading in (before[:2], after[:2])
-            if call is not None and not call.inside and is_known and _swaps(before, after):
+            mixes = (is_known and _swaps(before, after)) or _leads(self._batch, before, after)
+            if call is not None and not call.inside and mixes:
                 self.say(VIEW_MIXES, loss.site(node), before=str(before), after=str(after))
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
-        for node in loss.of_kinds(("SoftmaxBackward",)):
-            shape, dim = tuple(node._input_metadata[0].shape), int(node._saved_dim)
+        found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
+        found += [("a softmax by hand", node, dim) for node in loss.of_kinds(("DivBackward",)) for dim in _summed(node)]
+        for what, node, dim in found:
+            shape = tuple(node._input_metadata[0].shape)
             is_first = dim in (0, (1 << 64) - len(shape)) and len(shape) > 1
             if is_first and shape[0] == self._batch > 1 and self._batch not in shape[1:]:
-                self.say(SOFTMAX_MIXES, loss.site(node), shape=str(shape))
+                self.say(SOFTMAX_MIXES, loss.site(node), shape=str(shape), what=what)
+
+    def _look_at_means(self, loss: Loss) -> None:
+        """Look for a mean over all positions of a loss that is computed for each of them."""
+        for node in loss.of_kinds(("MeanBackward",) if self._ids else ()):
+            given = input_of(node)
+            while kind_of(given) in ("NegBackward", "SelectBackward"):
+                given = input_of(given)
+            for _, slot, held in held_by_nodes([given] if kind_of(given) in _FOR_EACH else []):
+                for ids in self._ids if slot == _FOR_EACH[kind_of(given)] else ():
+                    if held.numel() == ids.numel() and (target := values_of(held)) is not None:
+                        self._look_for_padding(ids, target.reshape(ids.shape), loss.site(node))
 
     def _look_for_the_future(self, loss: Loss, shifted: Line) -> None:
         for node, is_next in _seeing_later(loss, self._length):
             how, remedy = (", and no further ones", _DIAGONAL) if is_next else ("", _CAUSAL)
             facts = {"what": "attention", "shifted": shifted.site, "how": how, "remedy": remedy}
             self.say(FUTURE_LEAKS, loss.site(node), **facts)
+        for node in loss.of_kinds(("ConvolutionBackward",)):
+            shape, padding = tuple(node._input_metadata[0].shape), tuple(node._saved_padding)
+            if len(shape) == 3 and shape[2] == self._length and not node._saved_transposed and _reaches_later(node):
+                facts = {"what": f"a convolution with padding={padding[0]}", "how": "", "remedy": _PADDED_BEFORE}
+                self.say(FUTURE_LEAKS, loss.site(node), shifted=shifted.site, **facts)
         for layer in self._layers:
             if layer.bidirectional:
                 facts = {"what": f"a bidirectional {layer.kind}", "how": "", "remedy": "leave out bidirectional=True"}
                 self.say(FUTURE_LEAKS, layer.line.site, shifted=shifted.site, **facts)
 
     def _look_at_masks(self, loss: Loss) -> None:
+        attending = [one for one in loss.nodes if one.startswith("ScaledDotProduct") or one in _SOFTMAXES]
+        for node in loss.of_kinds(attending):
+            for _, slot, mask in held_by_nodes([node]):
+                if slot in _WEIGHTS and mask.dim() in (3, 4) and mask.numel() <= 1 << 16:
+                    kept = (mask if mask.dtype == torch.bool else mask > _WEIGHTS[slot]).flatten(1, -2)
+                    if bool((kept == kept[:, :1]).all()):  # the same for all heads and queries
+                        self._compare(kept[:, 0], loss.site(node))
         kinds = ("WhereBackward", "MulBackward", "IndexBackward", "MaskedSelectBackward", "MaskedFillBackward")
         for node, slot, held in held_by_nodes(list(loss.of_kinds(kinds))):
             if slot in ("condition", "other", "self", "indices[0]", "mask") and held.numel() <= 1 << 16:
-                kept = held.detach().bool()
-                if torch.equal(kept.to(held.dtype), held.detach()):
-                    self._compare(~kept if "Fill" in type(node).__name__ else kept, loss.site(node))
+                mask = held.detach().bool()
+                known = _keeps(node, mask) if torch.equal(mask.to(held.dtype), held.detach()) else None
+                if known is not None:
+                    self._compare(known, loss.site(node))
 
     def _compare(self, kept: torch.Tensor, site: Any) -> None:
-        known = [("target", one) for one in self._targets] + [("input", one) for one in self._ids]
+        known = [("target", one) for one in self._targets] + [("input", one) for one in (*self._ids, *self._filled)]
         for of, values in known:
             value = _padding(values) if kept.numel() == values.numel() else None
             if value is not None and kept.squeeze().shape == values.shape:
                 with looking():
                     kept = kept.cpu().reshape(values.shape)
                     only = bool(kept.any()) and bool((values[kept] == value).all()) and distinct(values[~kept]) > 2
-                if only:
-                    self.say(MASK_INVERTED, site, of=of, value=value)
+                later = of == "input" and torch.equal(kept[:, :-1], values[:, 1:] == value)  # of the shifted targets
+                if only or later:
+                    self.say(MASK_INVERTED, site, of=of if only else "target", value=value)
+
+
+def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
+    """Return where an operation keeps values; None of ``torch.where(mask, x, y)``, which keeps values of both."""
+    first, *others = [one for one, _ in node.next_functions]
+    if kind_of(node) == "WhereBackward" and first is not None and others[-1] is not None:
+        return None
+    leaves_out = kind_of(node) == "MaskedFillBackward" or (kind_of(node) == "WhereBackward" and first is None)
+    return ~mask if leaves_out else mask
+
+
+def _reaches_later(node: Any) -> bool:
+    """Return whether a convolution of one dimension weights later positions: a mask may leave none of them."""
+    first = node._saved_padding[0] // node._saved_dilation[0] + 1
+    with looking():
+        return bool(node._saved_padding[0] and node._saved_weight.detach()[..., first:].any())
+
+
+def _leaves_out_the_last(loss: Loss, length: int) -> bool:
+    """Return whether a loss takes all positions but the last: then the first target is the second position."""
+    cut = [one for one in loss.of_kinds(("SliceBackward",)) if length in tuple(one._saved_self_sym_sizes)[:2]]
+    kept = [one for one in cut if one._saved_dim < 2 and one._saved_self_sym_sizes[one._saved_dim] == length]
+    return bool(kept) and all(one._saved_start == 0 and one._saved_end in (length - 1, (1 << 64) - 1) for one in kept)
 
 
 def _padding(ids: torch.Tensor) -> int | None:
@@ -200,6 +293,16 @@ def _padding(ids: torch.Tensor) -> int | None:
     return value if value >= 0 and several and many and bool((filled == runs).all()) else None
 
 
+def _summed(node: Any) -> tuple[int, ...]:
+    """Return the dimension of the sum by which exponentials are divided, as in a softmax; none of other divisions."""
+    above, below = (one for one, _ in node.next_functions[:2])
+    while kind_of(below) in ("UnsqueezeBackward", "ExpandBackward"):
+        below = below.next_functions[0][0]
+    if kind_of(above) != "ExpBackward" or kind_of(below) != "SumBackward":
+        return ()
+    return tuple(getattr(below, "_saved_dim", ())) if below.next_functions[0][0] is above else ()
+
+
 def _swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     """Return whether a view has the shape of a transpose: ``(b, a, ...)``, or ``(b, a * c)``, of ``(a, b, c)``."""
     if len(before) < 2 or before[0] == before[1] or 1 in before[:2]:
@@ -208,9 +311,17 @@ def _swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     return after == (before[1], before[0], *before[2:]) or after == joined
 
 
+def _leads(batch: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a view puts the batch first, which was behind dimensions that no part of it can be in."""
+    if batch < 2 or after[:1] != (batch,) or before.count(batch) != 1 or after.count(batch) != 1:
+        return False
+    ahead = math.prod(before[: before.index(batch)])
+    return ahead > 1 and ahead % batch != 0
+
+
 def _seeing_later(loss: Loss, length: int) -> Iterator[tuple[Any, bool]]:
     """Yield the nodes of attention in which a position gets something from later ones, and whether of the next only."""
-    for node, slot, held in held_by_nodes(list(loss.of_kinds(("SoftmaxBackward", "SafeSoftmaxBackward")))):
+    for node, slot, held in held_by_nodes(list(loss.of_kinds(_SOFTMAXES))):
         if slot == "result" and tuple(held.shape[-2:]) == (length, length) and length > 2:
             yield from _above(node, held.detach())
     for node in (one for kind, nodes in loss.nodes.items() if kind.startswith("ScaledDotProduct") for one in nodes):

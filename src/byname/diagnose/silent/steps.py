@@ -1,4 +1,4 @@
-"""Steps: schedulers that do not fit, rates too small, gradients clipped in vain, ranks that drift apart."""
+"""Steps: schedulers that do not fit, rates too small, gradients clipped in vain."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 
+from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
 from byname.diagnose.nonfinite.reasons import can_look, looking
-from byname.diagnose.silent.topic import HeardCall, Topic, argument, patch, row, variable
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, patch, row
 from byname.naming.name import Name
 from byname.reading.frames import Line
-from byname.reading.modules import parameters_in
-from byname.reading.objects import attributes_of, living
+from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.code import source_of, statements_of
 from byname.source.location import is_library
@@ -37,7 +36,7 @@ OTHER_OPTIMIZER = row("scheduler-of-another-optimizer",
     "give one of them the other optimizer: {scheduler.path} = {kind}({other.path}, ...)")
 UNUSED_OPTIMIZER = row("scheduler-of-another-optimizer",
     "{scheduler} ({kind}), made{noticed:at}, changes the learning rate of {optimizer}, an optimizer that makes no "
-    "step; the steps are those of another, {other}",
+    "step{since}; the steps are those of another, {other}",
     "make the scheduler for the optimizer that makes the steps, after that is made")
 RATE_TOO_SMALL = row("rate-too-small",
     "no step changes one bit of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
@@ -46,17 +45,16 @@ CLIPS_TOO_SOON = row("clips-at-the-wrong-place",
     "`{clip.statement}`{noticed:at} clips nothing that a step uses: whenever it runs, no backward has reached the "
     "gradients of {names:3} since the last step; the backward{backward:at} comes after it",
     "move it between the backward and optimizer.step()")
+CLIPS_NOTHING = row("clips-another-model",
+    "`{clip.statement}`{noticed:at} clips nothing: {why}",
+    "clip the parameters of the optimizer, each time anew: clip_grad_norm_(model.parameters(), ...)")
 CLIPS_ANOTHER = row("clips-another-model",
     "`{clip.statement}`{noticed:at} clips the gradients of {names:3}, which no backward has reached since their last "
     "step, and then {kind} steps{step:at} with the gradients of {others:3}, which nothing clips",
     "clip the parameters of that step: those of {path}.parameters()")
-BARE_MODULE = row("bare-module",
-    "the module itself is called{noticed:at}, not the DistributedDataParallel around it: the gradients of {names:3} "
-    "are not averaged over the ranks in such a step, and their weights drift apart",
-    "call the wrapped model, ddp(x), in place of ddp.module(x)")
 # fmt: on
 
-_MANY, _ENOUGH = 8, 3
+_MANY, _ENOUGH, _CLIPPED_IN = 8, 3, 64
 _SMALL = 1e-6
 """Learning rates that may be too small from the first step on."""
 _MOST_NUMBERS = 1 << 21
@@ -74,6 +72,8 @@ class _Schedule:
     steps: int = 0
     called: Line | None = None
     followed: FollowedOptimizer | None = None
+    seen: int = 0  # steps of the optimizer at the last of its own
+    idle: int = 0  # its own since then, in a row
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -85,8 +85,8 @@ class _Schedule:
 class Schedules(Topic):
     """Watches schedulers, and at a few steps whether a step changes anything."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
         self._schedules: list[_Schedule] = []
         self._rates: dict[int, list[float]] = {}  # at first; the step since which none changes a bit, and then
         self.before: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
@@ -102,7 +102,7 @@ class Schedules(Topic):
     def _made(self, call: HeardCall, result: Any) -> None:
         optimizer: Any = attributes_of(call.args[0]).get("optimizer")
         line = call.programs_line
-        if line.site is not None and not is_library(line.site.file) and len(self._schedules) < _MANY**2:
+        if line.code is not None and not is_library(line.code.co_filename) and len(self._schedules) < _MANY**2:
             references = weakref.ref(call.args[0]), weakref.ref(optimizer)
             self._schedules.append(_Schedule(*references, type(call.args[0]).__name__, line))
 
@@ -110,6 +110,8 @@ class Schedules(Topic):
         for schedule in self._schedules:  # none in its own __init__
             if schedule.scheduler() is call.args[0]:
                 schedule.steps, schedule.called = schedule.steps + 1, schedule.called or call.programs_line
+                made = 0 if schedule.followed is None else schedule.followed.steps
+                schedule.seen, schedule.idle = made, schedule.idle + 1 if made == schedule.seen else 0
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Keep a copy of the parameters at a few steps."""
@@ -120,11 +122,12 @@ class Schedules(Topic):
             groups = getattr(schedule.optimizer(), "param_groups", ())
             if schedule.followed is None and not {*map(id, groups)}.isdisjoint(map(id, optimizer.param_groups)):
                 schedule.followed = followed
-        if followed.steps & (followed.steps - 1) or followed.steps < _MANY or not (_rate_of(optimizer) or rate[1]):
+        if not followed.is_looked_at or followed.steps < _MANY or not (_rate_of(optimizer) or rate[1]):
             return
         parameters = [one for one in followed.parameters() if fact(one, "grad") is not None]
         with looking():
-            if sum(map(torch.numel, parameters)) <= _MOST_NUMBERS and all(map(_is_plain, parameters)):
+            plain = all(type(one) in PLAIN and one.dtype.itemsize > 2 and can_look(one) for one in parameters)
+            if plain and sum(map(torch.numel, parameters)) <= _MOST_NUMBERS:
                 self.before = [(weakref.ref(one), one.detach().clone()) for one in parameters]
 
     def after_step(self, followed: FollowedOptimizer) -> None:
@@ -149,8 +152,11 @@ class Schedules(Topic):
             self._tell_of_rate(followed)
         for at, schedule in enumerate(self._schedules):
             same = [one for one in self._schedules if one.followed is schedule.followed]
-            if schedule.followed is None and schedule.steps >= _ENOUGH and without:
-                self.say(UNUSED_OPTIMIZER, other=without[0].variable, **schedule.facts)
+            keys = schedule.followed.keys if schedule.followed is not None else None
+            later = [one for one in without if keys is None or not one.keys.isdisjoint(keys)]
+            if later and (schedule.steps if keys is None else schedule.idle) >= _ENOUGH:
+                since = "" if keys is None else f" since its step {schedule.seen}"
+                self.say(UNUSED_OPTIMIZER, other=later[0].variable, since=since, **schedule.facts)
             elif schedule.followed in stepped and not any(one.steps or _is_stepped_in_source(one) for one in same):
                 steps, rate = schedule.followed.steps, self._rates[id(schedule.followed)][0]
                 self.say(NEVER_SCHEDULED, steps=steps, rate=rate, **schedule.facts)
@@ -166,10 +172,9 @@ class Schedules(Topic):
         if not since or not then or followed.steps < 1.25 * since or not is_small:
             return
         known = [one for one in self._schedules if one.followed is followed and one.steps and then < first]
-        fall, remedy = (
-            " from the first step on" if then >= first else f", and was {first:g} at first",
-            "take a larger lr",
-        )
+        fall, remedy = f", and was {first:g} at first", "take a larger lr"
+        if then >= first:
+            fall = " from the first step on"
         if known:
             fall += f": {known[0].kind} was stepped {counted(known[0].steps, 'time')}"
             remedy = "call scheduler.step() less often, such as once an epoch, or take a larger step_size or gamma"
@@ -199,37 +204,63 @@ def _rate_of(optimizer: Any) -> float:
     return max([float(one) for one in rates if type(one) in (int, float)], default=0.0)
 
 
-def _is_plain(parameter: torch.Tensor) -> bool:
-    return type(parameter) in PLAIN and parameter.dtype.itemsize > 2 and can_look(parameter)
-
-
 class Clipping(Topic):
     """Watches what ``clip_grad_norm_`` clips in the first steps, and what became of it until the next step."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
         self._stale: dict[int, tuple[FollowedOptimizer, Line, list[FollowedOptimizer]]] = {}
         self._clipped: set[int] = set()
         self._seen: dict[tuple[Any, ...], int] = {}
+        self._vain: dict[tuple[Any, ...], tuple[int, Line, str]] = {}
 
     def begin(self, block: Undo) -> None:
-        """Watch the function inside of it, which gets a list where the outer one may get an iterator."""
+        """Watch the function inside of ``clip_grad_norm_``, which a program may have imported, and the other one."""
         patch(block, torch.nn.utils.clip_grad, "_clip_grads_with_norm_", self._clips)
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            patch(block, owner, "clip_grad_value_", self._clips, reads_whole=True)
 
     def _clips(self, call: HeardCall, result: Any) -> None:
+        if (is_late := self._is_late()) and not self._vain:
+            return
         given = call.given(0, "parameters")
-        keys = {id(one) for one in ([given] if is_tensor(given) else given if type(given) in (list, tuple) else ())}
+        parameters = [given] if is_tensor(given) else given if type(given) in (list, tuple) else None
         every = self._watch.optimizers()
-        for followed in (one for one in every if not keys.isdisjoint(one.keys)):
+        keys = set(map(id, parameters or ()))
+        if parameters is not None and any(one.fresh for one in every):
+            self._note_vain(call.programs_line, parameters, any(not keys.isdisjoint(one.keys) for one in every))
+        for followed in (one for one in every if not is_late and not keys.isdisjoint(one.keys)):
             if followed.fresh:
                 self._clipped.add(id(followed))
                 self._stale.pop(id(followed), None)
-            elif id(followed) not in self._clipped and 0 < followed.steps == followed.fed:
-                self._stale[id(followed)] = followed, call.programs_line, [one for one in every if one.fresh]
+            elif id(followed) not in self._clipped and followed.steps:
+                others = [one for one in every if one.fresh] if followed.steps == followed.fed else []
+                self._stale[id(followed)] = followed, call.programs_line, others
+
+    def _is_late(self) -> bool:
+        """Return whether all optimizers have made their first steps."""
+        return all(one.steps > _CLIPPED_IN for one in self._watch.optimizers())
+
+    def _note_vain(self, line: Line, parameters: Sequence[torch.Tensor], owned: bool) -> None:
+        """Count calls of a line in a row with nothing to clip."""
+        if owned or any(fact(one, "grad") is not None or not fact(one, "requires_grad") for one in parameters):
+            self._vain.pop(line.place, None)
+        else:
+            why = "it is given no parameters, as by a generator such as model.parameters(), which gives them only once"
+            why = "no optimizer has its parameters, and none of them has a gradient" if parameters else why
+            self._vain[line.place] = self._vain.get(line.place, (0,))[0] + 1, line, why
+
+    def end(self, every: Sequence[FollowedOptimizer]) -> None:
+        """Tell of lines that had nothing to clip."""
+        for times, line, why in self._vain.values():
+            if times >= _ENOUGH and (site := line.site) is not None and not is_library(site.file):
+                self.say(CLIPS_NOTHING, site, clip=site, why=why)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Note whether the clipping since the last step was in vain."""
         own = self._stale.pop(id(followed), None)
+        if self._is_late():
+            return
         if id(followed) in self._clipped or not followed.fresh:
             self._clipped.discard(id(followed))
         elif own is not None:
@@ -246,42 +277,6 @@ class Clipping(Topic):
         if self._seen[key] == _ENOUGH and site is not None and not is_library(site.file):
             names, others = clipped.all_names(), followed.all_names()
             path = re.split(r"[.\[]", others[0].path)[0] if others else "the optimizer"
-            facts = {
-                "clip": site,
-                "names": names,
-                "others": others,
-                "kind": followed.kind,
-                "backward": followed.backward,
-            }
+            facts = {"kind": followed.kind, "backward": followed.backward, "step": followed.site, "path": path}
             cause = CLIPS_TOO_SOON if clipped is followed else CLIPS_ANOTHER
-            self.say(cause, site, step=followed.site, path=path, **facts)
-
-
-class Ranks(Topic):
-    """Watches which modules are called beside their DistributedDataParallel."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._wrapped: dict[int, bool] = {}
-        self._bare: list[tuple[weakref.ref[Any], Line]] = []
-        self._times = 0
-
-    def ran(self, call: HeardCall) -> None:
-        """Note a call with gradients of a module that is wrapped."""
-        if call.depth or not torch.distributed.is_initialized() or not torch.is_grad_enabled():
-            return
-        if id(call.called) not in self._wrapped:
-            wrappers = living(DistributedDataParallel) if torch.distributed.get_world_size() > 1 else []
-            self._wrapped[id(call.called)] = any(one._modules.get("module") is call.called for one in wrappers)
-        if self._wrapped[id(call.called)]:
-            self._bare = [(weakref.ref(call.called), call.line)]
-
-    def before_step(self, followed: FollowedOptimizer) -> None:
-        """Tell of it at the second such step."""
-        for reference, line in self._bare:
-            module = reference()
-            if module is not None and not followed.keys.isdisjoint(map(id, parameters_in(module))):
-                self._times += 1
-                if self._times > 1:
-                    self.say(BARE_MODULE, line.site, names=followed.all_names())
-        self._bare = []
+            self.say(cause, site, clip=site, names=names, others=others, **facts)

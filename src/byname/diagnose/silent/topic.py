@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from types import FrameType, GeneratorType
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from byname.diagnose.cause import Cause, always, nothing_more
+from byname.diagnose.cause import Cause, always, nothing_more, variable
 from byname.diagnose.causes.loss import Loss
 from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import looking
 from byname.naming.name import Name
-from byname.reading.frames import Line, line_of, programs_frame, users_frame
+from byname.reading.frames import Line, line_of, programs_frame
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import PLAIN, is_tensor
 from byname.undo import Patch, Undo
 
 
-class HeardCall(NamedTuple):
+@dataclass
+class HeardCall:
     """A call of a module, or of a function of PyTorch's: its arguments, its frame, and how many modules it is in."""
 
     called: Any
@@ -33,17 +37,17 @@ class HeardCall(NamedTuple):
     frame: FrameType
     depth: int = 0
 
-    @property
+    @cached_property
     def line(self) -> Line:
         """The line of the user's frame."""
-        return line_of(users_frame(self.frame)[0])
+        return line_of(self.frame)
 
-    @property
+    @cached_property
     def programs_line(self) -> Line:
         """The line of the program, past libraries."""
         return line_of(programs_frame(self.frame))
 
-    @property
+    @cached_property
     def tensors(self) -> list[torch.Tensor]:
         """The arguments that are tensors."""
         return [one for one in (*self.args, *self.kwargs.values()) if is_tensor(one)]
@@ -70,6 +74,9 @@ class Watch(Protocol):
 
     made: int
 
+    def tell(self, finding: Finding) -> None:
+        """Report a finding, unless it was reported before."""
+
     def optimizers(self) -> list[FollowedOptimizer]:
         """Return the optimizers that are followed."""
 
@@ -80,15 +87,17 @@ class Topic:
     It holds the program's tensors, modules and optimizers weakly, and reads few values.
     """
 
-    def __init__(self, tell: Callable[[Finding], None], watch: Watch) -> None:
-        self._tell, self._watch = tell, watch
-        self._told: set[str] = set()
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
 
     def begin(self, block: Undo) -> None:
         """Watch until the block is left."""
 
     def ran(self, call: HeardCall) -> None:
-        """Note that a module is called: one inside of others in the first steps only."""
+        """Note that a module is called with gradients, in the first steps; one inside of others in the first two."""
+
+    def evaluated(self, call: HeardCall) -> None:
+        """Note that an outermost module is called without gradients."""
 
     def heard(self, call: HeardCall) -> None:
         """Note a call of one of the functions that losses and dropouts are."""
@@ -103,10 +112,8 @@ class Topic:
         """Tell what was found of a program that ends."""
 
     def say(self, cause: Cause[Any], noticed: Any = None, **facts: Any) -> None:
-        """Tell of some facts in the words of a cause, once a cause."""
-        if cause.id not in self._told:
-            self._told.add(cause.id)
-            self._tell(cause.finding({"noticed": noticed, **facts}))
+        """Tell of some facts in the words of a cause."""
+        self._watch.tell(cause.finding({"noticed": noticed, **facts}))
 
 
 def row(identifier: str, says: str, remedy: str) -> Cause[Any]:
@@ -114,13 +121,21 @@ def row(identifier: str, says: str, remedy: str) -> Cause[Any]:
     return Cause(identifier, always, nothing_more, says, remedy)
 
 
-def patch(block: Undo, owner: Any, name: str, note: Callable[[HeardCall, Any], None]) -> None:
-    """Call a function after each call of one of PyTorch's own, with its result."""
+def patch(
+    block: Undo, owner: Any, name: str, note: Callable[[HeardCall, Any], None], *, reads_whole: bool = False
+) -> None:
+    """Call a function after each call of one of PyTorch's own, with its result.
+
+    With `reads_whole`, a generator that is its first argument becomes a list, which can be read twice: only of use for
+    functions that read it to its end.
+    """
 
     def wrapper(original: Any) -> Any:
         @dynamo_skip
         @functools.wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
+            if reads_whole and args and type(args[0]) is GeneratorType:
+                args = ([*args[0]], *args[1:])
             result = original(*args, **kwargs)
             safely(note, HeardCall(original, args, kwargs, sys._getframe(1)), result)
             return result
@@ -133,16 +148,17 @@ def patch(block: Undo, owner: Any, name: str, note: Callable[[HeardCall, Any], N
         replaced.install()
 
 
-def variable(path: str | None) -> Name:
-    """Return the name of a variable that the source mentions."""
-    return Name(path or "", "local", exact=False)
-
-
 def argument(line: Line, number: int, otherwise: str = "a tensor") -> Name:
     """Return the name of a positional argument of the call on a line, or of its receiver for -1."""
     spot = line.spot
     path = None if spot is None else spot.receiver if number < 0 else (*spot.operands, *[None] * 9)[number]
     return variable(path or otherwise)
+
+
+def called_as(line: Line) -> str:
+    """Return the expression that is called on a line, such as ``self.model``, or an empty string."""
+    called = getattr(getattr(line.spot, "node", None), "func", None)
+    return ast.unparse(called) if isinstance(called, ast.Name | ast.Attribute) else ""
 
 
 def values_of(tensor: Any, most: int = 1 << 16) -> torch.Tensor | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_modes, is_training
-from byname.diagnose.silent.topic import HeardCall, Topic, row, values_of, variable
-from byname.reading.frames import Line, line_of, users_frame
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, called_as, row, values_of
+from byname.reading.frames import Line, users_frame
 from byname.reading.modules import modules_in, parameters_in
 from byname.source.code import enclosing_statement
 from byname.source.location import is_library
@@ -35,42 +36,53 @@ _LOOKS = 64
 _WORDS = re.compile(
     r"valid|\bval_|_val\b|\bval\b|test|eval|accura|\bacc\b|correct|metric|score|criterion|loss|cross_entropy|argmax|predict"
 )
-"""Words by which code that evaluates a model is known from code that only draws samples."""
+_NAMES = re.compile(r"(?<![a-z])(valid|test|eval)")
+"""Words by which code that evaluates a model, and a function that does, are known from what only draws samples."""
 
 
-class _WithoutGradients(NamedTuple):
-    """A forward without gradients: the steps before it, the modules in training mode, its input's shape and sum."""
+@dataclass
+class _Forwards:
+    """The forwards without gradients on a line, which train a module in its wrong mode unless they are meant.
 
-    steps: int
-    modal: tuple[str, ...]
-    given: Any
+    They are if one repeats the input of the one before, is a part of each step as pseudo-labels are, or has no module
+    in training mode.
+    """
+
+    line: Line
+    owner: FollowedOptimizer
+    modal: list[str] = field(default_factory=list)  # the classes in training mode
+    looks: int = 0
+    last: tuple[int, Any] = (-1, None)  # the steps before it, and its input's shape and sum
+    is_meant: bool = False
 
 
 class EvaluationMode(Topic):
     """Watches the outermost calls of modules without gradients."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._lines: dict[Any, tuple[Line, FollowedOptimizer, list[_WithoutGradients]]] = {}
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._lines: dict[Any, _Forwards] = {}
 
-    def ran(self, call: HeardCall) -> None:
+    def evaluated(self, call: HeardCall) -> None:
         """Note a call without gradients of a module that an optimizer trains."""
         user, inside = users_frame(call.frame)
-        if call.depth or torch.is_grad_enabled() or inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
+        if inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
             return
-        line = line_of(user)
-        if line.place not in self._lines:
+        known = self._lines.get(call.line.place)
+        if known is None:
             keys = set(map(id, parameters_in(call.called)))
             owners = [one for one in self._watch.optimizers() if one.steps and not keys.isdisjoint(one.keys)]
             if not owners:
                 return
-            self._lines[line.place] = line, owners[0], []
-        _, owner, forwards = self._lines[line.place]
-        if len(forwards) < _LOOKS:
-            modal = {type(one).__name__ for one in modules_in(call.called) if is_training(one) and has_modes(one)}
-            values = values_of(call.tensors[0]) if call.tensors else None
-            given = None if values is None else (values.shape, float(values.double().sum()))
-            forwards.append(_WithoutGradients(owner.steps, tuple(sorted(modal)), given))
+            known = self._lines[call.line.place] = _Forwards(call.line, owners[0])
+        if known.is_meant or known.looks >= _LOOKS:
+            return
+        modal = {type(one).__name__ for one in modules_in(call.called) if is_training(one) and has_modes(one)}
+        values = values_of(call.tensors[0]) if modal and call.tensors else None
+        now = known.owner.steps, None if values is None else (values.shape, float(values.double().sum()))
+        repeats = now == known.last and values is not None
+        known.is_meant = repeats or now[0] - known.last[0] == 1 or not modal
+        known.modal, known.looks, known.last = known.modal or sorted(modal), known.looks + 1, now
 
     def heard(self, call: HeardCall) -> None:
         """Tell of a dropout that is called as a function, without saying in which mode."""
@@ -78,30 +90,19 @@ class EvaluationMode(Topic):
             running = [one for log in logs() if log.of_this_thread() for one in log.modules[:1]]
             module, spot = running[0]() if running else None, call.line.spot
             node = None if spot is None else spot.node
-            says = (
-                not isinstance(node, ast.Call) or len(node.args) > 2 or "training" in [one.arg for one in node.keywords]
-            )
+            given = [*node.args[2:], *node.keywords] if isinstance(node, ast.Call) else [None]
+            says = any(getattr(one, "arg", "training") == "training" for one in given)
             is_on = not says and call.kwargs.get("training") and self._watch.made
-            is_on = is_on and spot is not None and not is_library(spot.site.file)
-            if is_on and spot is not None and module is not None and not is_training(module):
+            if is_on and spot and not is_library(spot.site.file) and module is not None and not is_training(module):
                 self.say(DROPS_IN_EVALUATION, spot.site, module=variable(type(module).__name__))
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         """Tell of the lines that looked so in the whole run."""
-        for line, owner, forwards in self._lines.values():
-            if not _looks_meant(forwards) and owner.steps > 1 and _evaluates(line):
-                called = getattr(getattr(line.spot, "node", None), "func", None)
-                name = variable(ast.unparse(called) if isinstance(called, ast.Name | ast.Attribute) else "model")
-                self.say(TRAINS_IN_VALIDATION, line.site, modal=tuple(map(variable, forwards[0].modal)), module=name)
-
-
-def _looks_meant(forwards: Sequence[_WithoutGradients]) -> bool:
-    """Return whether forwards repeat an input, are a part of each step as pseudo-labels are, or have the right mode."""
-    pairs = [*pairwise(forwards)]
-    repeats = any(one.steps == other.steps and one.given == other.given is not None for one, other in pairs)
-    return (
-        repeats or any(other.steps - one.steps == 1 for one, other in pairs) or not all(one.modal for one in forwards)
-    )
+        for known in self._lines.values():
+            if not known.is_meant and known.owner.steps > 1 and _evaluates(known.line):
+                name = variable(called_as(known.line) or "model")
+                modal = tuple(map(variable, known.modal))
+                self.say(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name)
 
 
 def _evaluates(line: Line) -> bool:
@@ -112,4 +113,5 @@ def _evaluates(line: Line) -> bool:
     block: Any = enclosing_statement(spot.node)
     while not isinstance(block, ast.With | ast.FunctionDef | ast.Module):
         block = block.parent
-    return not isinstance(block, ast.Module) and bool(_WORDS.search(ast.unparse(block)))
+    named = line.code is not None and _NAMES.search(line.code.co_name)
+    return not isinstance(block, ast.Module) and bool(named or _WORDS.search(ast.unparse(block)))

@@ -11,17 +11,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from byname.diagnose.context import FailureContext
+from byname.diagnose.cause import variable
+from byname.diagnose.context import FailureContext, assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, sum_of
-from byname.diagnose.nonfinite.reasons import is_zero, looking
-from byname.diagnose.silent.topic import HeardCall, Topic, row, variable
+from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, called_as, patch, row
 from byname.naming.name import Name
 from byname.reading.frames import Line
-from byname.reading.modules import parameters_in
+from byname.reading.modules import modules_in, parameters_in
+from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact, memory_of
-from byname.source.code import source_of
+from byname.source.code import enclosing_statement, names_bound, source_of, statements_of
+from byname.source.location import is_library
 from byname.tracking.log import changes_of, logs
-from byname.tracking.lookup import site_of_tensor
+from byname.tracking.lookup import note_of, site_of_tensor
+from byname.undo import Undo
 
 # fmt: off
 EQUAL_UNITS = row("equal-units",
@@ -40,15 +44,32 @@ NEVER_FOLLOWS = row("target-never-updated",
     "suspicious: {target} has the shapes of {module}, is used{noticed:at}, and was never updated in {steps} "
     "steps: it has its initial weights. No line that runs copies weights to it{unused}",
     "call {target.path}.load_state_dict({module.path}.state_dict()) every some steps; it is right for a fixed teacher")
+DEAD_UNITS = row("dead-units",
+    "{dead} of the {units} units of {name} have gradients of exactly 0 whenever they were looked at since step {since} "
+    "of {steps}{noticed:at}, and had others before: they are dead, as where a relu gets only negative values",
+    "a smaller learning rate (lr), leaky_relu or gelu in place of relu, or a norm before it")
+SAME_MODULE = row("same-module",
+    "suspicious: {copy} and {module} are the same module since `{assigned.statement}`{assigned:at}: what {copy} gives "
+    "without gradients{noticed:at} changes with every step of {module}",
+    "make a copy of its own, `{copy.path} = copy.deepcopy({module.path}).requires_grad_(False)`, and update it "
+    "from time to time: {copy.path}.load_state_dict({module.path}.state_dict())")
+UNTIED = row("weights-untied",
+    "suspicious: {first} and {second} were one parameter{tied:at}, and are two since a new Parameter was assigned"
+    "{noticed:at}: each learns by itself",
+    "change values in place, as nn.init does, or by copy_() under torch.no_grad(), or tie them again afterwards; it is "
+    "right if each should learn by itself")
 # fmt: on
 
 _EQUAL_AT, _TARGETS_AT, _AVERAGED_AT = 8, (32, 64, 128, 256), (8, 16, 32)
 _DEAD, _LONG = 8, 4
 """Steps with no gradient but 0 that are told, and what they are at least of all steps: one in so many."""
+_DEAD_SHARE, _DEAD_LOOKS = 0.5, 4
+"""The share of a layer's units that are dead, and the looks at steps 1, 2, 4 and so on, until that is told."""
 _NO_AVERAGE = 0.05
 """The share of the last step by which an average may differ from the weights, until it is called a copy of them."""
 _MOST_NUMBERS = 1 << 20
 _MOST_MODULES = 64
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class _Called(NamedTuple):
@@ -65,11 +86,29 @@ class _Called(NamedTuple):
         return [] if module is None else parameters_in(module)
 
 
+class _Home(NamedTuple):
+    """A place where a parameter was assigned: the module, the name of the attribute, and the line."""
+
+    parameter: weakref.ref[torch.Tensor]
+    module: weakref.ref[nn.Module]
+    name: str
+    line: Line
+
+    def is_at(self, other: _Home) -> bool:
+        """Return whether another place is the same attribute of the same module."""
+        return self.name == other.name and self.module() is other.module() is not None
+
+    @property
+    def now(self) -> Any:
+        """The parameter that stands there now."""
+        return attributes_of(self.module()).get("_parameters", {}).get(self.name)
+
+
 class Weights(Topic):
     """Watches the values of parameters, and of their copies, at a few steps."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
         self.dead: dict[int, int] = {}
         self._dying: dict[int, list[int]] = {}
         self._last: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
@@ -77,10 +116,50 @@ class Weights(Topic):
         self._modules: dict[int, _Called] = {}
         self._targets: list[tuple[_Called, FollowedOptimizer, dict[str, Any]]] = []
         self._loss_is_zero = False
+        self._goals: dict[Any, Line | None] = {}  # calls without gradients of a trained module, if named as a target
+        self._alive: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[int, torch.Tensor]]]] = {}
+        self._homes: dict[int, _Home] = {}
+        self._ties: list[tuple[_Home, _Home, list[Line]]] = []
+
+    def begin(self, block: Undo) -> None:
+        """Watch where parameters are assigned."""
+        patch(block, nn.Module, "register_parameter", self._registered)
+
+    def _registered(self, call: HeardCall, result: Any) -> None:
+        parameter = call.given(2, "param")
+        if parameter is None or len(self._homes) >= _MOST_NUMBERS:
+            return
+        home = _Home(weakref.ref(parameter), weakref.ref(call.args[0]), call.given(1, "name"), call.programs_line)
+        for first, second, broken in self._ties:
+            if any(home.is_at(one) and one.parameter() is not parameter for one in (first, second)):
+                broken.append(home.line)
+        known = self._homes.get(id(parameter))
+        if known is None or known.parameter() is not parameter or known.module() is None:
+            self._homes[id(parameter)] = home
+        elif not known.is_at(home):
+            self._ties.append((known, home, []))
+
+    def _look_for_ties(self, followed: FollowedOptimizer) -> None:
+        """Tell of parameters that were one and are two by now, both of which are trained."""
+        for first, second, broken in self._ties:
+            site, mine = broken[-1].site if broken else None, [first.now, second.now]
+            is_copy = site is None or is_library(site.file) or "clone(" in site.statement
+            if not is_copy and mine[0] is not mine[1] and followed.keys.issuperset(map(id, mine)):
+                names = FailureContext().names(mine)
+                self.say(UNTIED, site, first=names[0], second=names[1], tied=second.line.site)
 
     def note_losses(self, roots: Sequence[Any]) -> None:
         """Note whether a loss is 0: then a gradient of 0 is right, as that of a hinge loss."""
         self._loss_is_zero = any(map(is_zero, roots))
+
+    def evaluated(self, call: HeardCall) -> None:
+        """Note a call that gives a target, by the name of what is called, of a module that an optimizer trains."""
+        line = call.programs_line
+        if self._watch.made and line.place not in self._goals:
+            keys = set(map(id, parameters_in(call.called)))
+            trained = not all(keys.isdisjoint(one.keys) for one in self._watch.optimizers())
+            self._goals[line.place] = line if trained and _TARGET.search(called_as(line).lower()) else None
+        self.ran(call)
 
     def ran(self, call: HeardCall) -> None:
         """Remember the modules that are called."""
@@ -88,9 +167,31 @@ class Weights(Topic):
             for first in parameters_in(call.called)[:1]:
                 self._modules[id(call.called)] = _Called(weakref.ref(call.called), sum_of(first), call.line)
 
+    def heard(self, call: HeardCall) -> None:
+        """Look for targets of a loss that the trained module gave under the name of a target network."""
+        lines = [line for line in self._goals.values() if line is not None] if torch.is_grad_enabled() else []
+        made = note_of(call.targets) if lines and call.targets is not None else None
+        for line in lines:
+            if made is not None and made.line.code is line.code and _is_computed_from(made.line, line):
+                self._goals[line.place] = None
+                self._look_for_alias(line)
+
+    def _look_for_alias(self, line: Line) -> None:
+        """Tell of the assignment, in the same file, by which a target is the trained module itself."""
+        path = called_as(line)
+        for site, node in assignments(line.code):
+            module = ast.unparse(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else ""
+            if module and path in map(ast.unparse, node.targets) and not _TARGET.search(module.lower()):
+                names = {"copy": variable(path), "module": variable(module)}
+                self.say(SAME_MODULE, line.site, assigned=site, **names)
+
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Look at the values at a few steps."""
         steps = followed.steps
+        if steps == 1:
+            self._look_for_ties(followed)
+        if followed.is_looked_at:
+            self._look_at_units(followed)
         if steps == _EQUAL_AT:
             self._look_for_equal_units(followed)
         if steps - 1 in _AVERAGED_AT and id(followed) in self._last:
@@ -102,8 +203,33 @@ class Weights(Topic):
                     self._last[id(followed)] = weakref.ref(one), one.detach().clone()
         if steps in _TARGETS_AT:
             self._look_for_targets(followed)
-        if id(followed) in self.dead or steps & (steps - 1) == 0:
+        if id(followed) in self.dead or followed.is_looked_at:
             self._look_for_death(followed)
+
+    def _look_at_units(self, followed: FollowedOptimizer) -> None:
+        """Note which units of the linear and convolutional layers have a gradient that is not 0."""
+        alive = [called.module() for called in self._modules.values()]
+        modules = [one for module in alive if module is not None for one in modules_in(module)]
+        weights = [attributes_of(one)["_parameters"].get("weight") for one in modules if type(one) in _LAYERS]
+        mine = {id(one): one for one in weights if type(one) in PLAIN and id(one) in followed.keys}
+        with looking():
+            for key, one in mine.items():
+                gradient = fact(one, "grad")
+                if type(gradient) in PLAIN and one.numel() <= _MOST_NUMBERS and can_look(gradient):
+                    _, looks = self._alive.setdefault(key, (weakref.ref(one), []))
+                    looks.append((followed.steps, gradient.detach().reshape(len(one), -1).ne(0).any(1).cpu()))
+
+    def _tell_of_dead_units(self, every: Sequence[FollowedOptimizer]) -> None:
+        for key, (reference, looks) in self._alive.items():
+            weight, alive = reference(), torch.stack([mask for _, mask in looks])
+            steps, site = next(((one.steps, one.site) for one in every if key in one.keys), (0, None))
+            for number, (since, _) in enumerate(looks):
+                dead = int((alive[:number].any(0) & ~alive[number:].any(0)).sum())
+                is_long = len(looks) - number >= _DEAD_LOOKS and steps - since >= max(2 * _DEAD, steps / _LONG)
+                if weight is not None and is_long and len(weight) > dead > max(_DEAD_SHARE * len(weight), 3):
+                    facts = {"dead": dead, "units": len(weight), "name": FailureContext().names([weight])[0]}
+                    self.say(DEAD_UNITS, site, since=since, steps=steps, **facts)
+                    break
 
     def _look_for_equal_units(self, followed: FollowedOptimizer) -> None:
         with looking():
@@ -163,6 +289,7 @@ class Weights(Topic):
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         """Tell of what stayed so until the end."""
+        self._tell_of_dead_units(every)
         for followed in every:
             since = self.dead.get(id(followed), followed.steps)
             if followed.steps - since >= max(_DEAD, followed.steps / _LONG):
@@ -175,14 +302,36 @@ class Weights(Topic):
 
 
 def _all_equal(tensor: torch.Tensor) -> bool:
-    """Return whether all rows of a matrix are equal, up to rounding, and not 0."""
+    """Return whether all rows of a matrix are equal, up to rounding, and not 0, or those of each gate of an RNN."""
     if tensor.dim() < 2 or len(tensor) < 2 or tensor.numel() > _MOST_NUMBERS or not tensor.is_floating_point():
         return False
     rows = tensor.detach().reshape(len(tensor), -1)
-    largest = float(rows[0].abs().max())
+    largest = float(rows[:2].abs().max())
     if not largest or float((rows[0] - rows[1]).abs().max()) > 1e-4 * largest:
         return False
-    return float((rows - rows[0]).abs().max()) <= 1e-4 * largest
+    gates = [number for number in (1, 3, 4) if len(rows) % number == 0 and len(rows) > number]
+    blocks = [rows.reshape(number, -1, rows.shape[1]) for number in gates]
+    return any(float((one - one[:, :1]).abs().max()) <= 1e-4 * largest for one in blocks)
+
+
+def _is_computed_from(last: Line, first: Line) -> bool:
+    """Return whether a statement computes with the value of an earlier one, through variables of the same function."""
+    begin, end = (getattr(one.spot, "node", None) for one in (first, last))
+    if last.code is None or begin is None or end is None:
+        return False
+    begin, end = enclosing_statement(begin), enclosing_statement(end)
+    wanted = _names_read(end)
+    for one in reversed([one for one in statements_of(last.code) if begin.lineno <= one.lineno < end.lineno]):
+        if not hasattr(one, "body") and not wanted.isdisjoint(bound := names_bound(one)):
+            if one.lineno == begin.lineno:
+                return True
+            wanted = wanted - bound | _names_read(one)
+    return begin.lineno == end.lineno
+
+
+def _names_read(statement: ast.stmt) -> set[str]:
+    names = [one for one in ast.walk(statement) if isinstance(one, ast.Name)]
+    return {one.id for one in names if isinstance(one.ctx, ast.Load) or isinstance(statement, ast.AugAssign)}
 
 
 _TARGET = re.compile(r"(?<![a-z])(target|tgt|ema|averaged?|shadow)(?![a-z])")
@@ -195,13 +344,10 @@ def _dead_updates(line: Line, name: Name) -> list[str] | None:
     if source is None or source.tree is None or not _TARGET.search(name.path.lower()):
         return None
     nodes = list(ast.walk(source.tree))
-    used = {
-        getattr(one, "id", getattr(one, "attr", None)) for one in nodes if isinstance(one, ast.Name | ast.Attribute)
-    }
-    functions = [
-        one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.name not in used
-    ]
-    dead = {id(part): one.name for one in functions if not one.name.startswith("__") for part in ast.walk(one)}
+    used = {getattr(one, "id", getattr(one, "attr", None)) for one in nodes}
+    functions = [one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    unused = [one for one in functions if one.name not in used and not one.name.startswith("__")]
+    dead = {id(part): one.name for one in unused for part in ast.walk(one)}
     parts = (ast.Assign, ast.AugAssign, ast.Expr, ast.For, ast.With)
     updates = [one for one in nodes if isinstance(one, parts) and _TARGET.search(ast.unparse(one).lower())]
     updates = [one for one in updates if _UPDATES & {getattr(part, "attr", None) for part in ast.walk(one)}]

@@ -1,7 +1,7 @@
 """Children of Python's own objects: containers, arrays, errors, frames, futures, and the referents of C objects.
 
 Objects of C code have neither attributes nor slots to read, so the garbage collector lists their referents; a few
-classes have a reader of their own. Nothing of ``asyncio`` is read before the program has loaded it.
+classes have a reader of their own. ``asyncio`` is read only if the program has loaded it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import functools
 import gc
 import itertools
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ from byname.naming.children.reference import (
     suffix,
 )
 from byname.reading.frames import in_a_module, locals_of, stacks
-from byname.reading.objects import attributes_of, found_in, namespace_of, plain, reads_plainly, snapshot
+from byname.reading.objects import attributes_of, found_in, namespace_of, plain, reads_plainly, snapshot, steady
 from byname.source.location import is_torch
 
 CACHE: Any = type(functools.lru_cache(abs))
@@ -112,20 +114,16 @@ def held_by_builtin(obj: Any) -> Held:
     flat = sys.version_info < (3, 13) and queues is not None and kind is queues.SimpleQueue
     for one in gc.get_referents(obj):
         for value in one if flat and type(one) is list else (one,):
-            yield from held_inside(value)
+            if leads_on(value):
+                yield same, _HELD, value
 
 
 _SILENT = frozenset({weakref.ref, weakref.ProxyType, weakref.CallableProxyType, types.GenericAlias, object})
 """Types whose referents are not worth following: callbacks and classes."""
 
 
-def held_inside(value: object) -> Held:
-    """Yield a step to an object that is known to be held, but not how."""
-    if leads_on(value):
-        yield same, _HELD, value
-
-
 _HELD = Reference("held", lambda before: f"(held by {before})", evaluates=False)
+"""The step to an object that the holder refers to in an unknown way."""
 
 
 def held_by_dict(obj: Any) -> Held:
@@ -138,7 +136,7 @@ def held_by_dict(obj: Any) -> Held:
 
 
 def held_by_mapping(mapping: Any, direct: bool) -> Held:
-    """Yield the values and keys of a dict; `direct` is True if the holder's own ``[key]`` reads that dict."""
+    """Yield the values and keys of a dict; `direct` says whether the holder's own ``[key]`` reads that dict."""
     for position, (key, value) in enumerate(snapshot(mapping)):
         if type(value) not in ATOMS:
             yield _entry, (key, position, direct), value
@@ -175,7 +173,7 @@ def held_by_sequence(obj: Any) -> Held:
     family = next(family for family in (list, tuple, deque) if issubclass(type(obj), family))
     evaluates = type(obj) is family or plain(type(obj), family, "__getitem__")
     make = _at if evaluates else functools.partial(item, evaluates=False)
-    for position, value in enumerate(family.__iter__(obj) if family is not deque else _steady(obj)):
+    for position, value in enumerate(family.__iter__(obj) if family is not deque else steady(deque.__iter__, obj)):
         if type(value) not in ATOMS:
             yield make, position, value
     if type(obj) is not family and family is not tuple:
@@ -183,15 +181,6 @@ def held_by_sequence(obj: Any) -> Held:
 
 
 _at = functools.lru_cache(maxsize=4096)(item)  # every list has the same positions
-
-
-def _steady(obj: deque[Any]) -> list[Any]:
-    for _ in range(5):
-        try:
-            return list(deque.__iter__(obj))
-        except RuntimeError:
-            continue
-    return []
 
 
 def held_by_set(obj: Any) -> Held:
@@ -351,8 +340,8 @@ _IN_TASK = Reference("task", lambda before: f"(held by {before})", evaluates=Fal
 def held_by_torch_future(obj: Any) -> Held:
     """Yield the result of a ``torch.futures.Future`` that is done, and its attributes.
 
-    A failed one raises the error that it holds, which stays as it was. While another error is being handled no result
-    is read, because Python would note that one as the context of the error.
+    A failed one raises its error, whose traceback is then restored. While another error is being handled no result is
+    read, because Python would make that one the context of the error.
     """
     if sys.exception() is None and torch._C.Future.done(obj):
         try:
@@ -365,3 +354,26 @@ def held_by_torch_future(obj: Any) -> Held:
         else:
             yield same, Reference("task", suffix(".value()")), value
     yield from held_by_instance(obj)
+
+
+OF_PYTHON: tuple[tuple[tuple[type, ...], Callable[[Any], Held]], ...] = (
+    ((dict,), held_by_dict),
+    ((list, tuple, deque), held_by_sequence),
+    ((set, frozenset), held_by_set),
+    ((BaseException,), held_by_error),
+    ((types.TracebackType,), held_by_traceback),
+    ((types.FrameType,), held_by_frame),
+    ((CACHE,), held_by_cache),
+    ((contextvars.Context,), held_by_context),
+    ((contextvars.ContextVar,), held_by_variable),
+    ((threading.local,), held_by_threads),
+    (ARRAYS, held_by_array),
+    ((torch._C.Future,), held_by_torch_future),
+)
+"""Classes, and the function that lists the children of their instances."""
+
+
+def of_loaded_libraries() -> Iterator[tuple[tuple[type, ...], Callable[[Any], Held]]]:
+    """Yield the same for classes of libraries that the program may have loaded only now."""
+    yield futures(), held_by_future
+    yield tables(), held_by_table

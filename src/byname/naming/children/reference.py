@@ -1,4 +1,4 @@
-"""Reference: one reference from an object to an object that it holds, and the source text of it."""
+"""Reference: one reference from an object to an object that it holds, and its source text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from byname.reading.objects import found_in, namespace_of, parents_of, reads_plainly, snapshot
+from byname.reading.objects import dict_of, found_in, namespace_of, parents_of, reads_plainly, snapshot
 
 
 class Reference(NamedTuple):
@@ -21,15 +21,13 @@ class Reference(NamedTuple):
 
     Attributes:
         kind: ``attribute``, ``item``, ``parameter``, ``buffer``, ``module``, ``closure``, ``state``, ...
-        write: a function from the source of the holder to the source of the held object.
-        evaluates: whether that source, evaluated, is the held object.
-        label, note: for a variable whose source would be hard to read: its name, and a function from the holder's
-            description to a description of where the variable is. A path that goes on from the variable is described
-            by the label, the further steps and the note, in this order.
-        seen_through: whether the step enters a wrapper (DDP, compile) and is left out of the path.
-        reads_registry: whether the step reads a private registry such as ``_parameters``, ``_buffers``, ``_modules`` or
-            one of hooks. Directly after a seen-through step it would read the wrapper's registry, so such a path is not
-            exact.
+        write, evaluates: a function from the holder's source to the held object's, and whether that evaluates to it.
+        label, note: for a variable whose source would be hard to read: its name, and a function from the words for the
+            holder to words for the place of the variable. A path through it is shown as the label, the further steps
+            and the note.
+        seen_through: whether the step enters a wrapper (DDP, compile) that names leave out.
+        reads_registry: whether the step reads a private registry such as ``_parameters`` or one of hooks. Directly
+            after a step that is left out it would read the wrapper's registry, so such a path is not exact.
         wild: a function that writes the step as the pattern that all similar entries share.
         parameter, key: for a step into an optimizer's state: the parameter whose state it is, and the entry's key.
     """
@@ -49,7 +47,7 @@ class Reference(NamedTuple):
 _Maker: TypeAlias = Callable[[Any], Reference]
 
 Held: TypeAlias = Iterable[tuple[_Maker, Any, object]]
-"""Held objects, each after the function that makes the step to it and that function's argument: most steps are never
+"""Held objects, each after a function that makes the step to it and the argument of that function. Few steps are ever
 made.
 """
 
@@ -66,12 +64,12 @@ ATOMS: frozenset[type] = frozenset(
 
 
 def same(step: Reference) -> Reference:
-    """Return the step unchanged; stands for a step maker in `Held` if the step is already made."""
+    """Return the step unchanged; the step maker in `Held` for a step that exists already."""
     return step
 
 
 def remembered(make: _Maker) -> _Maker:
-    """Return a step maker that makes the step for each argument once; for steps that one class decides."""
+    """Return a step maker that makes the step for each argument once."""
     known: dict[Any, Reference] = {}
 
     def step(found: Any) -> Reference:
@@ -99,7 +97,7 @@ def item(key: object, kind: str = "item", evaluates: bool = True) -> Reference:
     """Return the step ``[key]`` for a key that has a literal form."""
     written = repr(key)
     wild: Callable[[str], str] | None = _ANY_ENTRY if kind == "item" and type(key) is not str else None
-    if wild is None and "[*]" in written:  # in a pattern this must not look like a position that is left open
+    if wild is None and "[*]" in written:  # in a pattern, such a key must differ from an open position
         wild = suffix(f"[{written.replace('[*]', '[' + _STAR + ']')}]")
     return Reference(kind, lambda before: f"{before}[{written}]", evaluates, wild=wild)
 
@@ -108,7 +106,7 @@ _STAR = r"\x2a"
 
 
 def literal(key: object, depth: int = 8) -> bool:
-    """Return whether the written form of a key finds the same entry; long and deeply nested keys are not written."""
+    """Return whether the source of a key finds the same entry; not for long and deeply nested keys."""
     if type(key) in (str, bytes):
         return len(key) <= 500  # type: ignore[arg-type]
     if type(key) is int:
@@ -148,7 +146,7 @@ def instance_reader(kind: type) -> Callable[[Any], Held]:
 
 
 def in_dict(attributes: Any, own: _Maker) -> list[tuple[_Maker, Any, object]]:
-    """Return what an object's ``__dict__`` holds; `own` makes the step to an attribute of a name."""
+    """Return the objects in a ``__dict__``, each after `own`, which makes the step, and its name."""
     return [
         (own, name, value)
         for name, value in (snapshot(attributes) if issubclass(type(attributes), dict) else ())
@@ -173,15 +171,6 @@ def instance_attribute(kind: type, name: str) -> Reference:
     return attribute(name, plain)
 
 
-def dict_of(kind: type) -> Callable[[Any], Any] | None:
-    """Return a function that reads the ``__dict__`` of instances of a class, as `attributes_of` does."""
-    for parent in parents_of(kind):
-        descriptor: Any = namespace_of(parent).get("__dict__")
-        if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
-            return descriptor.__get__  # type: ignore[no-any-return]
-    return None
-
-
 _Slot: TypeAlias = tuple[Callable[[Any], object], str, bool]
 """A function that reads a slot, the slot's name, and whether ``.name`` reads it too."""
 
@@ -199,7 +188,7 @@ def slots_of(kind: type, *, of_c: bool = False) -> list[_Slot]:
 
 
 def in_slots(slots: list[_Slot], obj: object) -> Held:
-    """Yield what an object holds in these slots."""
+    """Yield the objects in these slots of an object."""
     for read, name, evaluates in slots:
         try:
             value = read(obj)

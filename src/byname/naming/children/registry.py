@@ -1,44 +1,20 @@
 """Registry of children: a table from classes to the functions that list the children of their instances.
 
-No function here runs the user's code: attributes are read from ``__dict__`` and slots, never through ``getattr``, and
-types are compared by ``type(obj)``.
+No function here runs the user's code: they read attributes from ``__dict__`` and slots, never through ``getattr``, and
+compare types by ``type(obj)``.
 """
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import threading
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from byname.naming.children.python import (
-    ARRAYS,
-    CACHE,
-    futures,
-    held_by_array,
-    held_by_builtin,
-    held_by_cache,
-    held_by_context,
-    held_by_dict,
-    held_by_error,
-    held_by_frame,
-    held_by_future,
-    held_by_sequence,
-    held_by_set,
-    held_by_table,
-    held_by_threads,
-    held_by_torch_future,
-    held_by_traceback,
-    held_by_variable,
-    tables,
-    values_in,
-)
+from byname.naming.children.python import CACHE, OF_PYTHON, held_by_builtin, of_loaded_libraries, values_in
 from byname.naming.children.reference import (
     ATOMS,
     Held,
@@ -61,8 +37,8 @@ Reader: TypeAlias = Callable[[Any], Held]
 class Children:
     """Lists the children of objects, and caches for one search the function that reads each class.
 
-    The cache key of a class is its ``id``, so that the metaclass is never asked for a hash. The class itself is kept
-    too, so that no other class gets that id.
+    The cache key of a class is its ``id``, because a metaclass may define a hash. The class is kept too, so that no
+    other class gets that id.
     """
 
     def __init__(self) -> None:
@@ -95,38 +71,6 @@ class _Classes(list[type]):
     """A list class of its own, so that no search takes the list for a holder of the program's."""
 
 
-def add_children(kind: type, read: Callable[[Any], Iterable[tuple[str, object]]]) -> Callable[[], None]:
-    """Make names lead through the instances of a class that keeps objects where Python cannot see them.
-
-    Args:
-        kind: the class; its subclasses are read in the same way.
-        read: given an instance, yields pairs: the source that stands behind the instance's own, and the object there.
-            It only reads, and it stands for all that an instance holds: attributes that it leaves out are not followed.
-
-    Returns:
-        A function that takes the class out again.
-
-    >>> import byname, torch
-    >>> class Pool:
-    ...     def __init__(self, *tensors): self._all = tensors
-    ...     def row(self, number): return self._all[number]
-    >>> remove = add_children(Pool, lambda pool: ((f".row({at})", one) for at, one in enumerate(pool._all)))
-    >>> def train():
-    ...     pool = Pool(torch.ones(1), torch.ones(2))
-    ...     return byname.name(pool.row(1))
-    >>> print(train())
-    pool.row(1)
-    >>> remove()
-    """
-    entry: _Entry = ((kind,), lambda obj: ((_behind, text, value) for text, value in read(obj)))
-    _ADDED.insert(0, entry)
-
-    def remove() -> None:
-        _ADDED[:] = [one for one in _ADDED if one is not entry]
-
-    return remove
-
-
 def _behind(text: str) -> Reference:
     return Reference("item", suffix(text))
 
@@ -135,11 +79,9 @@ def _reader(kind: type) -> Reader:
     parents, module = set(map(id, parents_of(kind))), namespace_of(kind).get("__module__")
     is_ours = type(module) is str and f"{module}.".startswith("byname.")
     for family, reader in (
-        *_ADDED,
         ((kind,) if is_ours else (), lambda _: ()),  # byname's own objects hold no tensor on the program's behalf
         *_TABLE,
-        (futures(), held_by_future),
-        (tables(), held_by_table),
+        *of_loaded_libraries(),
     ):
         if not parents.isdisjoint(map(id, family)):
             return reader(kind) if reader is ModuleReader else reader  # type: ignore[return-value]
@@ -183,7 +125,6 @@ def _method(obj: Any) -> Held:
 
 
 def _builtin_method(obj: Any) -> Held:
-    """Yield the object that a method written in C is bound to, such as the tensor of ``x.add``."""
     if type(obj.__self__) not in ATOMS and not issubclass(type(obj.__self__), type):
         yield attribute, "__self__", obj.__self__
 
@@ -211,7 +152,7 @@ def _suspended(obj: Any) -> Held:
         if type(value) not in ATOMS:
             yield _variable, (name, f"{prefix}_frame", obj.__qualname__), value
     if getattr(obj, f"{prefix}_running"):
-        return  # for a running one, Python 3.11 reads invalid memory to answer the next question
+        return  # the next attribute of a running one makes Python 3.11 read invalid memory
     awaited = "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await"
     if type(inner := getattr(obj, awaited)) not in ATOMS:
         yield attribute, awaited, inner
@@ -247,16 +188,11 @@ _MADE_BY_A_STATEMENT = 1 << 9
 
 _Entry: TypeAlias = tuple[tuple[type, ...], Reader | type[ModuleReader]]
 
-_ADDED: list[_Entry] = []
-"""The entries of `add_children`, the latest first. Process-wide, as classes are; searched before the table."""
-
 _TABLE: tuple[_Entry, ...] = (
     ((torch.Tensor,), held_by_tensor),
     ((nn.Module,), ModuleReader),
     ((torch.optim.Optimizer,), held_by_optimizer),
-    ((dict,), held_by_dict),
-    ((list, tuple, deque), held_by_sequence),
-    ((set, frozenset), held_by_set),
+    *OF_PYTHON,
     ((types.FunctionType,), _function),
     ((types.MethodType,), _method),
     ((types.BuiltinMethodType, types.MethodWrapperType), _builtin_method),
@@ -264,17 +200,8 @@ _TABLE: tuple[_Entry, ...] = (
     ((torch._C._autograd.SavedTensor,), _saved),
     ((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), _suspended),
     ((type,), _class),
-    ((BaseException,), held_by_error),
-    ((types.TracebackType,), held_by_traceback),
-    ((types.FrameType,), held_by_frame),
-    ((CACHE,), held_by_cache),
-    ((contextvars.Context,), held_by_context),
-    ((contextvars.ContextVar,), held_by_variable),
-    ((threading.local,), held_by_threads),
-    (ARRAYS, held_by_array),
-    ((torch._C.Future,), held_by_torch_future),
 )
-"""Classes, and the function that lists the children of their instances. The first match counts; futures come after all
-these. Any other object is read by its attributes or, if its class has none, by the garbage collector's referents. For
-modules a reader is made for each class.
+"""Classes, and the function that lists the children of their instances. The first match counts; futures and pandas'
+tables come last. Any other object is read by its attributes or, if its class has none, by the garbage collector's
+referents. `ModuleReader` makes a reader for each class of modules.
 """

@@ -17,7 +17,6 @@ from byname.naming.children.reference import (
     Held,
     Reference,
     attribute,
-    dict_of,
     in_dict,
     in_slots,
     instance_attribute,
@@ -28,7 +27,16 @@ from byname.naming.children.reference import (
     slots_of,
     suffix,
 )
-from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of, plain, reads_plainly, snapshot
+from byname.reading.objects import (
+    attributes_of,
+    dict_of,
+    found_in,
+    namespace_of,
+    parents_of,
+    plain,
+    reads_plainly,
+    snapshot,
+)
 from byname.reading.tensor import PLAIN, fact, is_tensor
 
 
@@ -88,7 +96,7 @@ _SEEN_THROUGH = {
 
 
 class _Registered:
-    """Makes the steps into the registries of modules of one class; what the class alone decides is found out once."""
+    """Makes the steps into the registries of modules of one class, and reads facts about the class only once."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -109,12 +117,12 @@ class _Registered:
 
     @cached_property
     def _wrappers(self) -> list[str]:
-        """Those of its classes that a name may leave out."""
+        """The names of its classes that a name may leave out."""
         return [one.__name__ for one in parents_of(self._kind) if one.__name__ in _WRAPPERS]
 
     @cached_property
     def _own(self) -> bool:
-        """Whether an attribute that is not found is looked up in the registries, as PyTorch does."""
+        """Whether the class looks up missing attributes in the registries, as ``nn.Module`` does."""
         of_torch = str(namespace_of(self._kind).get("__module__")).partition(".")[0] == "torch"  # wrappers forward it
         return of_torch or plain(self._kind, nn.Module, "__getattr__", "__getattribute__")
 
@@ -145,7 +153,6 @@ def _unsharded(obj: Any) -> Held:
 
 
 def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
-    """Return the path from a module to one inside it, as source."""
     stack: list[tuple[str, nn.Module]] = [("", root)]
     seen: set[int] = set()
     while stack:
@@ -179,7 +186,7 @@ def held_by_optimizer(obj: Any) -> Held:
 
 
 def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
-    """Return the step into an optimizer's state. `byname.naming.names` writes it, with the name of the parameter."""
+    """Return the step into an optimizer's state. `byname.naming.names` puts the parameter's name into its source."""
     parameter, key = found
     evaluates = literal(key)
     written = key if evaluates else "?"
@@ -188,7 +195,7 @@ def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
 
 
 def holds_nothing(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor of PyTorch's own class has no attributes, hooks and gradient, as most have none."""
+    """Return whether a tensor of PyTorch's own class has no attributes, hooks and gradient, as most do."""
     try:
         return gc.get_referents(tensor) == [type(tensor)] and tensor.is_leaf and tensor.grad is None
     except RuntimeError:  # see `fact`
@@ -196,9 +203,9 @@ def holds_nothing(tensor: torch.Tensor) -> bool:
 
 
 def held_by_tensor(obj: Any) -> Held:
-    """Yield a tensor's gradient and the attributes that the program set on it.
+    """Yield a tensor's gradient, its hooks, and the attributes that the program set on it.
 
-    The ``__dict__`` of a tensor is found among its referents, because reading it as an attribute would create one.
+    The ``__dict__`` of a tensor is read from its referents, because reading the attribute would create one.
     """
     gradient = fact(obj, "grad") if fact(obj, "is_leaf") or fact(obj, "retains_grad") else None
     if gradient is not None:
@@ -215,7 +222,7 @@ def held_by_tensor(obj: Any) -> Held:
 
 
 class Gathered(NamedTuple):
-    """A gathered parameter, its module and name there, and the sharded parameter that the optimizer has."""
+    """A gathered parameter, the module that has it, its name there, and the sharded parameter of the optimizer."""
 
     module: nn.Module
     name: str
@@ -229,7 +236,7 @@ def is_sharded(kind: type) -> bool:
 
 
 def gathered_parameters(module: Any) -> Iterator[Gathered]:
-    """Yield the gathered parameters of one sharded module that exist at the moment.
+    """Yield the gathered parameters that one sharded module has now.
 
     They are read from private fields of ``torch.distributed.fsdp`` (2.7 to 2.13), any of which may be missing.
     """

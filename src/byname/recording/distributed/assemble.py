@@ -115,8 +115,7 @@ def _merged(parts: Parts, dimensions: Iterable[int]) -> dict[Coordinate, dict[Co
     """The parts that differ in these mesh dimensions only, by their common coordinate (0 there)."""
     merged: dict[Coordinate, dict[Coordinate, Tensor]] = {}
     for coordinate in sorted(parts):
-        common = tuple(0 if number in dimensions else one for number, one in enumerate(coordinate))
-        merged.setdefault(common, {})[coordinate] = parts[coordinate]
+        merged.setdefault(_zeroed(coordinate, dimensions), {})[coordinate] = parts[coordinate]
     return merged
 
 

@@ -7,56 +7,48 @@ No step waits for another rank, and no rank for one that died, stopped or is slo
   one number are handed on as one when every rank has sent its own, or is past it, closed, gone or late.
 - What could not be sent stays with its rank, which puts it into a file of its own.
 
-What gloo does, and what therefore is done here (PyTorch 2.13): waiting for a message longer than the timeout breaks the
-connections to *all* ranks, so threads wait without one (the group's own is for setting it up), and that same break is
-what ends threads that still wait when the recording closes. A peer that dies is noticed at once, and by the thread that
-waits for it alone.
+What gloo does, and what therefore is done here, is in the README of this folder.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError, BynameError, RecordingError
 from byname.recording.distributed.ranks import rank, world
-from byname.recording.distributed.receiving import Receiving
 from byname.recording.distributed.wire import (
     ACKNOWLEDGED,
+    HEADER,
     Parcel,
     Window,
+    body_length,
     break_off,
     first_line,
+    last_iteration,
     packed,
     receive,
     send,
+    unpacked,
     weight,
 )
-from byname.recording.series import Series
+from byname.recording.series import Series, joined
 
 
-class Gatherer:
-    """Brings the windows of all ranks together at rank 0. Made by all ranks at the same time, for they form a group.
+def gatherer(*, timeout: float = 60.0, limit: int = 256 << 20) -> Gatherer:
+    """Return what brings the windows of all ranks together at rank 0.
 
-    On rank 0, in the course of training, and at the end::
-
-        for window in gatherer.ready(): store.append(window)
-        store.flush(); gatherer.stored()
-        ...
-        for window in gatherer.closing(): store.append(window); store.flush()
-        gatherer.close()
-
-    The same lines do on the other ranks, where `ready` and `closing` give nothing, and what `undelivered` gives (at any
-    time, and the last of it after `close`) is to be stored there.
+    All ranks call it at the same time, for they form a group.
 
     Args:
         timeout: in seconds: how long the ranks wait for each other when the group is set up, how long rank 0 waits for
@@ -66,64 +58,10 @@ class Gatherer:
     Raises:
         RecordingError: if not all ranks came to set up the group.
     """
-
-    def __init__(self, *, timeout: float = 60.0, limit: int = 256 << 20) -> None:
-        if not timeout > 0 or not limit > 0:
-            raise BadArgumentError(f"timeout and limit must be above 0, and are {timeout} and {limit}")
-        self.rank, self.world = rank(), world()
-        self._timeout = timeout
-        self._process = os.getpid()
-        self._group = None if self.world == 1 else _private_group(timeout, self.world)
-        self._end: Sending | Receiving = (
-            Sending(self._group, limit) if self.rank else Receiving(self._group, self.world, timeout, limit)
-        )
-        # A thread that is still inside of gloo when Python ends takes the process with it (SIGABRT; CPython < 3.14).
-        atexit.register(self.close)
-
-    def offer(self, number: int, window: Window) -> None:
-        """Takes a window of this rank; never waits.
-
-        Args:
-            number: of the window, larger than that of the one before; windows of one number belong together.
-            window: copies that nothing else changes, by path; may be empty.
-        """
-        self._end.offer(number, window)
-
-    def ready(self) -> list[dict[str, Series]]:
-        """The windows of all ranks that are complete by now, in order; never waits, and costs little when there is
-        none."""
-        return self._end.ready()
-
-    def stored(self) -> None:
-        """Says that all that `ready` gave is safe, so that the ranks it came from let go of it."""
-        self._end.stored()
-
-    def closing(self, timeout: float | None = None) -> Iterator[dict[str, Series]]:
-        """Nothing is offered any more: waits for what the ranks still have to send, and gives it, window by window.
-
-        A window counts as stored when the next one is asked for. It takes as long as the slowest rank needs to close
-        too, and at most the timeout (that of the whole, where none is given): then that rank is given up.
-        """
-        return self._end.closing(self._timeout if timeout is None else timeout)
-
-    def undelivered(self) -> list[Window]:
-        """The windows of this rank that will not come to rank 0, each given once."""
-        return self._end.undelivered()
-
-    def lost(self) -> list[str]:
-        """What went wrong since this was asked last, in sentences. On rank 0: what is missing; else, why the values
-        from now on are in a file of this rank's own."""
-        return self._end.lost()
-
-    def close(self) -> None:
-        """Ends threads and group, also when `closing` was not gone through. Once more does nothing."""
-        atexit.unregister(self.close)
-        if os.getpid() != self._process:
-            return  # a fork, which has neither the threads nor the connections
-        self._end.close()
-        group, self._group = self._group, None
-        if group is not None:
-            _destroy(group)
+    if not timeout > 0 or not limit > 0:
+        raise BadArgumentError(f"timeout and limit must be above 0, and are {timeout} and {limit}")
+    group = None if world() == 1 else _private_group(timeout, world())
+    return (Sending if rank() else Receiving)(group, timeout, limit)
 
 
 def _private_group(timeout: float, world: int) -> Any:
@@ -147,31 +85,112 @@ def _destroy(group: Any) -> None:
         torch.distributed.destroy_process_group(group)
 
 
+class Gatherer:
+    """Brings the windows of all ranks together at rank 0, in the course of training and at the end.
+
+    The same lines do on all ranks::
+
+        for window in gatherer.ready(): store.append(window)
+        store.flush(); gatherer.stored()
+        ...
+        for window in gatherer.closing(): store.append(window); store.flush()
+        gatherer.close()
+
+    What `undelivered` gives, at any time, and the last of it after `close`, is to be stored in the rank's own file.
+    """
+
+    def __init__(self, group: Any, timeout: float, limit: int, threads: Mapping[int, threading.Thread]) -> None:
+        self._group, self._timeout, self._limit = group, timeout, limit
+        self._changed = threading.Condition()
+        self._sentences: list[str] = []
+        self._process = os.getpid()
+        self._threads = threads
+        for thread in threads.values():
+            thread.start()
+        # A thread that is still inside of gloo when Python ends takes the process with it (SIGABRT; CPython < 3.14).
+        atexit.register(self.close)
+
+    def offer(self, number: int, window: Window) -> None:
+        """Take a window of this rank; never waits.
+
+        Args:
+            number: of the window, larger than that of the one before; windows of one number belong together.
+            window: copies that nothing else changes, by path; may be empty.
+        """
+        raise NotImplementedError
+
+    def ready(self) -> list[dict[str, Series]]:
+        """Return the windows of all ranks that are complete by now, in order; none but at rank 0. Never waits."""
+        return []
+
+    def stored(self) -> None:
+        """Say that all that `ready` gave is safe, so that the ranks it came from let go of it."""
+
+    def closing(self, timeout: float | None = None) -> Iterator[dict[str, Series]]:
+        """Wait for what the ranks still have to send, and give it, window by window. Nothing is offered any more.
+
+        A window counts as stored when the next one is asked for. It takes as long as the slowest rank needs to close
+        too, and at most the timeout (that of the whole, where none is given): then that rank is given up.
+        """
+        raise NotImplementedError
+
+    def undelivered(self) -> list[Window]:
+        """Return the windows of this rank that will not come to rank 0, each given once."""
+        return []
+
+    def lost(self) -> list[str]:
+        """Return what went wrong since this was asked last, in sentences.
+
+        On rank 0: what is missing; else, why the values from now on are in a file of this rank's own.
+        """
+        with self._changed:
+            sentences, self._sentences = self._sentences, []
+            return sentences
+
+    def close(self) -> None:
+        """End threads and group, also when `closing` was not gone through. Once more does nothing."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._process:
+            return  # a fork, which has neither the threads nor the connections
+        with self._changed:
+            self._stop()
+            self._changed.notify_all()
+        give_up = time.monotonic() + 5
+        for peer, thread in self._threads.items():
+            thread.join(0.5)
+            while thread.is_alive() and time.monotonic() < give_up:
+                break_off(self._group, peer)
+                thread.join(0.5)
+        group, self._group = self._group, None
+        if group is not None:
+            _destroy(group)
+
+    def _stop(self) -> None:
+        """Have the threads end."""
+        raise NotImplementedError
+
+
 _PARCEL = 32 << 20
 """Bytes that are sent at once: small windows together, so that each does not wait for an answer."""
 
 
-class Sending:
+class Sending(Gatherer):
     """The part of every rank but 0: keeps each window until rank 0 has stored it, or for a file of this rank's own."""
 
-    def __init__(self, group: Any, limit: int) -> None:
-        self._group = group
-        self._limit = limit
-        self._changed = threading.Condition()
+    def __init__(self, group: Any, timeout: float, limit: int) -> None:
         self._waiting: deque[tuple[int, Window, int]] = deque()
         self._sent: list[tuple[int, Window, int]] = []
         self._bytes = 0
         self._kept: list[Window] = []
-        self._sentences: list[str] = []
-        self._closing = self._ended = self._full = False
-        self._thread = threading.Thread(target=self._run, name="byname sends to rank 0", daemon=True)
-        self._thread.start()
+        self._ending = self._ended = self._full = False
+        thread = threading.Thread(target=self._run, name="byname sends to rank 0", daemon=True)
+        super().__init__(group, timeout, limit, {0: thread})
 
     def offer(self, number: int, window: Window) -> None:
-        """Puts a window behind the others, or with those kept here."""
+        """Put a window behind the others, or with those kept here."""
         size = weight(window)
         with self._changed:
-            if self._ended or self._closing:
+            if self._ended or self._ending:
                 self._kept.append(window)
             elif self._bytes and self._bytes + size > self._limit:
                 self._kept.append(window)
@@ -181,44 +200,25 @@ class Sending:
                 self._bytes += size
                 self._changed.notify_all()
 
-    def ready(self) -> list[dict[str, Series]]:
-        """Nothing: all goes to rank 0."""
-        return []
-
-    def stored(self) -> None:
-        """Rank 0 alone has anything to say here."""
-
     def undelivered(self) -> list[Window]:
-        """The windows kept here, each given once."""
+        """Return the windows kept here, each given once."""
         with self._changed:
             kept, self._kept = self._kept, []
             return kept
 
-    def lost(self) -> list[str]:
-        """Why windows are kept here, in sentences, each given once."""
+    def closing(self, timeout: float | None = None) -> Iterator[dict[str, Series]]:
+        """Wait until all is sent and stored, or the timeout is over."""
+        timeout = self._timeout if timeout is None else timeout
         with self._changed:
-            sentences, self._sentences = self._sentences, []
-            return sentences
-
-    def closing(self, timeout: float) -> Iterator[dict[str, Series]]:
-        """Waits until all is sent and stored, or the timeout is over."""
-        with self._changed:
-            self._closing = True
+            self._ending = True
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: self._ended, timeout):
                 self._end(f"rank 0 had not stored everything {timeout:g} s after this rank had closed")
         return iter(())
 
-    def close(self) -> None:
-        """Ends the thread, if need be by breaking the connections; what is left is kept here."""
-        with self._changed:
-            self._closing = True
-            self._end("the recording was broken off")
-        self._thread.join(1)
-        give_up = time.monotonic() + 5
-        while self._thread.is_alive() and time.monotonic() < give_up:
-            break_off(self._group, 0)
-            self._thread.join(0.5)
+    def _stop(self) -> None:
+        self._ending = True
+        self._end("the recording was broken off")
 
     def _run(self) -> None:
         try:
@@ -235,7 +235,7 @@ class Sending:
     def _next(self) -> Parcel:
         """The windows that are sent next; none when all are sent and no more will come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing or self._ended)
+            self._changed.wait_for(lambda: self._waiting or self._ending or self._ended)
             size = 0
             while self._waiting and (not size or size + self._waiting[0][2] <= _PARCEL) and not self._ended:
                 self._sent.append(self._waiting.popleft())
@@ -253,20 +253,17 @@ class Sending:
                 )
         else:
             self._send(*tensors)
-        self._let_go()
+        with self._changed:
+            self._bytes -= sum(size for _, _, size in self._sent)
+            self._sent = []
+            self._full = False
+            self._changed.notify_all()
 
     def _send(self, head: Tensor, body: Tensor) -> None:
         send(self._group, head, 0)
         if len(body):
             send(self._group, body, 0)
         receive(self._group, torch.empty(ACKNOWLEDGED, dtype=torch.uint8), 0)
-
-    def _let_go(self) -> None:
-        with self._changed:
-            self._bytes -= sum(size for _, _, size in self._sent)
-            self._sent = []
-            self._full = False
-            self._changed.notify_all()
 
     def _end(self, reason: str) -> None:
         """Nothing more will be sent. Whoever calls this holds the lock."""
@@ -288,3 +285,163 @@ class Sending:
                 f"rank 0 has not stored what this rank sent, and {self._limit >> 20} MiB are waiting: window {number} "
                 "and those after it, until there is room again, are in a file of this rank's own"
             )
+
+
+class _Arrived(NamedTuple):
+    """A window of one rank, its size and when it came."""
+
+    rank: int
+    window: Window
+    size: int
+    when: float
+
+
+def combined(windows: Iterable[Window]) -> dict[str, Series]:
+    """One window from those of several ranks, which may have other places each, and more or fewer records."""
+    parts: dict[str, list[Series]] = {}
+    for window in windows:
+        for path, series in window.items():
+            parts.setdefault(path, []).append(series)
+    return {path: joined(some) for path, some in parts.items()}
+
+
+class Receiving(Gatherer):
+    """The part of rank 0: holds the windows of each number until no rank is waited for."""
+
+    def __init__(self, group: Any, timeout: float, limit: int) -> None:
+        ranks = range(world())
+        self._patience = timeout
+        self._held: dict[int, list[_Arrived]] = {}
+        self._reached: dict[int, float] = dict.fromkeys(ranks, -math.inf)
+        self._last: dict[int, int | None] = dict.fromkeys(ranks)
+        self._late: set[int] = set()
+        self._unstored: Counter[int] = Counter()
+        self._handed: Counter[int] = Counter()
+        self._moves = 0
+        self._deaf = self._stopping = False
+        threads = {
+            peer: threading.Thread(target=self._run, args=(peer,), name=f"byname hears rank {peer}", daemon=True)
+            for peer in ranks[1:]
+        }
+        super().__init__(group, timeout, limit, threads)
+
+    def offer(self, number: int, window: Window) -> None:
+        """Take a window of rank 0 itself."""
+        with self._changed:
+            self._take(0, number, window)
+
+    def ready(self) -> list[dict[str, Series]]:
+        """Return the windows for which no rank is waited any more, each put together from those of all ranks."""
+        if not self._held:
+            return []
+        with self._changed:
+            complete = self._complete()
+        return [combined([one.window for one in sorted(some, key=lambda one: one.rank)]) for some in complete]
+
+    def stored(self) -> None:
+        """Tell the ranks that wait for it that what was handed on is safe."""
+        with self._changed:
+            self._unstored -= self._handed
+            self._handed.clear()
+            self._changed.notify_all()
+
+    def closing(self, timeout: float | None = None) -> Iterator[dict[str, Series]]:
+        """Give what is left, and what comes until all ranks have closed or the timeout is over."""
+        timeout = self._timeout if timeout is None else timeout
+        give_up = time.monotonic() + timeout
+        with self._changed:
+            self._reached[0] = math.inf
+            self._patience = min(self._patience, timeout / 2)  # so that the others' windows still get through
+        done = False
+        while not done:
+            moves = self._moves
+            yield from self.ready()
+            self.stored()
+            with self._changed:
+                done = not self._held and not self._open()
+                left = give_up - time.monotonic()
+                if not done and left <= 0:
+                    self._give_up(timeout)
+                elif not done:
+                    self._changed.wait_for(self._moved(moves), min(left, self._patience / 4))
+
+    def _stop(self) -> None:
+        self._deaf = self._stopping = True
+
+    def _moved(self, moves: int) -> Callable[[], bool]:
+        return lambda: self._moves != moves
+
+    def _open(self) -> list[int]:
+        """The ranks of which more may come."""
+        return [one for one, reached in self._reached.items() if reached < math.inf]
+
+    def _run(self, peer: int) -> None:
+        try:
+            while self._receive(peer):
+                send(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
+            reason = ""
+        except Exception as error:  # noqa: BLE001 - whatever it was, it ends what this rank sends and nothing else
+            reason = first_line(error)
+        with self._changed:
+            if reason and not self._deaf:
+                self._sentences.append(
+                    f"rank {peer} ended without closing its recording ({reason}): {self._after(peer)}"
+                )
+            self._move(peer, math.inf)
+
+    def _receive(self, peer: int) -> bool:
+        """Takes one parcel, until it is stored; whether more may come."""
+        words, length = body_length(receive(self._group, torch.empty(HEADER, dtype=torch.int64), peer))
+        if not length:
+            send(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
+            return False
+        parcel = unpacked(words, receive(self._group, torch.empty(length, dtype=torch.uint8), peer))
+        with self._changed:
+            if self._deaf:
+                return False
+            for number, window in parcel:
+                self._take(peer, number, window)
+                self._unstored[peer] += 1
+            self._changed.wait_for(lambda: self._stopping or not self._unstored[peer])
+            return not self._unstored[peer]
+
+    def _take(self, rank: int, number: int, window: Window) -> None:
+        self._held.setdefault(number, []).append(_Arrived(rank, window, weight(window), time.monotonic()))
+        self._last[rank] = last_iteration(window, self._last[rank])
+        self._late.discard(rank)
+        self._move(rank, number)
+
+    def _move(self, rank: int, number: float) -> None:
+        self._reached[rank] = max(self._reached[rank], number)
+        self._moves += 1
+        self._changed.notify_all()
+
+    def _complete(self) -> list[list[_Arrived]]:
+        self._find_late()
+        complete = []
+        for number in sorted(self._held):
+            if any(reached < number for rank, reached in self._reached.items() if rank not in self._late):
+                break
+            complete.append(self._held.pop(number))
+            self._handed.update(one.rank for one in complete[-1])
+        return complete
+
+    def _find_late(self) -> None:
+        """Ranks that others have waited for too long, or with too much in hand, are not waited for until they come."""
+        first = min(self._held)
+        waited = time.monotonic() - min(one.when for one in self._held[first])
+        if waited > self._patience or sum(one.size for some in self._held.values() for one in some) > self._limit:
+            self._late |= {rank for rank, reached in self._reached.items() if reached < first}
+
+    def _give_up(self, timeout: float) -> None:
+        self._deaf = True
+        for peer in self._open():
+            self._sentences.append(
+                f"rank {peer} had not closed its recording, {timeout:g} s after rank 0 had: {self._after(peer)} "
+                "here, and in a file of its own if it runs on"
+            )
+            self._move(peer, math.inf)
+
+    def _after(self, peer: int) -> str:
+        last = self._last[peer]
+        return "none of its values came" if last is None else f"its values after iteration {last} are missing"

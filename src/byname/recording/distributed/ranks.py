@@ -65,17 +65,19 @@ def rank_of(path: str | PathLike[str]) -> int | None:
 def rank_files(path: str | PathLike[str]) -> dict[int, Path]:
     """The files of single ranks that there are of a run recorded to ``path``, by rank; ``path`` itself is none of them.
 
+    Of a rank that has only a log yet, the path that its file will have.
+
     Args:
         path: as it was given to `byname.record`: ``run.h5`` for ``run.rank0.h5``, ``run.rank1.h5`` and so on.
     """
     whole = Path(path)
     try:
-        beside = {one.name: one for one in whole.parent.iterdir()}
+        beside = {one.name.removesuffix(".log") for one in whole.parent.iterdir() if one.is_file()}
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    numbers = sorted(number for name in beside if (number := rank_of(name)) is not None)
-    files = {number: beside.get(rank_file(whole, number).name) for number in numbers}
-    return {number: one for number, one in files.items() if one is not None and one.is_file()}
+    numbers = sorted({number for name in beside if (number := rank_of(name)) is not None})
+    files = {number: rank_file(whole, number) for number in numbers}
+    return {number: one for number, one in files.items() if one.name in beside}
 
 
 def _distributed() -> Any:

@@ -1,4 +1,4 @@
-"""Wire: windows as tensors of bytes, never as a pickle, and the sending and receiving of a tensor.
+"""Wire: windows as tensors of bytes, as frames and never as a pickle, and the sending and receiving of a tensor.
 
 A first tensor says how long the second is, which must be known in advance: gloo ends a process at once, whatever it was
 doing, when more arrives than it has room for (PyTorch 2.13).
@@ -9,18 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from byname.codec import bytes_of, decoded, encoded, size_of
+from byname.codec import size_of
 from byname.errors import RecordingError
-from byname.recording.distributed.dtensor import Shard
-from byname.recording.sampling import Sampling
+from byname.recording.frame import FrameIndex, FrameWriter, frame_at
 from byname.recording.series import Series
+from byname.recording.stored import Source
 
 _FOREVER = timedelta(days=3650)
 """No timeout: one would end the connections to all ranks, and a step may take as long as it likes."""
@@ -62,7 +61,7 @@ Parcel = Sequence[tuple[int, Window]]
 
 HEADER = 3
 """Numbers in the first tensor."""
-_MARK = 0x62796E616D6501
+_MARK = 0x62796E616D6502
 """What a header begins with: who sends, and in which form."""
 _LONGEST = 1 << 40
 """Bytes of one parcel that no sender comes near."""
@@ -86,63 +85,69 @@ def packed(parcel: Parcel) -> tuple[Tensor, Tensor]:
     """
     if not parcel:
         return header(0, 0), torch.empty(0, dtype=torch.uint8)
-    text, tensors = encoded([[number, [_columns(series) for series in window.values()]] for number, window in parcel])
-    words = text.encode()
-    sizes = [one.numel() * one.element_size() for one in tensors]
-    body = torch.empty(len(words) + sum(sizes), dtype=torch.uint8)
-    into = body.numpy()
-    into[: len(words)] = bytearray(words)
-    start = len(words)
-    for one, size in zip(tensors, sizes, strict=True):
-        into[start : start + size] = bytes_of(one)
-        start += size
-    return header(len(words), len(body)), body
+    frames, pieces = FrameWriter(), []
+    for number, window in parcel:
+        stacked = [series.path for series in window.values() if type(series.values) is Tensor]
+        pieces += frames.packed(window.values(), {"number": number, "stacked": stacked})
+    body = torch.frombuffer(bytearray().join(pieces), dtype=torch.uint8)
+    return header(len(parcel), len(body)), body
 
 
-def header(words: int, length: int) -> Tensor:
-    """The first tensor: the bytes of JSON at the beginning of the second, and its bytes in all."""
-    return torch.tensor([_MARK, words, length], dtype=torch.int64)
+def header(windows: int, length: int) -> Tensor:
+    """The first tensor: the number of windows, and the bytes of the second one."""
+    return torch.tensor([_MARK, windows, length], dtype=torch.int64)
 
 
 def body_length(head: Tensor) -> tuple[int, int]:
-    """What a header says: the bytes of JSON, and of the whole second tensor; (0, 0) is the end.
+    """What a header says: the number of windows, and the bytes of the second tensor; (0, 0) is the end.
 
     Raises:
         RecordingError: if it is not one that this version writes.
     """
-    mark, words, length = (int(number) for number in head)
-    if mark != _MARK or not 0 <= words <= length <= _LONGEST:
+    mark, windows, length = (int(number) for number in head)
+    if mark != _MARK or not 0 <= windows <= length <= _LONGEST:
         raise RecordingError("another process sent what this version of byname does not know: is it the same?")
-    return words, length
+    return windows, length
 
 
-def unpacked(words: int, body: Tensor) -> list[tuple[int, dict[str, Series]]]:
-    """The parcel that these tensors carry; its tensors own their memory.
+def unpacked(windows: int, body: Tensor) -> list[tuple[int, dict[str, Series]]]:
+    """The parcel of so many windows that a tensor carries; its tensors own their memory.
 
     Raises:
-        RecordingError: if they carry none.
+        RecordingError: if it carries none.
     """
-    data = memoryview(body.numpy().data)
-    try:
-        return [
-            (int(number), {columns[0]: _series(columns) for columns in window})
-            for number, window in decoded(bytes(data[:words]), data[words:])
-        ]
-    except (TypeError, ValueError, IndexError) as wrong:
-        raise RecordingError(f"another process sent values that cannot be read ({wrong})") from wrong
+    source = _Message(body)
+    index, found, at = FrameIndex(source), [], 0
+    for _ in range(windows):
+        frame = frame_at(source, at)
+        if frame is None or type(frame.facts.get("number")) is not int:
+            raise source.damaged("it is cut off")
+        index.add(frame)
+        stacked = frame.facts.get("stacked", ())
+        window = {path: _kept(place.series(), path in stacked) for path, place in index.places().items()}
+        found.append((frame.facts["number"], window))
+        index.clear()
+        at = frame.end
+    return found
 
 
-def _columns(series: Series) -> list[Any]:
-    values = series.values if type(series.values) is Tensor else list(series.values)
-    shards = [None if shard is None else astuple(shard) for shard in series.shards]
-    shapes = [tuple(shape) for shape in series.shapes]
-    moments = [[*column] for column in (series.iterations, series.ranks, series.calls, series.modes)]
-    sampling = None if series.sampling is None else series.sampling.facts()
-    return [series.path, values, *moments, shapes, shards, sampling]
+def _kept(series: Series, stacked: bool) -> Series:
+    """The same with its values in memory."""
+    values = [*series.values]
+    return series.but(values=torch.stack(values) if stacked else values)
 
 
-def _series(columns: Sequence[Any]) -> Series:
-    path, values, iterations, ranks, calls, modes, shapes, shards, asked = columns
-    parts = [None if shard is None else Shard(*shard) for shard in shards]
-    sampling = None if asked is None else Sampling.of(asked)
-    return Series(path, values, iterations, ranks, calls, modes, shapes, parts, sampling)
+class _Message(Source):
+    """The bytes that another process sent."""
+
+    def __init__(self, body: Tensor) -> None:
+        self._bytes = memoryview(body.numpy().data)
+        self.size = len(self._bytes)
+
+    def read_into(self, view: memoryview, at: int) -> None:
+        """Fill the view with the bytes from `at` on."""
+        view[:] = self._bytes[at : at + len(view)]
+
+    def damaged(self, words: str) -> RecordingError:
+        """Return the error that says what is wrong with what was sent."""
+        return RecordingError(f"another process sent values that cannot be read ({words})")

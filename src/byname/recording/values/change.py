@@ -20,63 +20,44 @@ NOTHING: Any = object()
 
 
 class Last:
-    """What was stored last at a place, and whether a value is another.
+    """The value that was stored last at a place, and whether another value differs from it.
 
-    A tensor counts as changed when it lies in other memory than the one stored last, is seen in another way (another
-    part, other strides), or was written to since, as its version counter tells. Where none of this is so its content
-    is compared bit by bit with the copy that was stored: ``x.data`` and some of PyTorch's own kernels (batch norm's
-    running mean) write without counting. Numbers, strings and containers are compared by content: NaN is the same as
-    NaN, ``0.0`` is not ``-0.0``, and ``1``, ``1.0`` and ``True`` are three values.
+    A tensor has changed when it lies in other memory than the one stored last, is seen in another way (another part,
+    other strides), or was written to since, as its version counter tells. Where none of this is so, its content is
+    compared bit by bit with the copy that was stored: ``x.data`` and some of PyTorch's kernels (batch norm's running
+    mean) write without counting. Numbers, strings and containers are compared by content: NaN equals NaN, ``0.0`` is
+    not ``-0.0``, and ``1``, ``1.0`` and ``True`` are three values.
 
-    The program's tensor is held weakly. The stored copy is kept while it may be needed for a comparison: at most one
-    for each place, and for a tensor only as long as its memory is alive.
+    The program's tensor is held weakly, and the copy as long as its memory is alive.
 
     Args:
-        form: what is made of a value before it is copied (a reduction, a conversion), where something is: contents are
-            then compared in this form. It is called only if nothing else tells a change.
-        by_content: whether new memory with the old content is no change. Such a comparison costs about as much as
-            another copy.
+        form: what is made of a value before it is copied; contents are then compared in this form.
+        by_content: whether new memory with the old content is no change. This costs about as much as another copy.
 
     Attributes:
-        doubtful: whether the latest ``True`` of `changed` only means that the content of a tensor on a GPU would tell,
-            for which the program would have to wait. `same` tells it for the copies, once they are there: whoever
-            stores the value keeps `copy` until then.
-
-    >>> from byname.recording.values.copy import plain_copy
-    >>> last, weight = Last(), torch.zeros(2)
-    >>> last.changed(weight)
-    True
-    >>> last.stored(weight, plain_copy(weight, path="weight"))
-    >>> last.changed(weight)
-    False
-    >>> _ = weight.add_(1)
-    >>> last.changed(weight)
-    True
+        doubtful: whether the latest ``True`` of `changed` only means that the content of a tensor on a GPU would tell.
+            `same` tells it once the copies are there: whoever stores the value keeps `copy` until then.
     """
 
-    __slots__ = ("__weakref__", "_by_content", "_copies", "_form", "_memory", "_state", "doubtful")
+    __slots__ = ("__weakref__", "_by_content", "_copies", "_form", "_let_go", "_memory", "_state", "doubtful")
 
     def __init__(self, form: Callable[[Any], Any] | None = None, *, by_content: bool = False) -> None:
         self.doubtful = False
         self._form = form
         self._by_content = by_content
         self._copies: dict[Any, Any] = {}  # one at most, by the weak reference to the memory that it is a copy of
+        self._let_go = None if by_content else self._copies.__delitem__
         self._memory: weakref.ref[Any] | None = None
         self._state: tuple[Any, ...] | None = None
 
     def changed(self, value: Any, told: Any = NOTHING) -> bool:
-        """Whether this is another value than the one stored last; true where nothing was stored.
-
-        Args:
-            value: the value itself.
-            told: what callbacks made of it; it is what the copy stored last is compared with.
-        """
-        told = value if told is NOTHING else told
+        """Return whether a value, of which callbacks made `told`, is another than the one stored last, if any was."""
         self.doubtful = False
         memory = self._memory
         copy = self._copies.get(memory, NOTHING)
         if copy is NOTHING:
             return True
+        told = value if told is NOTHING else told
         if self._by_content or memory is None:
             return self._differs(told, copy)
         if type(value) not in PLAIN and not is_tensor(value):
@@ -90,13 +71,13 @@ class Last:
         return self._differs(told, copy)
 
     def stored(self, value: Any, copy: Any) -> None:
-        """Takes note of a value that has been stored, and of the copy that was made of it."""
+        """Note a value that has been stored, and the copy that was made of it."""
         memory, state = _memory_of(value) if type(value) in PLAIN or is_tensor(value) else (None, None)
         self.forget()
         if memory is not None:
             # When the memory is gone whatever comes next has changed. What lets go of the copy then must not be
             # written in Python: an interrupt that comes in a callback of a weak reference is lost (CPython).
-            self._memory = weakref.ref(memory, None if self._by_content else self._copies.__delitem__)
+            self._memory = weakref.ref(memory, self._let_go)
             self._state = state
         self._copies[self._memory] = copy
 
@@ -106,7 +87,7 @@ class Last:
         return self._copies.get(self._memory, NOTHING)
 
     def forget(self) -> None:
-        """Lets go of the copy that was stored last."""
+        """Let go of the copy that was stored last."""
         self._memory = self._state = None
         self._copies.clear()  # with the last reference to its key: what calls back then finds its copy, or never calls
 
@@ -122,7 +103,7 @@ class Last:
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...] | None]:
-    """A tensor's storage, and how and in which version it is seen; None for those without (sparse, wrapped)."""
+    """Return a tensor's storage, and how and in which version it is seen; None where it has none (sparse, wrapped)."""
     try:
         if type(tensor) in PLAIN and not functions_listen():  # the context takes as long as all that is read
             return _read(tensor)
@@ -149,12 +130,7 @@ class _Elsewhere(Exception):
 
 
 def same(value: Any, copy: Any) -> bool:
-    """Whether a value has the same content as a copy, bit by bit. The order of a dict's keys belongs to it.
-
-    Args:
-        value: anything that `plain_copy` copies, on the CPU.
-        copy: what that once returned.
-    """
+    """Return whether a value on the CPU has the content of a copy, bit by bit, the order of a dict's keys included."""
     if not _is_plain(value):
         value = copied(value, "the value", _refuse_to_wait)
     if type(value) in PLAIN:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 
 from byname.errors import NotStorableError
-from byname.reading.quiet import DisableTorchFunction
 from byname.recording.values.plain import (
     ATOMS,
     Refused,
-    bare,
-    check_dtype,
-    functions_listen,
-    is_ordinary,
     kind_of,
-    nothing_listens,
     part_copied,
     plain_atom,
     plain_items,
     plain_key,
+    quick_copy,
     undisturbed,
 )
 
@@ -52,13 +48,13 @@ def plain_copy(value: Any, *, path: str) -> Any:
 
 def copied(value: Any, path: str, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The copy; `fetch` brings dense tensors from other devices."""
+    if (quick := quick_copy(value)) is not None:
+        return quick
     if torch.is_inference_mode_enabled():  # a tensor made under it could never take part in a training
         with torch.inference_mode(False):
             return copied(value, path, fetch)
     try:
-        if is_ordinary(value) and nothing_listens():
-            return _at_once(value)
-        return _Copying(fetch).copy(value, _DEEPEST)
+        return Copying(partial(_tensor_copied, fetch=fetch)).copy(value)
     except NotImplementedError as reason:  # PyTorch's answer where it has no numbers of a dtype (int4), only its name
         words = str(reason).partition("\n")[0]
         raise NotStorableError(f"`{path}` cannot be recorded: PyTorch cannot copy it ({words})") from reason
@@ -68,19 +64,9 @@ def copied(value: Any, path: str, fetch: Callable[[torch.Tensor], torch.Tensor])
         raise NotStorableError(f"`{path}` cannot be recorded: {subject} {refused}") from None
 
 
-def _at_once(tensor: torch.Tensor) -> torch.Tensor:
-    """The copy of an ordinary tensor while nothing listens, or functions at most."""
-    if not functions_listen():
-        return _cloned(tensor)
-    with DisableTorchFunction():
-        return _cloned(tensor)
-
-
-def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy. To ask `clone` for its layout takes as long again as cloning a small tensor does."""
-    numbers = bare(tensor)
-    check_dtype(numbers.dtype)
-    return numbers.clone() if numbers.is_contiguous() else numbers.contiguous()
+def _tensor_copied(tensor: Any, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    quick = quick_copy(tensor)
+    return part_copied(tensor, fetch) if quick is None else quick
 
 
 _DEEPEST = 100
@@ -91,23 +77,22 @@ _UNFINISHED = object()
 _ITERATED: dict[type, Callable[[Any], Any]] = {list: list.__iter__, tuple: tuple.__iter__}
 
 
-class _Copying:
-    """One value on its way into a copy. Each container is copied once, however often it stands in the value."""
+class Copying:
+    """Copies a value, with `take` for each tensor in it; a container is copied once, however often it stands there."""
 
-    __slots__ = ("_done", "_fetch")
+    __slots__ = ("_done", "_take")
 
-    def __init__(self, fetch: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._fetch = fetch
+    def __init__(self, take: Callable[[torch.Tensor], Any]) -> None:
+        self._take = take
         self._done: dict[int, Any] = {}
 
-    def copy(self, value: Any, deeper: int) -> Any:
+    def copy(self, value: Any, deeper: int = _DEEPEST) -> Any:
+        """Return the copy; `Refused` says what in it cannot be recorded."""
         if type(value) in ATOMS:
             return value
-        if is_ordinary(value) and nothing_listens():
-            return _at_once(value)
         kind = kind_of(value)
         if kind is torch.Tensor:
-            return part_copied(value, self._fetch)
+            return self._take(value)
         if kind not in (dict, list, tuple):
             return plain_atom(value, kind)
         done = self._done.get(id(value))  # the value holds its parts, so that no id is given twice meanwhile

@@ -7,6 +7,8 @@ own; what is not plain goes the long way.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -38,10 +40,8 @@ def nothing_listens() -> bool:
 
 
 def _keyset(*names: str) -> torch._C.DispatchKeySet:
-    whole = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
-    for name in names[1:]:
-        whole = whole | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
-    return whole
+    keys = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)
+    return functools.reduce(operator.or_, keys)
 
 
 _keys: Callable[[torch.Tensor], torch._C.DispatchKeySet] = torch._C._dispatch_keys
@@ -70,6 +70,28 @@ def undisturbed() -> Iterator[None]:
     with DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_LISTENERS):
         yield
 
+
+def quick_copy(value: Any) -> torch.Tensor | None:
+    """Return a contiguous copy of an ordinary tensor while nothing but function modes listens; None of other values.
+
+    To ask `clone` for its layout would take as long again as cloning a small tensor does.
+    """
+    if not is_ordinary(value) or not nothing_listens() or _inference():
+        return None
+    if functions_listen():
+        with DisableTorchFunction():
+            return _cloned(value)
+    return _cloned(value)
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor | None:
+    numbers = bare(tensor)
+    if not has_numbers(numbers.dtype):
+        return None
+    return numbers.clone() if numbers.is_contiguous() else numbers.contiguous()
+
+
+_inference: Callable[[], bool] = torch.is_inference_mode_enabled
 
 ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device))
 """Types whose values are recorded as they are: none of them can change."""

@@ -13,16 +13,16 @@ import torch
 from byname.errors import BadArgumentError, NotReducibleError, NotStorableError
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
+from byname.recording.values.copy import Copying
 from byname.recording.values.plain import (
     Refused,
     bare,
+    functions_listen,
     inner,
     is_ordinary,
     kind_of,
     nothing_listens,
     numbers,
-    plain_items,
-    plain_key,
     undisturbed,
 )
 from byname.table import closest
@@ -36,14 +36,14 @@ BINS = 64
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers in a dtype in which they can be added up."""
-    if tensor.dtype in _IN_PLACE_OF:
-        return tensor.to(_IN_PLACE_OF[tensor.dtype])
-    if tensor.is_complex() or tensor.dtype in (torch.float32, torch.float64):
+    if tensor.dtype in _WIDE:
         return tensor
+    if tensor.is_complex():
+        return tensor.to(torch.complex64)
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.float64)
 
 
-_IN_PLACE_OF = {torch.complex32: torch.complex64}
+_WIDE = frozenset((torch.float32, torch.float64, torch.complex64, torch.complex128))
 
 
 def _mean(tensor: torch.Tensor) -> torch.Tensor:
@@ -164,34 +164,27 @@ Asked = str | Callable[[torch.Tensor], Any] | Sequence[str | Callable[[torch.Ten
 
 
 def reduction(reduce: Asked, path: str) -> Callable[[Any], Any] | None:
-    """What makes of a value what is recorded of it; None where the value itself is.
+    """Return the function that makes of a value what is recorded of it; None where the value itself is.
 
-    The figures are taken on the tensor's own device, without gradients and without waiting for the device. Whole
-    numbers and bools are taken as float64, and half precision in float32; of an empty tensor the mean, deviation,
-    smallest and largest are NaN.
+    Figures are taken on the tensor's own device, without gradients and without waiting for the device. Whole numbers
+    and bools are taken as float64, and half precision in float32; of an empty tensor the mean, deviation, smallest and
+    largest are NaN.
 
-    - ``"mean"``, ``"std"`` (with Bessel's correction, as ``torch.std``; NaN for one element), ``"norm"`` (Euclidean).
+    - ``"mean"``, ``"std"`` (with Bessel's correction; NaN for one element), ``"norm"`` (Euclidean).
     - ``"min"``, ``"max"``: in the tensor's own dtype, float8 in float32; NaN if one is in it.
     - ``"histogram"``: a dict of ``counts`` (int64, 64 bins of one width), ``edges`` (float64, 65, from the smallest to
-      the largest finite value) and ``non_finite``, how many are in no bin. A value ``v`` is in bin
-      ``floor((v - smallest) / (largest - smallest) * 64)``, the largest in the last.
+      the largest finite value) and ``non_finite``, how many are in no bin.
 
     Args:
-        reduce: a name, a function of a tensor, a sequence of these (recorded as a dict by their names), or None.
-            A function gets the tensor without its history; it may return anything that can be recorded, but not None,
-            and may not change the tensor.
+        reduce: a name, a function of a tensor, a sequence of these (recorded as a dict by their names), or None. A
+            function gets the tensor without its history; it may not return None, and may not change the tensor.
         path: the place, for errors.
-
-    Returns:
-        A function of a value. In a dict, list or tuple each tensor is reduced; values without tensors stay as they are.
 
     Raises:
         BadArgumentError: there is no such reduction.
 
     >>> reduction("mean", "fc1.output")(torch.tensor([1.0, 2.0, 6.0]))
     tensor(3.)
-    >>> reduction(("min", "max"), "fc1.output")(torch.tensor([1, 2, 6]))
-    {'min': tensor(1), 'max': tensor(6)}
     """
     if reduce is None:
         return None
@@ -223,30 +216,13 @@ def _one(reduce: Any, path: str) -> Reduction:
 
 
 def _reduced(value: Any, take: Reduction) -> Any:
-    """The value with each tensor in it reduced. What cannot be recorded stays in it, for `plain_copy` to name."""
-    return take(value) if kind_of(value) is torch.Tensor else _inside(value, take, {}, 100)
-
-
-def _inside(value: Any, take: Reduction, done: dict[int, Any], deeper: int) -> Any:
-    """The same for what stands in a container; a container that stands in it twice is gone through once."""
-    kind = kind_of(value)
-    if kind is torch.Tensor:
+    """Return the value with each tensor in it reduced; as it is if it cannot be recorded, for its copy to say why."""
+    if kind_of(value) is torch.Tensor:
         return take(value)
-    if kind not in (dict, list, tuple) or not deeper:
-        return value
-    if id(value) in done:  # the outermost value holds them all, so that no id is given twice
-        return done[id(value)]
-    done[id(value)] = value
     try:
-        reduced: Any
-        if kind is dict:
-            reduced = {plain_key(key): _inside(item, take, done, deeper - 1) for key, item in plain_items(value)}
-        else:
-            reduced = kind(_inside(item, take, done, deeper - 1) for item in kind.__iter__(value))
+        return Copying(take).copy(value)
     except Refused:
         return value
-    done[id(value)] = reduced
-    return reduced
 
 
 def _figure(tensor: torch.Tensor, name: str, path: str) -> Any:
@@ -275,6 +251,27 @@ def _taken(tensor: torch.Tensor, name: str) -> Any:
     return FIGURES[name](tensor)
 
 
+def quick_figure(reduce: Asked) -> Reduction:
+    """Return a function that computes one named figure of the usual tensor, as new memory; None where there is none.
+
+    The figure is that of `reduction`, which has the answer for any other value.
+    """
+    figure = FIGURES.get(reduce) if type(reduce) is str and reduce not in ORDERED else None
+
+    def take(value: Any) -> torch.Tensor | None:
+        if figure is None or not is_ordinary(value) or not nothing_listens() or torch.is_inference_mode_enabled():
+            return None
+        try:
+            if not functions_listen():
+                return figure(bare(value))  # type: ignore[no-any-return]
+            with DisableTorchFunction():
+                return figure(bare(value))  # type: ignore[no-any-return]
+        except (RuntimeError, TypeError):  # `reduction` says which number PyTorch lacks
+            return None
+
+    return take
+
+
 def _by_user(tensor: torch.Tensor, function: Callable[[torch.Tensor], Any], path: str) -> Any:
     name = name_of(function)
     with torch.no_grad():
@@ -295,15 +292,8 @@ def _by_user(tensor: torch.Tensor, function: Callable[[torch.Tensor], Any], path
     return result
 
 
-NAMES = tuple(FIGURES)
-"""The reductions that have a name."""
-
-
 def conversion(dtype: Any) -> torch.dtype | None:
-    """The dtype that was asked for, by PyTorch's object, its name, or numpy's type.
-
-    Raises:
-        BadArgumentError: it is none, or none that PyTorch has.
+    """Return the dtype that was asked for, by PyTorch's object, its name, or numpy's type.
 
     >>> conversion("float16"), conversion(torch.bfloat16), conversion(None)
     (torch.float16, torch.bfloat16, None)
@@ -318,17 +308,13 @@ def conversion(dtype: Any) -> torch.dtype | None:
 
 
 def converted(dtype: torch.dtype, path: str, warn: Callable[[str], None]) -> Callable[[Any], Any]:
-    """Return a function that converts the tensors of a value.
+    """Return a function that converts the tensors of a value; a number that fits no whole dtype is an error.
 
     Args:
         dtype: to what.
         path: the place, for messages.
         warn: called where a finite number does not stay finite.
-
-    Raises:
-        NotStorableError: by the function; a number does not fit into a dtype of whole numbers.
     """
-
     name = str(dtype).removeprefix("torch.")
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -21,93 +21,45 @@ from byname.model.methods import gets_no_owner
 from byname.model.scopes import variables_of
 from byname.reading.frames import running_module
 from byname.reading.quiet import dynamo_skip
+from byname.reading.tensor import version_of
 from byname.source.code import HIDDEN
 from byname.table import listed
 from byname.tracing.eager import EAGERLY
-from byname.watch.variables.activation import Activation, Receive, Run
-from byname.watch.variables.compile import recompiled
-from byname.watch.variables.without_source import bare, can_be_traced, handing_over, traced
+from byname.watch.variables.compile import bare, can_be_traced, handing_over, recompiled, traced
 
 RETURN = "return"
 """The name that stands for the return value of a function among its variables."""
 
 
-def listen(
-    function: FunctionType,
-    owner: Any,
-    variables: Sequence[str],
-    receive: Receive,
-    *,
-    order: int = 0,
-    exits: bool = True,
-    by_caller: bool = False,
-) -> Listening:
-    """Report the variables of a function each time it runs with `owner` as its first argument.
+class Listening:
+    """A subscription to variables of a function, which reports each run with its owner as the first argument.
 
-    ``receive(activation, variable, value, moment)`` is called in the thread of the function, and its result replaces
-    the value. The moments are:
+    Values are reported in the thread of the function, and an error of the receiver is raised in the function. A run
+    that had begun before `begin` is not reported. The moments of a report are:
 
     - ``"entry"``: the value of an argument;
     - ``"assigned"``;
     - ``"stored"``: an item or attribute of the variable was assigned or deleted;
     - ``"changed"``: the tensor of the variable was changed in place;
-    - ``"exit"``: the last value before the function returns; replacing it has no effect;
-    - ``"returned"``: the return value.
-
-    An exception of the receiver is raised in the function. A run that ends by an exception has no ``"exit"``. A return
-    value is reported even if the ``return`` of a ``finally`` overrides it.
-
-    One function may have several receivers; they are called by `order`, then in the order of subscribing. A run that
-    had begun before a receiver subscribed is not reported to it.
+    - ``"exit"``: the last value before the function returns without an error; replacing it has no effect;
+    - ``"returned"``: the return value, also if the ``return`` of a ``finally`` overrides it.
 
     Args:
         function: a Python function, from `method_of`.
-        owner: the object whose runs are reported, compared by identity; held weakly if possible.
+        owner: an object, compared by identity; held weakly if possible.
         variables: names from `variables_of`; ``return`` or ``inner.return`` for a return value.
-        receive: the receiver.
-        order: receivers with a lower order are called earlier.
+        receiver: returns the receiver, such as a `FunctionReceiver`; None if it was freed.
+        order: subscriptions with a lower order are called earlier, others in the order of subscribing.
         exits: whether to report the last values.
-        by_caller: whether to report the runs that `owner`, a module, calls, whatever their first argument.
-
-    Returns:
-        The subscription, which can be removed.
-
-    Raises:
-        BadArgumentError: the function has no such variable, or its variables cannot be read.
-
-    Example:
-        >>> class Twice:
-        ...     def of(self, x):
-        ...         y = 2 * x
-        ...         return y
-        >>> two = Twice()
-        >>> with listen(Twice.of, two, ["y"], lambda activation, name, value, moment: value + 1):
-        ...     two.of(10)
-        21
-    """
-    listening = Listening(function, owner, variables, receive, order=order, exits=exits, by_caller=by_caller)
-    try:
-        listening.begin()
-        return listening
-    except BaseException:
-        listening.remove()
-        raise
-
-
-class Listening:
-    """A subscription to variables of a function, active from `begin` on; also a context manager that removes it.
-
-    The arguments are those of `listen`.
+        by_caller: report the runs that `owner`, a module, calls, whatever their first argument.
+        entered: called with the owner when any run begins, before the receivers are looked up.
 
     Attributes:
-        function: the observed function.
-        variables: the names of the reported variables.
-        order: subscriptions with a lower order are called earlier.
-        exits: whether the last values are reported.
-        by_caller: whether the runs that the owner calls are reported.
-        every_run: whether all runs are reported, since the function does not get the owner as its first argument.
         active: whether it has not been removed.
-        key: the ``id`` of the owner.
+        ran: whether a run was reported.
+
+    Raises:
+        BadArgumentError: the function has no such variable.
     """
 
     def __init__(
@@ -115,11 +67,12 @@ class Listening:
         function: FunctionType,
         owner: Any,
         variables: Sequence[str],
-        receive: Receive,
+        receiver: Callable[[], Any],
         *,
         order: int = 0,
         exits: bool = True,
         by_caller: bool = False,
+        entered: Callable[[Any], object] | None = None,
     ) -> None:
         if not isinstance(function, FunctionType):
             raise BadArgumentError(f"only a Python function has local variables, not a {type(function).__name__}")
@@ -128,9 +81,11 @@ class Listening:
         self.order = order
         self.exits = exits
         self.variables = frozenset(variables)
-        self.receive = receive
+        self.receiver = receiver
         self.active = True
+        self.ran = False
         self.by_caller = by_caller
+        self.entered = entered
         self.every_run = not by_caller and gets_no_owner(function, owner)
         self.key = id(owner)
         self._owner = _weakly(owner, self)
@@ -141,7 +96,9 @@ class Listening:
     def begin(self) -> None:
         """Begin to report; raise a `BadArgumentError` if the variables cannot be read."""
         with _CHANGING:
-            self._tap = _tap_of(self.function)
+            taps = (tap for tap in _TAPS.values() if tap.function is self.function)
+            known = next((tap for tap in taps if tap.installed is self.function.__code__), None)
+            self._tap = known or _Tap(self.function)
             self._tap.add(self)
 
     @property
@@ -182,26 +139,17 @@ class Listening:
             self._tap.discard(self)
             return not self._tap.by_owner
 
-    def __enter__(self) -> Listening:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.remove()
-
 
 class _Tap:
     """A function whose code was replaced, and its subscriptions.
 
     Attributes:
-        function: the function.
         original, installed: its own code and the rewritten one.
         key: the number by which the rewritten code finds this object.
-        listenings: all subscriptions, if one of them wants every run; otherwise empty.
-        told: the names of the variables that the installed code reports.
+        reported: the names of the variables that the installed code reports.
         plain: a copy of a function without source, with its own code; None for a function with source.
         by_owner: the subscriptions, by the ``id`` of the owner.
-        every_run: whether one of the subscriptions wants every run.
-        by_caller: whether one of the subscriptions reports the runs that a module calls.
+        listenings: all subscriptions, if one of them wants every run; otherwise empty.
     """
 
     def __init__(self, function: FunctionType) -> None:
@@ -209,7 +157,7 @@ class _Tap:
         self.original = self.installed = function.__code__
         self.key = _key_of(function)
         self.listenings: tuple[Listening, ...] = ()
-        self.told: frozenset[str] = frozenset()
+        self.reported: frozenset[str] = frozenset()
         self.plain: FunctionType | None = None
         self.by_owner: dict[int, tuple[Listening, ...]] = {}
         self.every_run = False
@@ -220,8 +168,8 @@ class _Tap:
         try:
             _TAPS[self.key] = self
             self._listen(listening.key, sorted([*self.by_owner.get(listening.key, ()), listening], key=_order))
-            if not listening.variables <= self.told:
-                self._install(self.told | listening.variables)
+            if not listening.variables <= self.reported:
+                self._install(self.reported | listening.variables)
         except BaseException:  # otherwise installed code without subscriptions would pass for the function's own
             self.discard(listening)
             raise
@@ -234,7 +182,7 @@ class _Tap:
             self.plain = bare(self.function, self.original)
             _FUNCTIONS[self.key] = self.function
         self.function.__code__ = self.installed = code
-        self.told = variables
+        self.reported = variables
         forget_compiled()
 
     def _check_without_source(self, variables: frozenset[str]) -> None:
@@ -267,32 +215,25 @@ class _Tap:
 
     @property
     def replaced(self) -> str:
-        """The note for a function whose code somebody else has replaced."""
+        """The note for a function whose code was replaced by other code."""
         return (
-            f"the code of {self.function.__qualname__} was replaced by somebody else meanwhile, and tells of no "
-            "variables; it is left as it is"
+            f"other code replaced the code of {self.function.__qualname__}; its variables are no longer reported, and "
+            "that code stays"
         )
 
     def enter(self, first: object) -> Run | None:
-        """Return a `Run` for a run that begins with this first argument; None if it is not observed."""
-        if self.by_caller:
-            return self._enter_called(first)
+        """Return a `Run` for a run that begins with this first argument, or that a module calls; None if unobserved."""
+        for one in self.listenings:
+            if one.entered is not None:
+                one.entered(one._owner())
+        caller = running_module() if self.by_caller else first
         candidates = self.listenings if self.every_run else self.by_owner.get(id(first), ())
-        if len(candidates) == 1:  # the usual case, written out since small models notice the time that this takes
-            one = candidates[0]
-            return Run(((one, Activation()),)) if one.is_about(first) else None
-        concerned = [(one, Activation()) for one in candidates if one.is_about(first)]
-        return Run(concerned) if concerned else None
-
-    def _enter_called(self, first: object) -> Run | None:
-        """Return a `Run` for a run that is observed because of its calling module or its first argument; else None."""
-        caller = running_module()
-        if self.every_run:
-            candidates = self.listenings
-        else:
-            candidates = tuple(one for key in {id(first), id(caller)} for one in self.by_owner.get(key, ()))
+        if caller is not first and not self.every_run:
+            candidates = tuple(sorted([*candidates, *self.by_owner.get(id(caller), ())], key=_order))
         concerned = [one for one in candidates if one.is_about(caller if one.by_caller else first)]
-        return Run([(one, Activation()) for one in sorted(concerned, key=_order)]) if concerned else None
+        for one in concerned:
+            one.ran = True
+        return Run(concerned) if concerned else None
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a function without source and report its variables; return its result."""
@@ -302,7 +243,112 @@ class _Tap:
             return self.plain(*arguments, **keywords)
         code = self.original
         order = [*dict.fromkeys([*code.co_varnames, *code.co_cellvars]), RETURN]
-        return traced(self.plain, run, [name for name in order if name in self.told], arguments, keywords)
+        return traced(self.plain, run, [name for name in order if name in self.reported], arguments, keywords)
+
+
+class Run:
+    """One observed run of a rewritten function (a frame); a hidden local variable of this frame.
+
+    It holds no value of a variable. ``torch.compile`` traces nothing here: it breaks the graph at these calls. The
+    methods are short because each value costs several of their calls, which small models notice.
+
+    Attributes:
+        exits: whether a receiver wants the last values.
+        known: the bound variables, with a weak reference and the version of each tensor; None for another value.
+        memory: a dict for the receivers; freed with the frame.
+    """
+
+    __slots__ = ("_listeners", "exits", "known", "memory")
+
+    def __init__(self, listeners: Sequence[Listening]) -> None:
+        self._listeners = listeners
+        self.exits = listeners[0].exits if len(listeners) == 1 else any(one.exits for one in listeners)
+        self.known: dict[str, tuple[weakref.ref[Any], int] | None] = {}
+        self.memory: dict[Any, Any] = {}
+
+    @dynamo_skip
+    def nested(self) -> Run:
+        """Return the run of a function that is defined in this one."""
+        return Run(self._listeners)
+
+    @dynamo_skip
+    def report(self, variable: str, value: Any, moment: str) -> Any:
+        """Call the receivers of a variable, in order; return the value that the last one returned."""
+        version = version_of(value)
+        for listener in self._listeners:
+            if not listener.active or variable not in listener.variables or (receiver := listener.receiver()) is None:
+                continue
+            report = receiver.reports.get(variable)
+            new = receiver.receive(self, variable, value, moment) if report is None else report(value)
+            now = version_of(new)
+            if report is not None and (new is not value or now != version):
+                receiver.changed(self, variable, moment)
+            value, version = new, now
+        self.known[variable] = None if version is None else (weakref.ref(value), version)
+        return value
+
+    @dynamo_skip
+    def show(self, variable: str, value: Any, moment: str) -> None:
+        """Call the receivers of a variable that cannot be replaced any more."""
+        for listener in self._listeners:
+            if listener.active and variable in listener.variables and (listener.exits or moment != "exit"):
+                receiver = listener.receiver()
+                if receiver is not None:
+                    receiver.receive(self, variable, value, moment)
+
+    @dynamo_skip
+    def last(self, variable: str, value: Any, returned: Any) -> tuple[Any, Any]:
+        """Report a variable whose tensor changed in place before a return; return its value and the return value.
+
+        If the function returns this very tensor, a replacement is returned instead.
+        """
+        new = self.report(variable, value, "changed")
+        return new, new if returned is value else returned
+
+    @dynamo_skip
+    def forget(self, variable: str) -> None:
+        """Note that a variable was deleted."""
+        self.known.pop(variable, None)
+
+    @dynamo_skip
+    def has(self, variable: str) -> bool:
+        """Return whether a variable is bound."""
+        return variable in self.known
+
+    @dynamo_skip
+    def has_moved(self, variable: str) -> bool:
+        """Return whether the tensor of a variable was changed in place since it was last reported."""
+        known = self.known.get(variable)
+        return known is not None and (tensor := known[0]()) is not None and version_of(tensor) != known[1]
+
+    @dynamo_skip
+    def moved(self) -> bool:
+        """Return whether the tensor of any variable was changed in place since it was last reported."""
+        for known in tuple(self.known.values()):
+            if known is not None and (tensor := known[0]()) is not None and version_of(tensor) != known[1]:
+                return True
+        return False
+
+
+class FunctionReceiver:
+    """A receiver that is one function ``(run, variable, value, moment)``; its result replaces the value.
+
+    Attributes:
+        reports: for variables whose values are only reported as they are, the functions that report a value and return
+            what replaces it. `changed` is called when one of them has replaced a value or changed it in place.
+    """
+
+    reports: Mapping[str, Callable[[Any], Any]] = {}
+
+    def __init__(self, receive: Callable[[Run, str, Any, str], Any]) -> None:
+        self.receive = receive
+
+    def __call__(self) -> FunctionReceiver:
+        """Return this receiver, as a weak reference does."""
+        return self
+
+    def changed(self, run: Run, variable: str, moment: str) -> None:
+        """Do nothing."""
 
 
 def _order(listening: Listening) -> int:
@@ -365,11 +411,6 @@ def forget_compiled() -> None:
     compiler: Any = sys.modules.get("torch._dynamo")
     if compiler is not None and not EAGERLY.on:  # under EAGERLY nothing is compiled before the code is restored
         getattr(compiler, "reset_code_caches", compiler.reset)()
-
-
-def _tap_of(function: FunctionType) -> _Tap:
-    found = (tap for tap in _TAPS.values() if tap.function is function and tap.installed is function.__code__)
-    return next(found, None) or _Tap(function)
 
 
 def _check(function: FunctionType, variables: Sequence[str]) -> None:

@@ -4,10 +4,10 @@
 
     h = f(x)
     if _byname_run_0 is not None:
-        h = _byname_run_0.tell("h", h, "assigned")
+        h = _byname_run_0.report("h", h, "assigned")
 
 where ``_byname_run_0`` is a hidden local variable, None unless this run of the function is observed (see `Run` in
-`byname.watch.variables.activation`). The user's statements keep their lines and columns. An added statement has the
+`byname.watch.variables.subscribe`). The user's statements keep their lines and columns. An added statement has the
 position of the statement that it reports.
 """
 
@@ -22,11 +22,12 @@ from byname.model.scopes import (
     Scope,
     arguments_of,
     bound_by,
-    captured_by,
     heads,
+    name_of,
     names_in,
     nested_in,
     scope_of,
+    targets,
 )
 from byname.source.code import HIDDEN
 
@@ -35,20 +36,15 @@ _BLOCKS = ("body", "orelse", "finalbody")
 
 
 def rewrite(node: Function, wanted: Iterable[str], key: int) -> None:
-    """Change the tree of a function, in place, so that it reports the requested variables.
+    """Change the tree of a function, in place, so that it reports variables: ``h``, ``inner.u``, ``inner.return``.
 
-    Args:
-        node: the function; a tree that nothing else uses.
-        wanted: the variables: ``h``, ``inner.u``, ``return``, ``inner.return``.
-        key: the number that the function passes to ``byname._enter`` to find its subscriptions.
+    The key is the number that the function passes to ``byname._enter`` to find its subscriptions.
     """
     scope = scope_of(node, None, 0)
     _Rewriting(scope, frozenset(wanted), key).function(node)
 
 
 class _Rewriting:
-    """The rewriting of one scope."""
-
     def __init__(self, scope: Scope, wanted: frozenset[str], key: int, depth: int = 0) -> None:
         self.scope, self.all_wanted, self.key, self.depth = scope, wanted, key, depth
         scope.wanted = {name: scope.path + name for name in (*scope.names, "return") if scope.path + name in wanted}
@@ -61,7 +57,8 @@ class _Rewriting:
 
     def function(self, node: Function) -> None:
         self.bare_returns = isinstance(node, ast.AsyncFunctionDef) and yields(node)
-        unbound = names_of_handlers(node)
+        # Python deletes the names of handlers at their ends; these hold exceptions, not tensors
+        unbound = {part.name for part in ast.walk(node) if isinstance(part, ast.ExceptHandler)}
         self.last = [name for name in self.scope.wanted if name != "return" and name not in unbound]
         documented = 1 if ast.get_docstring(node, clean=False) is not None else 0
         start = [*self._entry(node), *self._entered(node)]
@@ -78,13 +75,13 @@ class _Rewriting:
             text = f"import byname as {run}\n{run} = {run}._enter({self.key}, {first_of(node)})"
         else:
             around = self.scope.parent.run
-            text = f"{self.scope.run} = None if {around} is None else {around}.nested({self.scope.path[:-1]!r})"
-        return _parsed(text, _line_of(node))
+            text = f"{self.scope.run} = None if {around} is None else {around}.nested()"
+        return parsed(text, line_of(node))
 
     def _entered(self, node: Function) -> Iterator[ast.stmt]:
         places = {arg.arg: arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
         for name in arguments_of(node):
-            yield from self._tell(name, "entry", places[name])
+            yield from self._report(name, "entry", places[name])
 
     def _inner(self, node: Function | ast.ClassDef) -> None:
         """Rewrite a nested function or class that has requested variables, or binds or changes one of this scope."""
@@ -124,14 +121,14 @@ class _Rewriting:
         if isinstance(statement, ast.Return):
             self._expressions(statement)
             return self._leaving(statement) if self.returns else [statement]
-        if has_blocks(statement):
+        if hasattr(statement, "body") or hasattr(statement, "cases"):
             return self._compound(statement)
         reports = [*self._bound(statement), *self._look(statement)]
         self._expressions(statement)
         return [statement, *reports]
 
     def _definition(self, statement: Function | ast.ClassDef) -> list[ast.stmt]:
-        reports = [*self._tell(statement.name, "assigned", _line_of(statement)), *self._look(statement)]
+        reports = [*self._report(statement.name, "assigned", line_of(statement)), *self._look(statement)]
         self._inner(statement)
         self._expressions(statement)
         return [statement, *reports]
@@ -165,18 +162,18 @@ class _Rewriting:
         reports = list(self._bound(case))
         if case.guard is not None and reports:
             names = [name for name in dict.fromkeys(bound_by(case)) if self.scope.binds(name)]
-            told = [self._told(name, case.guard) for name in names if self._wanted(name, self.scope)]
+            reporting = [self._reporting(name, case.guard) for name in names if self._wanted(name, self.scope)]
             guard = self.within.visit(case.guard)
-            case.guard = ast.copy_location(ast.BoolOp(ast.And(), [*told, guard]), case.guard)
+            case.guard = ast.copy_location(ast.BoolOp(ast.And(), [*reporting, guard]), case.guard)
             reports = []
         elif case.guard is not None:
             case.guard = self.within.visit(case.guard)
         case.body = [*reports, *self._look(statement), *self.block(case.body)]
 
-    def _told(self, name: str, place: ast.AST) -> ast.expr:
+    def _reporting(self, name: str, place: ast.AST) -> ast.expr:
         """Return an expression that reports a variable and evaluates to True."""
         owner, variable = self._wanted(name, self.scope) or (self.scope, name)
-        text = f"({owner.run} is None or (({name} := {owner.run}.tell({variable!r}, {name}, 'assigned')), True)[1])"
+        text = f"({owner.run} is None or (({name} := {owner.run}.report({variable!r}, {name}, 'assigned')), True)[1])"
         return _expression(text, place)
 
     def _expressions(self, statement: ast.stmt) -> None:
@@ -186,35 +183,38 @@ class _Rewriting:
 
     # Reports
 
-    def _tell(self, name: str, moment: str, place: ast.AST) -> list[ast.stmt]:
+    def _report(self, name: str, moment: str, place: ast.AST) -> list[ast.stmt]:
         found = self._wanted(name, self.scope)
         if found is None:
             return []
         run, variable = found[0].run, found[1]
-        call = f"{run}.tell({variable!r}, {name}, {moment!r})"
+        call = f"{run}.report({variable!r}, {name}, {moment!r})"
         text = f"{name} = {call}" if self.scope.binds(name) else call
-        return _parsed(f"if {run} is not None: {text}", place)
+        return parsed(f"if {run} is not None: {text}", place)
 
     def _bound(self, statement: Any) -> Iterator[ast.stmt]:
         """Yield reports of the variables that a statement, or its head, binds, stores into and deletes."""
         reported: set[str] = set()
-        for part in targets(statement):
+        only_annotated = isinstance(statement, ast.AnnAssign) and statement.value is None
+        for part in () if only_annotated else targets(statement):
+            if isinstance(part, ast.NamedExpr):  # reports by itself
+                continue
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Del):
                 yield from self._forget(part)
             elif (root := root_of(part)) is not None:
                 if f"{root}." not in reported:
                     reported.add(f"{root}.")
-                    yield from self._tell(root, "stored", part)
+                    yield from self._report(root, "stored", part)
             elif (name := name_of(part)) not in reported and self.scope.binds(name):
                 reported.add(name)
-                yield from self._tell(name, "assigned", part if hasattr(part, "lineno") else statement)
+                yield from self._report(name, "assigned", part if hasattr(part, "lineno") else statement)
 
     def _forget(self, target: ast.Name) -> list[ast.stmt]:
         found = self._wanted(target.id, self.scope) if self.scope.binds(target.id) else None
         if found is None:
             return []
         run, variable = found[0].run, found[1]
-        return _parsed(f"if {run} is not None: {run}.forget({variable!r})", target)
+        return parsed(f"if {run} is not None: {run}.forget({variable!r})", target)
 
     def _look(self, statement: ast.stmt) -> list[ast.stmt]:
         """Return reports of tensors changed in place, for a statement that may have changed one."""
@@ -225,8 +225,8 @@ class _Rewriting:
         lines = [f"if {run} is not None and {run}.known and {run}.moved():"]
         for name in names:
             variable = repr(wanted[name])
-            lines.append(f"  if {run}.has_moved({variable}): {name} = {run}.tell({variable}, {name}, 'changed')")
-        return _parsed("\n".join(lines), _line_of(statement))
+            lines.append(f"  if {run}.has_moved({variable}): {name} = {run}.report({variable}, {name}, 'changed')")
+        return parsed("\n".join(lines), line_of(statement))
 
     def _leaving(self, statement: ast.Return) -> list[ast.stmt]:
         """Return the statements for a ``return``: compute the value; report last changes, last values and the value."""
@@ -239,13 +239,13 @@ class _Rewriting:
             variable = repr(wanted[name])
             lines.append(f"if {run}.exits and {run}.has({variable}): {run}.show({variable}, {name}, 'exit')")
         if "return" in wanted:
-            lines.append(f"{_VALUE} = {run}.tell({wanted['return']!r}, {_VALUE}, 'returned')")
-        told = "\n  ".join([f"if {run} is not None:", *(lines or ["pass"])])
+            lines.append(f"{_VALUE} = {run}.report({wanted['return']!r}, {_VALUE}, 'returned')")
+        reports = "\n  ".join([f"if {run} is not None:", *(lines or ["pass"])])
         value = statement.value or ast.copy_location(ast.Constant(None), statement)
         target = ast.copy_location(ast.Name(_VALUE, ast.Store()), statement)
         made = ast.copy_location(ast.Assign([target], value), statement)
         result = None if self.bare_returns else ast.copy_location(ast.Name(_VALUE, ast.Load()), statement)
-        return [made, *_parsed(told, statement), ast.copy_location(ast.Return(result), statement)]
+        return [made, *parsed(reports, statement), ast.copy_location(ast.Return(result), statement)]
 
 
 class _Expressions(ast.NodeTransformer):
@@ -275,7 +275,7 @@ class _Expressions(ast.NodeTransformer):
             return node
         run, variable = found[0].run, found[1]
         text = (
-            f"{name} if ... is {name} and {run} is None else ({name} := {run}.tell({variable!r}, {name}, 'assigned'))"
+            f"{name} if ... is {name} and {run} is None else ({name} := {run}.report({variable!r}, {name}, 'assigned'))"
         )
         choice: Any = _expression(text, node)
         choice.test.values[0].left = node
@@ -295,7 +295,7 @@ class _Expressions(ast.NodeTransformer):
 # Making nodes
 
 
-def _line_of(node: Any) -> ast.AST:
+def line_of(node: Any) -> ast.AST:
     """Return a node that has the position of the first line of a definition or statement."""
     place = ast.Constant(None)
     place.lineno = place.end_lineno = node.lineno
@@ -304,7 +304,8 @@ def _line_of(node: Any) -> ast.AST:
     return place
 
 
-def _parsed(text: str, place: ast.AST) -> list[ast.stmt]:
+def parsed(text: str, place: ast.AST) -> list[ast.stmt]:
+    """Return the statements in a text, at a position of the source."""
     return [_moved_to(statement, place) for statement in ast.parse(text).body]
 
 
@@ -330,55 +331,6 @@ def _moved_to(node: Any, place: Any) -> Any:
     return node
 
 
-def targets(statement: Any) -> Iterator[Any]:
-    """Yield the targets of a statement or its head: names, items, attributes, patterns, imports, a handler."""
-    if isinstance(statement, ast.Assign | ast.Delete):
-        for target in statement.targets:
-            yield from _flat(target)
-    elif isinstance(statement, ast.AugAssign | ast.For | ast.AsyncFor):
-        yield from _flat(statement.target)
-    elif isinstance(statement, ast.AnnAssign):
-        yield from _flat(statement.target) if statement.value is not None else ()
-    elif isinstance(statement, ast.With | ast.AsyncWith):
-        for item in statement.items:
-            yield from targets(item)
-    elif isinstance(statement, ast.withitem):
-        yield from _flat(statement.optional_vars) if statement.optional_vars is not None else ()
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from statement.names
-    elif isinstance(statement, ast.ExceptHandler):
-        yield statement
-    elif isinstance(statement, ast.match_case):
-        yield from _captures(statement.pattern)
-    elif hasattr(ast, "TypeAlias") and isinstance(statement, ast.TypeAlias):
-        yield statement.name
-
-
-def _flat(target: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(target, ast.Tuple | ast.List):
-        for part in target.elts:
-            yield from _flat(part)
-    else:
-        yield from _flat(target.value) if isinstance(target, ast.Starred) else [target]
-
-
-def _captures(pattern: ast.AST) -> Iterator[ast.AST]:
-    """Yield the patterns that capture a name, in the order in which they do."""
-    for part in ast.iter_child_nodes(pattern):
-        yield from _captures(part)
-    if captured_by(pattern):
-        yield pattern
-
-
-def name_of(part: Any) -> str:
-    """Return the name that a target, an import, a handler or a pattern binds; empty if there is none."""
-    if isinstance(part, ast.Name):
-        return part.id
-    if isinstance(part, ast.alias):
-        return part.asname or part.name.partition(".")[0]
-    return captured_by(part) or getattr(part, "name", None) or ""
-
-
 def root_of(part: ast.AST) -> str | None:
     """Return the variable whose item or attribute is assigned or deleted: ``cache`` of ``cache['k'].x = 1``."""
     if not isinstance(part, ast.Attribute | ast.Subscript) or isinstance(part.ctx, ast.Load):
@@ -401,16 +353,6 @@ def may_change(head: ast.AST) -> bool:
 
 
 CHANGING_STATEMENTS = (ast.AugAssign, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)
-
-
-def names_of_handlers(node: Function) -> set[str]:
-    """Return the names that Python deletes at the end of ``except`` blocks; they hold exceptions, not tensors."""
-    return {part.name for part in ast.walk(node) if isinstance(part, ast.ExceptHandler) and part.name}
-
-
-def has_blocks(statement: ast.stmt) -> bool:
-    """Return whether a statement contains other statements."""
-    return hasattr(statement, "body") or hasattr(statement, "cases")
 
 
 def yields(node: Function) -> bool:

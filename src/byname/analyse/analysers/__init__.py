@@ -1,1 +1,0 @@
-"""Analysers: what is computed at the places of a model while it runs."""

@@ -1,0 +1,230 @@
+"""Batches: checks of what is given to a statistic: samples, weights and masks, NaN, types, and rows of features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from byname.errors import BadArgumentError
+
+Batch: TypeAlias = Tensor | Sequence[Any] | Any
+"""A tensor, a numpy array or a sequence of numbers."""
+
+Value = TypeVar("Value")
+
+
+def known(value: Value | None) -> Value:
+    """What a statistic keeps, once there was a batch."""
+    if value is None:
+        raise BadArgumentError("nothing was added yet")
+    return value
+
+
+def checked_nan(nan: str) -> str:
+    """The policy, if it is one."""
+    if nan not in ("omit", "propagate", "raise"):
+        raise BadArgumentError(f"nan is one of 'omit', 'propagate', 'raise', not {nan!r}")
+    return nan
+
+
+def checked_channel(channel: Any) -> int | None:
+    """The argument that says which dimension has a figure an index, if it may be one."""
+    if channel is not None and type(channel) is not int:
+        raise BadArgumentError(f"channel is the number of a dimension, or None, not {channel!r:.80}")
+    return channel
+
+
+def checked_integer(value: Any, name: str) -> int:
+    """The value of an argument that is an integer of at least 0, as Python's own."""
+    try:
+        found = -1 if isinstance(value, bool) else index(value)
+    except TypeError:
+        found = -1
+    if found < 0:
+        raise BadArgumentError(f"{name} is an integer and not negative, not {value!r:.80}")
+    return found
+
+
+def samples_of(batch: Batch) -> Tensor:
+    """The batch as a detached tensor, with the samples along dimension 0."""
+    samples = tensor_of(batch, "a batch")
+    if samples.is_nested:
+        raise BadArgumentError("the samples of a nested tensor differ in shape: add its values(), or pad them")
+    if not samples.ndim:
+        raise BadArgumentError("the first dimension of a batch is the sample; this has none: use value.reshape(1)")
+    return samples.to_dense() if samples.layout is not torch.strided else samples
+
+
+def checked_weights(weights: Batch | None, samples: Tensor) -> Tensor | None:
+    """The weights as float64, or a mask as bools, with as many dimensions as the samples; None if all count once."""
+    if weights is None:
+        return None
+    given = tensor_of(weights, "a weight").to(samples.device)
+    if given.shape != samples.shape[: given.ndim] or not given.ndim:
+        raise BadArgumentError(
+            f"weights have the shape of the batch, {tuple(samples.shape)}, or of its first dimensions, "
+            f"not {tuple(given.shape)}"
+        )
+    if given.dtype is not torch.bool:
+        given = given.double()
+        if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
+            raise BadArgumentError("weights are finite and not negative")
+    return given.reshape(given.shape + (1,) * (samples.ndim - given.ndim))
+
+
+def per_sample(weights: Tensor | None, samples: Tensor) -> Tensor | None:
+    """Weights in shape ``(len(samples),)``, as samples that count as a whole have them."""
+    if weights is not None and weights.numel() != len(samples):
+        raise BadArgumentError(
+            f"samples count as a whole here: weights have shape ({len(samples)},), not {tuple(weights.shape)}"
+        )
+    return None if weights is None else weights.reshape(len(samples))
+
+
+def tensor_of(given: Any, what: str) -> Tensor:
+    """A detached tensor of real numbers; those of Python are of 64 bits, and stay so."""
+    try:
+        if isinstance(given, Tensor):
+            found = given.detach()
+        elif isinstance(given, np.ndarray):  # read-only and reversed ones cannot be shared with PyTorch
+            found = torch.as_tensor(
+                given if given.flags.writeable and min(given.strides, default=0) >= 0 else given.copy()
+            )
+        else:
+            found = torch.as_tensor(given).detach()
+            found = torch.as_tensor(given, dtype=torch.float64).detach() if found.is_floating_point() else found
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadArgumentError(f"{what} is a tensor, not {type(given).__name__}: {error}") from None
+    if found.is_complex():
+        raise BadArgumentError(
+            f"{what} is of real numbers, not {found.dtype}: use torch.view_as_real(value) or value.abs()"
+        )
+    return found
+
+
+_WIDE = {
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+}
+
+
+def comparable(samples: Tensor) -> Tensor:
+    """The same numbers in a type that PyTorch 2.13 compares and sorts: it does not those of `_WIDE`."""
+    return samples.to(_WIDE[samples.dtype]) if samples.dtype in _WIDE else samples
+
+
+def only_mask(weights: Tensor | None, statistic: str) -> Tensor | None:
+    """The weights, if they are a mask; numbers are refused."""
+    if weights is not None and weights.dtype is not torch.bool:
+        raise BadArgumentError(f"{statistic} takes no weights but a mask of bools, which leaves out what is False")
+    return weights
+
+
+def missing(samples: Tensor, mask: Tensor | None, nan: str) -> tuple[Tensor | None, Tensor | None]:
+    """Which values take part, and which of those the mask leaves are NaN; each None for all, and for none."""
+    given = None if mask is None else mask.expand(samples.shape)
+    if not may_hold_nan(samples):
+        return given, None
+    isnan = samples.isnan() if given is None else samples.isnan() & given
+    if not bool(isnan.any()):
+        return given, None
+    if nan == "raise":
+        raise BadArgumentError(f'{int(isnan.sum())} values of the batch are NaN, and nan="raise"')
+    return (~isnan if given is None else given & ~isnan), isnan
+
+
+def may_hold_nan(samples: Tensor) -> bool:
+    """A sum is NaN if a value is; it is many times faster than to look at each."""
+    return samples.is_floating_point() and math.isnan(comparable(samples).sum())
+
+
+def common_type(statistic: str, kept: torch.dtype | None, given: torch.dtype) -> torch.dtype:
+    """The type that holds the values kept so far and those of a batch, all of them as they are."""
+    if given is torch.uint64:
+        raise BadArgumentError(f"{statistic} takes integers up to int64, not {given}")
+    if kept is None or kept is given:
+        return given
+    if kept.is_floating_point != given.is_floating_point:
+        raise BadArgumentError(
+            f"{statistic} was given {kept} before and {given} now: no type holds both without rounding; convert one"
+        )
+    return torch.promote_types(kept, given)
+
+
+def end_of(dtype: torch.dtype, *, lowest: bool) -> float | int | bool:
+    """The lowest or the highest number of a type."""
+    if dtype is torch.bool:
+        return not lowest
+    if dtype.is_floating_point:
+        return float("-inf") if lowest else float("inf")
+    return torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max
+
+
+def widest(dtype: torch.dtype) -> torch.dtype:
+    """The type in which numbers of a type are kept: float64, or that of the integers."""
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """The rows of a batch that take part, how often each counts (once if None), and how many values were NaN."""
+
+    values: Tensor
+    weights: Tensor | None
+    nans: int
+
+    @property
+    def counts(self) -> Tensor:
+        """The sum of the weights."""
+        return self.values.new_tensor(float(len(self.values))) if self.weights is None else self.weights.sum()
+
+    @property
+    def origin(self) -> Tensor:
+        """A row to take distances from: the first one, with zeros for what is not finite."""
+        if not len(self.values):
+            return self.values.new_zeros(self.values.shape[1])
+        return torch.where(self.values[0].isfinite(), self.values[0], 0.0)
+
+    @property
+    def weighted(self) -> Tensor:
+        """The rows times their weights."""
+        return self.values if self.weights is None else self.values * self.weights[:, None]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of each column, of at least one row."""
+        return self.values.mean(0) if self.weights is None else self.weights @ self.values / self.weights.sum()
+
+
+def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> SampleRows:
+    """The samples, flattened, that take part."""
+    weights = per_sample(weights, samples)
+    flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))
+    if weights is not None and not bool((chosen := weights > 0).all()):
+        flat, weights = flat[chosen], weights[chosen]
+    absent = flat.isnan() if may_hold_nan(flat) else None
+    nans = 0 if absent is None else int(absent.sum())
+    if nans and nan == "raise":
+        raise BadArgumentError(f"{nans} values are NaN, and nan='raise'")
+    if absent is not None and nans and nan == "omit":
+        whole = ~absent.any(1)
+        flat, weights = flat[whole], None if weights is None else weights[whole]
+    weights = None if weights is None or weights.dtype is torch.bool else weights
+    return SampleRows(flat.double(), weights, nans)
+
+
+def check_features(to: object, features: int, added: int) -> None:
+    """Refuses samples of another size than before."""
+    if features != added:
+        raise BadArgumentError(
+            f"the samples of this {type(to).__name__} have {features} features, what is added has {added}"
+        )

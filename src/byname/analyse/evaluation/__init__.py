@@ -1,1 +1,0 @@
-"""Evaluations: snapshots of analysers on fixed data during a training."""

@@ -1,1 +1,0 @@
-"""Results of analysers: shown as tables, frames, labelled arrays and plots."""

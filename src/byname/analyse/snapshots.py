@@ -1,0 +1,161 @@
+"""Snapshots: when they are taken during a training (`Schedule`), and what they have found (`Record`, `Records`)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from byname.analyse.results import Results
+from byname.analyse.tables import shown_rows, spare_columns
+from byname.errors import BadArgumentError
+from byname.reading.tensor import version_of
+from byname.table import Row, Rows, counted
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """At which moments of a training snapshots are taken. Steps are counted from 1: step 1 is over when one is done.
+
+        >>> schedule = Schedule(every=100, at=(10, 50))
+        >>> [(step, schedule.due(step)) for step in (10, 20, 50, 100)]
+        [(10, 'scheduled'), (20, None), (50, 'scheduled'), (100, 'batch')]
+
+    Attributes:
+        start: whether one is taken before the first step.
+        every: one after every `every` steps; None for none.
+        at: after these steps.
+        end: whether one is taken when the training has ended without an exception. There is none where the latest was
+            taken after the last step, and nothing has changed since.
+
+    Raises:
+        BadArgumentError: for steps that there cannot be.
+    """
+
+    start: bool = True
+    every: int | None = None
+    at: tuple[int, ...] = ()
+    end: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "at", tuple(sorted(set(self.at))))
+        except TypeError:
+            raise BadArgumentError(f"at is a sequence of steps, such as (10, 100), not {self.at!r:.60}") from None
+        if self.every is not None:
+            _checked("every", self.every)
+        for step in self.at:
+            _checked("a step of at", step)
+
+    def due(self, step: int, since: int | None = None) -> str | None:
+        """What a snapshot after this step is called: ``"scheduled"``, ``"batch"``, or None if there is to be none.
+
+        Args:
+            step: how many steps are done.
+            since: how many were done when this was asked last, if more than one has been done meanwhile.
+        """
+        before = step - 1 if since is None else since
+        if any(before < one <= step for one in self.at):
+            return "scheduled"
+        if self.every is not None and step // self.every > before // self.every:
+            return "batch"
+        return None
+
+
+def _checked(name: str, step: object) -> None:
+    if type(step) is not int or step < 1:
+        raise BadArgumentError(f"{name} is a whole number from 1 on, not {step!r:.60}; start=True is before the first")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One snapshot.
+
+    Attributes:
+        event: ``"start"``, ``"batch"``, ``"scheduled"`` or ``"end"``, or what `Evaluation.take` was given.
+        epoch, batch, step: when it was taken, as far as known; `batch` is the number of the batch in its epoch, `step`
+            how many steps had been done.
+        result: the figures of the analyser. Tensors are on the CPU.
+    """
+
+    event: str | None
+    epoch: int | None
+    batch: int | None
+    step: int | None
+    result: Results = field(hash=False)
+
+
+class Records(Rows[Record]):
+    """The snapshots of an evaluation, in the order in which they were taken.
+
+    Args:
+        items: the snapshots.
+        name: what they are snapshots of.
+    """
+
+    __slots__ = ("_name", "items")
+
+    def __init__(self, items: Iterable[Record], *, name: str) -> None:
+        self.items = tuple(items)
+        self._name = name
+
+    def rows(self) -> list[Row]:
+        """One dict for each record and place (and class)."""
+        return [{**_when(one), **row} for one in self.items for row in one.result.rows()]
+
+    def _shown(self) -> list[Row]:
+        return [{**_when(one), **row} for one in self.items for row in shown_rows(one.result)]
+
+    def _spare(self) -> list[str]:
+        latest = self.items[-1].result if self.items else {}
+        return spare_columns(shown_rows(latest), latest)
+
+    def _title(self) -> str:
+        return f"{self._name}: {counted(len(self), 'snapshot')}"
+
+
+def _when(record: Record) -> Row:
+    return {"event": record.event, "epoch": record.epoch, "batch": record.batch, "step": record.step}
+
+
+class LatestState:
+    """The state of a model at the latest snapshot: the end of a training has no second one of the same state.
+
+    >>> model, latest = nn.Linear(2, 2), LatestState()
+    >>> latest.taken(model, step=10)
+    >>> latest.same(model, step=10), latest.same(model, step=11)
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._tensors: list[tuple[weakref.ref[Tensor], object]] = []
+
+    def taken(self, model: nn.Module, step: int) -> None:
+        """A snapshot was taken."""
+        self._step, self._tensors = step, [(weakref.ref(one), _mark(one)) for one in _tensors_of(model)]
+
+    def same(self, model: nn.Module, step: int) -> bool:
+        """Whether the model is as it was then: after the same step, with nothing changed or loaded since."""
+        now = _tensors_of(model)
+        return (step, len(now)) == (self._step, len(self._tensors)) and all(
+            one is before() and _mark(one) == mark for one, (before, mark) in zip(now, self._tensors, strict=True)
+        )
+
+
+def _tensors_of(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _mark(tensor: Tensor) -> tuple[int | None, str]:
+    """What changes with a tensor: its version, and of a plain one the sum, as text, in which NaN is the same as NaN.
+
+    Changes through ``.data``, as averages of weights are often put in place, leave the version as it is.
+    """
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not plain or not tensor.is_floating_point() or tensor.itemsize < 2 or tensor.device.type not in ("cpu", "cuda"):
+        return version_of(tensor), ""
+    return version_of(tensor), str(float(tensor.detach().sum(dtype=torch.float64)))

@@ -1,0 +1,402 @@
+"""State: what has seen data, put together with another, gathered over ranks, and saved as tensors and plain values.
+
+As bytes a state is safetensors, with one more tensor in which JSON tells what the tensors are parts of. Nothing in them
+is ever executed. A class is known by its module and name: a program may have a ``Mean`` of its own, and a notebook cell
+that runs twice makes two classes of one module and name.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from byname.errors import BadArgumentError
+from byname.text import with_article
+
+VERSION = 1
+"""Of the layout of states. A state with a higher one was written by a newer byname."""
+
+
+class Stateful(ABC):
+    """What has seen data: it merges with others of its class and settings, over ranks, too, and has a state."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ()
+    """The attributes that change the figures: they are the same in two that merge, and in a state that is loaded."""
+    KIND: ClassVar[str]
+    """What it is; also the name under which a state says its class."""
+
+    def settings(self) -> dict[str, Any]:
+        """Those of `SETTINGS`, by their names."""
+        return {name: plain(getattr(self, name)) for name in self.SETTINGS}
+
+    def merge(self, other: Self) -> Self:
+        """Takes in what another of the same settings has seen; returns itself.
+
+        Raises:
+            BadArgumentError: if the other is of another class, has other settings, or has kept something else.
+        """
+        if type(other) is not type(self):
+            raise _other_class(type(self), type(other))
+        if apart := _differing(self.settings(), other.settings()):
+            mine, others = apart
+            raise BadArgumentError(
+                f"{with_article(type(self).__name__)} with {mine} cannot merge one with {others}: their rules differ"
+            )
+        self._merge_checked(other)
+        return self
+
+    def reduce(self, group: Any = None) -> Self:
+        """A new one of what all ranks have seen, the same on each; the ranks are merged in their order.
+
+        A collective: every rank of the group has to call it. Without `torch.distributed` it is a copy.
+
+        Args:
+            group: a process group; the default one if None.
+
+        Raises:
+            BadArgumentError: on every rank, if one has another class, other settings or has kept something else; if
+                this rank is not of the group.
+        """
+        whole = self._fresh()
+        for rank, state in enumerate(states_of_all_ranks(self.state_dict(), group)):
+            try:
+                one = self._fresh()
+                one._replace_contents(self._read_contents(state))
+                whole.merge(one)
+            except BadArgumentError as error:
+                raise BadArgumentError(f"rank {rank} does not go with the others: {error}") from None
+        return whole
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything seen, as tensors and plain values that are not shared with this.
+
+        It says what it is the state of: the module and the name of the class, and the settings.
+        """
+        about = {self.KIND: name_of(type(self)), "version": VERSION, "settings": copied(plain(self.settings()))}
+        return {**about, **self._state_contents()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave, in place of what was seen here.
+
+        Raises:
+            BadArgumentError: if it is the state of something else, or of other settings. Nothing is taken then.
+        """
+        self._replace_contents(self._read_contents(state))
+
+    def _check_header(self, state: dict[Any, Any]) -> None:
+        """Refuses a state of another class, of a newer layout, or with other settings."""
+        kind, name, version = with_article(type(self).__name__), state.get(self.KIND), state.get("version", VERSION)
+        if not is_named(type(self), type(self).__name__ if name is None else name):
+            mine, other = told_apart(type(self), name) if isinstance(name, str) else (type(self).__name__, told(name))
+            raise BadArgumentError(f"this is the state of {with_article(other)}, not of {with_article(mine)}")
+        if type(version) is not int:
+            raise BadArgumentError(f"the version of the state of {kind} is a number, not {version!r:.80}")
+        if version > VERSION:
+            raise BadArgumentError(
+                f"this state of {kind} has version {version}, and this byname reads up to {VERSION}: update byname"
+            )
+        settings = plain(self.settings())
+        if apart := _differing(settings, state.get("settings", settings)):
+            one, two = apart
+            raise BadArgumentError(
+                f"this is the state of {kind} with {two}, and cannot go on in one with {one}: load it into one that "
+                "was made with the same arguments"
+            )
+
+    @abstractmethod
+    def _fresh(self) -> Self:
+        """Another of the same settings that has seen nothing."""
+
+    @abstractmethod
+    def _merge_checked(self, other: Self) -> None: ...
+
+    @abstractmethod
+    def _state_contents(self) -> dict[str, Any]:
+        """What a state holds beside what it says of itself, not shared with this."""
+
+    @abstractmethod
+    def _read_contents(self, state: Any) -> Any:
+        """What a state holds, checked, and made anew; nothing changes here."""
+
+    @abstractmethod
+    def _replace_contents(self, contents: Any) -> None: ...
+
+
+def _differing(mine: dict[str, Any], others: Any) -> tuple[str, str] | None:
+    """The settings that differ, as they stand in a call; None if all are the same."""
+    if not isinstance(others, dict):
+        return str(mine), told(others)
+    names = [name for name in {**mine, **others} if not (name in mine and name in others)]
+    names += [name for name in mine if name in others and not same(mine[name], others[name])]
+    one, two = ([name for name in names if name in settings] for settings in (mine, others))
+    return (listed(mine, one) or "no such setting", listed(others, two) or "no such setting") if names else None
+
+
+def listed(settings: dict[str, Any], names: Iterable[str]) -> str:
+    """Some of the settings as they stand in a call."""
+    return ", ".join(f"{name}={_shown(settings[name])}" for name in names)
+
+
+def _shown(value: Any) -> str:
+    large = isinstance(value, Tensor) and value.numel() > 6
+    return f"<{tuple(value.shape)} of {value.dtype}>" if large else repr(value)
+
+
+def told(value: Any) -> str:
+    """What was found in the place of something else, shortly."""
+    return f"{sorted(map(str, value))!s:.200}" if isinstance(value, dict) else f"{value!r:.200}"
+
+
+# Trees of dicts, lists and tuples.
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A tree with another value in the place of each that is no dict, list or tuple."""
+    if isinstance(value, Mapping):
+        return {key: mapped(one, change) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(mapped(one, change) for one in value)
+    return change(value)
+
+
+def on_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A tree with another tensor in the place of each."""
+    return mapped(value, lambda one: change(one) if isinstance(one, Tensor) else one)
+
+
+def copied(value: Any) -> Any:
+    """A copy that can be changed in place, also outside of an inference mode in which it is made."""
+    with torch.inference_mode(False):
+        return on_tensors(value, lambda tensor: tensor.detach().clone())
+
+
+def leaves_in(value: Any) -> list[Any]:
+    """The values in a tree, however deep in lists and dicts."""
+    found: list[Any] = []
+    mapped(value, found.append)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A setting as a state can hold it: whatever is no plain value by the name of its function or class.
+
+    >>> plain({"fires": torch.relu, "sizes": (1, 2.5), "dtype": torch.float32})
+    {'fires': 'relu', 'sizes': (1, 2.5), 'dtype': 'torch.float32'}
+    """
+    if isinstance(value, dict):
+        return {plain(key): plain(one) for key, one in value.items()}
+    return mapped(value, _plain)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, Tensor | bool):
+        return value
+    if isinstance(value, str | torch.dtype | torch.device):
+        return str(value)
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return callable_name(value)
+
+
+def callable_name(value: Any) -> str:
+    """What tells a function from another in a state: its name, or that of its class."""
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else type(value).__name__
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether all numbers are equal, in dicts, lists, tensors and arrays; NaN is the same as NaN.
+
+    >>> same({"dead": torch.tensor([1, 2])}, {"dead": [1.0, 2.0]})
+    True
+    """
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, Mapping) or isinstance(other, Mapping):
+        return False
+    if isinstance(one, Tensor | np.ndarray) or isinstance(other, Tensor | np.ndarray):
+        return _same_arrays(one, other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other) or bool(one != one and other != other)  # NaN is not itself
+
+
+def _same_arrays(one: Any, other: Any) -> bool:
+    try:
+        mine, others = (
+            value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+            for value in (one, other)
+        )
+    except (TypeError, ValueError, RuntimeError):  # PyTorch's answers for what is no numbers
+        return False
+    alike = mine.shape == others.shape
+    return alike and bool(((mine == others) | ((mine != mine) & (others != others))).all())
+
+
+# Bytes.
+
+_OUTLINE = "byname"
+
+
+def packed(state: dict[str, Any]) -> bytes:
+    """A state of tensors, numbers, texts, None, and lists, tuples and dicts of these, as bytes.
+
+    >>> unpacked(packed({"count": 2, "mean": torch.zeros(2)}))
+    {'count': 2, 'mean': tensor([0., 0.])}
+    """
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    outline = json.dumps(_outlined(state, tensors)).encode()
+    tensors[_OUTLINE] = torch.frombuffer(bytearray(outline), dtype=torch.uint8)
+    return save(tensors)
+
+
+def unpacked(content: bytes, *, source: str = "this") -> Any:
+    """The state that was packed, with its tensors on the CPU; an error calls the bytes by their source."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(content)
+        outline = json.loads(bytes(tensors.pop(_OUTLINE).numpy()))
+        return _filled(outline, tensors)
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadArgumentError(f"{source} is no saved statistic: {error!r:.200}") from None
+
+
+def _outlined(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": [[_outlined(key, tensors), _outlined(one, tensors)] for key, one in value.items()]}
+    if isinstance(value, list | tuple):
+        return {"list" if isinstance(value, list) else "tuple": [_outlined(one, tensors) for one in value]}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(f"a state holds tensors and plain values, not {type(value).__name__}")
+
+
+def _filled(outline: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(outline, dict):
+        return outline
+    ((kind, content),) = outline.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {_filled(key, tensors): _filled(one, tensors) for key, one in content}
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(_filled(one, tensors) for one in content)
+    raise ValueError(f"unknown part {kind!r:.40}")
+
+
+def states_of_all_ranks(state: dict[str, Any], group: Any = None) -> list[Any]:
+    """The states of all ranks of a group in the order of ranks; just this one where there is no group."""
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return [state]
+    if distributed.get_rank(group) < 0:
+        raise BadArgumentError(f"rank {distributed.get_rank()} is not of this group: only ranks that are call it")
+    on_gpu = distributed.get_backend(group) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    mine = torch.frombuffer(bytearray(packed(state)), dtype=torch.uint8)
+    size = torch.tensor([len(mine)], device=device)
+    sizes = [torch.empty_like(size) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(sizes, size, group=group)
+    sent = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=device)
+    sent[: len(mine)] = mine.to(device)
+    got = [torch.empty_like(sent) for _ in sizes]
+    distributed.all_gather(got, sent, group=group)
+    return [unpacked(bytes(one[: int(length)].cpu().numpy())) for one, length in zip(got, sizes, strict=True)]
+
+
+# Names of classes.
+
+_OURS = "byname.analyse"
+
+
+def name_of(kind: type) -> str:
+    """Return the name of a class in saved states: its module and its qualified name.
+
+    >>> from byname.analyse import Mean
+    >>> name_of(Mean)
+    'byname.analyse:Mean'
+    """
+    module = kind.__module__
+    ours = module == _OURS or module.startswith(f"{_OURS}.")  # a state outlives the file that a class of ours is in
+    return f"{_OURS if ours else module}:{kind.__qualname__}"
+
+
+def is_named(kind: type, name: object) -> bool:
+    """Whether a name in a state means this class.
+
+    The program itself is ``__main__`` while it runs and has another name where it is imported, so that ``__main__``
+    stands for any module but byname's. A name without a module, as byname once wrote them, means all classes of it.
+    """
+    if not isinstance(name, str):
+        return False
+    module, _, qualified = name.rpartition(":")
+    own, _, mine = name_of(kind).rpartition(":")
+    if not module:
+        return kind.__name__ == name
+    return mine == qualified and (own == module or ("__main__" in (module, own) and _OURS not in (module, own)))
+
+
+def told_apart(one: type | str, other: type | str) -> tuple[str, str]:
+    """Return the names of two classes for an error: without their modules, unless they are then the same."""
+    names = [each if isinstance(each, str) else name_of(each) for each in (one, other)]
+    bare = [name.replace(":", ".").rpartition(".")[2] for name in names]
+    mine, others = map(dotted, names if bare[0] == bare[1] else bare)
+    return mine, others
+
+
+def dotted(name: str) -> str:
+    """A name as a person writes it; what no name has, such as an escape sequence in a file, as `repr` has it."""
+    name = name.replace(":", ".")
+    return name if len(name) <= 200 and name.isprintable() else f"{name!r:.200}"
+
+
+def _other_class(mine: type, other: type) -> BadArgumentError:
+    one, two = told_apart(mine, other)
+    if one != two:
+        return BadArgumentError(f"{with_article(one)} merges another, not {with_article(two)}")
+    return BadArgumentError(
+        f"there are two classes of the name {one}, as when a notebook cell runs twice, and each merges its own only. "
+        "load_state_dict(other.state_dict()) takes in what one of the other class has seen"
+    )
+
+
+def class_named(name: object, base: type, declared: Iterable[type] = ()) -> type:
+    """Return the child of a class that a name in a state means; those that an analyser declares or keeps come first."""
+    if isinstance(name, str) and (ours := name.removeprefix(f"{_OURS}:")) in import_module(_OURS).__all__:
+        getattr(import_module(_OURS), ours)  # is imported when it is asked for
+    named = [kind for kind in dict.fromkeys(_children(base)) if is_named(kind, name)]
+    found = [kind for kind in declared if is_named(kind, name)][:1]
+    found = found or [kind for kind in named if name_of(kind) == name] or named
+    if len(found) == 1:
+        return found[0]
+    words = dotted(name) if isinstance(name, str) else f"{name!r:.80}"
+    if not found:
+        raise BadArgumentError(f"there is no {base.__name__.lower()} '{words}' here: import its module first")
+    raise BadArgumentError(
+        f"there are {len(found)} classes of the name {words} here, and which of them the state is of cannot be told: "
+        "give each another name, or name the class in the analyser's KEEPS"
+    )
+
+
+def _children(kind: type) -> Iterator[type]:
+    children: list[type] = kind.__subclasses__()
+    for child in children:
+        yield child
+        yield from _children(child)

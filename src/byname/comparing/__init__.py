@@ -1,0 +1,1 @@
+"""Comparison: where two recordings, or two models on one batch, differ first."""

@@ -1,0 +1,145 @@
+"""Ranks: parameters that DistributedDataParallel should keep equal in all ranks, and that drift apart.
+
+Each rank puts two sums of each parameter into the store by which `torch.distributed` was set up, and rank 0 reads those
+that are there: nobody waits for another rank.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from byname.diagnose.causes.loss import Loss
+from byname.diagnose.context import FailureContext
+from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.nonfinite.reasons import can_look, looking
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, row
+from byname.reading.frames import Line
+from byname.reading.modules import parameters_in
+from byname.reading.objects import living
+
+# fmt: off
+BARE_MODULE = row("bare-module",
+    "the module itself is called{noticed:at}, not the DistributedDataParallel around it: the gradients of {names:3} "
+    "are not averaged over the ranks in such a step, and their weights drift apart",
+    "call the wrapped model, ddp(x), in place of ddp.module(x)")
+APART = row("ranks-apart",
+    "{name} has other values in rank {rank} than in rank 0 since step {since} of {kind}{noticed:at}{why}: "
+    "{count} of {all} parameters differ, and DistributedDataParallel would keep them equal", "{remedy}")
+# fmt: on
+
+_MOST_RANKS, _MOST_NUMBERS, _LOOKS = 9, 1 << 24, 3
+"""Ranks that are compared; numbers of parameters whose sums are taken; looks in a row at which ranks differ."""
+
+
+class Ranks(Topic):
+    """Watches which modules are called beside their DistributedDataParallel, and compares the parameters of ranks."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._wrapped: dict[int, bool] = {}
+        self._bare: list[tuple[weakref.ref[Any], Line]] = []
+        self._times = 0
+        self._is_local = False
+        self._wrappers: dict[int, weakref.ref[Any] | None] = {}
+        self._sums: dict[int, dict[int, list[tuple[float, float]]]] = {}
+        self._apart: dict[tuple[int, int], list[int]] = {}
+
+    def ran(self, call: HeardCall) -> None:
+        """Note a call with gradients of a module that is wrapped."""
+        if call.depth or not torch.distributed.is_initialized():
+            return
+        if id(call.called) not in self._wrapped:
+            wrappers = living(DistributedDataParallel) if torch.distributed.get_world_size() > 1 else []
+            self._wrapped[id(call.called)] = any(one._modules.get("module") is call.called for one in wrappers)
+        if self._wrapped[id(call.called)]:
+            self._bare = [(weakref.ref(call.called), call.line)]
+
+    def backward(self, loss: Loss) -> None:
+        """Note whether gradients stay in their rank, under ``no_sync()``: then ranks differ on purpose."""
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            self._is_local = any(not one.require_backward_grad_sync for one in living(DistributedDataParallel))
+
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Tell of it at the second such step; compare the parameters of the ranks."""
+        self._tell_of_bare(followed)
+        if not torch.distributed.is_initialized() or self._times or self._is_local:
+            return
+        if followed.steps == 1:
+            self._wrappers[id(followed)] = weakref.ref(wrapper) if (wrapper := _wrapper_of(followed)) else None
+        reference = self._wrappers.get(id(followed))
+        wrapper = None if reference is None else reference()
+        try:
+            if wrapper is not None:
+                self._share(followed, wrapper, torch.distributed.distributed_c10d._get_default_store())
+        except RuntimeError:  # the process that has the store is gone
+            self._wrappers.clear()
+
+    def _share(self, followed: FollowedOptimizer, wrapper: Any, store: Any) -> None:
+        """Let the other ranks read the sums of the parameters, and compare those that they have put by now."""
+        key, rank = f"byname/ranks/{self._watch.optimizers().index(followed)}", torch.distributed.get_rank()
+        with looking():
+            readable = all(map(can_look, followed.parameters()))
+            values = [one.detach().double() for one in followed.parameters() if readable]
+            sums = [(float(one.sum()), float(one.abs().sum())) for one in values]
+        if rank:
+            store.set(f"{key}/{followed.steps}/{rank}", json.dumps(sums))
+            return
+        waiting = self._sums.setdefault(id(followed), {})
+        waiting[followed.steps] = sums
+        ranks = range(1, min(torch.distributed.get_world_size(), _MOST_RANKS))
+        for step, mine in list(waiting.items()):
+            if not store.check([f"{key}/{step}/{other}" for other in ranks]):
+                break  # none after it, so that the steps keep their order
+            del waiting[step]
+            for other in ranks:
+                theirs = json.loads(store.get(f"{key}/{step}/{other}"))
+                differ = [at for at, pair in enumerate(zip(mine, theirs, strict=False)) if _differ(*pair)]
+                since = self._apart.setdefault((id(followed), other), [])
+                since[:] = [*since, step] if differ else []
+                if len(since) == _LOOKS:
+                    self._tell_of_apart(followed, wrapper, {"rank": other, "since": max(since[0] - 1, 1)}, differ)
+
+    def _tell_of_apart(
+        self, followed: FollowedOptimizer, wrapper: Any, facts: dict[str, Any], differ: list[int]
+    ) -> None:
+        parameters = followed.parameters()
+        known = {id(one) for one in wrapper._module_parameters}
+        strange = [at for at in differ if id(parameters[at]) not in known]
+        first = parameters[(strange or differ)[0]]
+        why = ""
+        remedy = "begin with equal weights and change them in all ranks alike; call the wrapped model in each step"
+        if strange:
+            why = ", since it was added after the wrapping and its gradients are not averaged"
+            remedy = "wrap the model in DistributedDataParallel when it is complete"
+        counts = {"count": len(differ), "all": len(parameters), "kind": followed.kind}
+        names = {"name": FailureContext().names([first])[0], "why": why, "remedy": remedy}
+        self.say(APART, followed.site, **facts, **counts, **names)
+
+    def _tell_of_bare(self, followed: FollowedOptimizer) -> None:
+        for reference, line in self._bare:
+            module = reference()
+            if module is not None and not followed.keys.isdisjoint(map(id, parameters_in(module))):
+                self._times += 1
+                if self._times > 1:
+                    self.say(BARE_MODULE, line.site, names=followed.all_names())
+        self._bare = []
+
+
+def _wrapper_of(followed: FollowedOptimizer) -> Any:
+    """Return the DistributedDataParallel over all ranks that keeps the parameters of an optimizer equal; else None."""
+    for one in living(DistributedDataParallel) if torch.distributed.get_world_size() > 1 else ():
+        mine = {id(parameter) for parameter in parameters_in(one)}
+        is_plain = one.process_group.size() == torch.distributed.get_world_size() and not one.parameters_to_ignore
+        is_whole = followed.keys <= mine and sum(map(torch.numel, followed.parameters())) <= _MOST_NUMBERS
+        if is_plain and is_whole and followed.keys and "LocalSGD" not in followed.kind and not one._comm_hooks:
+            return one
+    return None
+
+
+def _differ(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return max(abs(one[0] - other[0]), abs(one[1] - other[1])) > 1e-7 * max(one[1], other[1])

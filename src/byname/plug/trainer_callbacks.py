@@ -1,0 +1,151 @@
+"""Trainer callbacks: what those of all trainers are made of, snapshots and recordings; told when a batch is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from byname.analyse.evaluation import Evaluation, Snapshots
+from byname.analyse.snapshots import Schedule
+from byname.errors import BadArgumentError
+from byname.plug.sending import Closing
+from byname.recording.record import record
+from byname.recording.recorder import Recorder
+
+
+class Progress(NamedTuple):
+    """How many steps of the optimizer and batches of all epochs are done, the epoch, and the latest batch in it.
+
+    The model runs within `around`, such as autocast.
+    """
+
+    step: int
+    batches: int
+    epoch: int
+    batch: int | None = None
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+class TrainingListener:
+    """What the hooks of a trainer tell."""
+
+    def begins(self, model: nn.Module, at: Progress) -> None:
+        """The training of a model begins, or goes on from a checkpoint."""
+
+    def batch_done(self, model: nn.Module, at: Progress) -> None:
+        """A batch is done, and with it a step, if gradients are not accumulated."""
+
+    def ends(self, model: nn.Module, at: Progress) -> None:
+        """The training has ended well."""
+
+    def fails(self) -> None:
+        """The training has failed, or was interrupted; not all trainers tell it."""
+
+
+class TakesSnapshots(TrainingListener):
+    """What the callbacks with an `Evaluation` are made with.
+
+    Args:
+        evaluation: takes the snapshots.
+        schedule: when; in place of the four keywords.
+        start, every, at, end: see `byname.analyse.Schedule`. There is no snapshot at the end of a training that was
+            interrupted or has raised.
+        count: what the steps of the schedule are: ``"step"`` for steps of the optimizers, ``"batch"`` for batches;
+            these differ where gradients are accumulated. Records hold the former in any case.
+        model: the module that is run; that of the trainer by default, or the network in it.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        schedule: Schedule | None = None,
+        *,
+        start: bool = True,
+        every: int | None = None,
+        at: tuple[int, ...] = (),
+        end: bool = True,
+        count: str = "step",
+        model: nn.Module | None = None,
+    ) -> None:
+        super().__init__()  # that of the trainer's own class of callbacks
+        if count not in ("step", "batch"):
+            raise BadArgumentError(f"count is one of 'step', 'batch', not {count!r:.60}")
+        self.evaluation = evaluation
+        self.schedule = schedule or Schedule(start, every, tuple(at), end)
+        self._count = count
+        self._model = model
+
+    def begins(self, model: nn.Module, at: Progress) -> None:
+        """Takes the snapshot before the first step."""
+        model = model if self._model is None else self._model
+        self._snapshots = Snapshots(self.evaluation, model, self.schedule, at.epoch)
+        self._snapshots.steps, self._seen = at.step, self._counted(at)
+        with at.around():
+            self._snapshots.__enter__()
+
+    def batch_done(self, model: nn.Module, at: Progress) -> None:
+        """Takes a snapshot if one is due."""
+        before, self._seen = self._seen, self._counted(at)
+        self._snapshots.steps, self._snapshots.epoch = at.step, at.epoch
+        event = self.schedule.due(self._seen, before)
+        if event is not None:
+            with at.around():
+                self._snapshots.take(event, at.batch)
+
+    def ends(self, model: nn.Module, at: Progress) -> None:
+        """Takes the last snapshot, unless there is one of this state already."""
+        self._snapshots.steps = at.step
+        with at.around():
+            self._snapshots.__exit__(None, None, None)
+        del self._snapshots  # and with it the model
+
+    def fails(self) -> None:
+        """Lets go of the model."""
+        vars(self).pop("_snapshots", None)
+
+    def _counted(self, at: Progress) -> int:
+        return at.step if self._count == "step" else at.batches
+
+
+class RecordsTraining(Closing, TrainingListener):
+    """What the recording callbacks are made with: a recorder from the first batch to the end.
+
+    Args:
+        where: the places, as in `byname.record`.
+        model: the module that is recorded; that of the trainer by default, or the network in it.
+        options: the other arguments of `byname.record`, such as ``to`` and ``every``; not ``count``.
+    """
+
+    def __init__(self, where: Any, *, model: nn.Module | None = None, **options: Any) -> None:
+        super().__init__()  # that of the trainer's own class of callbacks
+        if "count" in options:
+            raise BadArgumentError("an iteration of a callback is a batch of the training; count= is not taken")
+        self._where, self._model, self._options = where, model, options
+        self.recorder: Recorder | None = None
+
+    def close(self) -> None:
+        """End the recording. It ends by itself when the training does, and in Lightning also when that fails."""
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def begins(self, model: nn.Module, at: Progress) -> None:
+        """Begins a recording."""
+        self.close()
+        model = model if self._model is None else self._model
+        self.recorder = record(model, self._where, count="step", **self._options)
+
+    def batch_done(self, model: nn.Module, at: Progress) -> None:
+        """An iteration is over."""
+        if self.recorder is not None:
+            self.recorder.step()
+
+    def ends(self, model: nn.Module, at: Progress) -> None:
+        """Closes the recording."""
+        self.close()
+
+    def fails(self) -> None:
+        """Closes the recording."""
+        self.close()

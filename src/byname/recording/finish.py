@@ -1,0 +1,260 @@
+"""Finish: the HDF5 file of a log: when the recorder is closed, or later, of what a killed process has left."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from byname.errors import (
+    BynameError,
+    NoRecordingError,
+    NotARecordingError,
+    RecordingError,
+    RecordingExistsError,
+    recording_error,
+)
+from byname.reading.interrupts import defer_signals
+from byname.recording.descriptors import same_file, taken_over, write_at
+from byname.recording.distributed.ranks import rank_files
+from byname.recording.hdf5 import BUFFER, ByteRange, laid_out
+from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, marked
+from byname.recording.stored import OpenFile
+from byname.recording.target import nearest, needs_h5py
+from byname.text import printable
+
+
+def finish(path: str | os.PathLike[str]) -> Path:
+    """Make the HDF5 file of a recording that is a log, and remove the log.
+
+    A recording is a log (``run.h5.log``) while it runs; closing the recorder makes an HDF5 file of it, unless
+    ``record(..., finish=False)`` was asked for or the process was killed. `byname.open` reads both; h5py, xarray and
+    other programs read only the file. It needs as much room as the log, which is kept until the file is there.
+
+    Args:
+        path: of the log or of the file that it becomes; for a run of several ranks the path that was recorded to, such
+            as ``"run.h5"`` for ``run.rank0.h5.log``, ``run.rank1.h5.log`` and so on.
+
+    Returns:
+        The path of the file. A recording that is finished stays as it is.
+
+    Raises:
+        NoRecordingError: if there is no such recording; a FileNotFoundError, too.
+        NotARecordingError: if the file is something else.
+        RecordingExistsError: if the file is there, and is another recording.
+        RecordingError: if it is still written, or is damaged, or the file cannot be written.
+
+    Examples:
+        >>> import tempfile
+        >>> file = tempfile.mkdtemp() + "/run.h5"
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with byname.record(model, "forward", to=file, finish=False):
+        ...     output = model(torch.ones(1, 4))
+        >>> len(byname.open(file)["forward"]), byname.finish(file + ".log").name
+        (1, 'run.h5')
+    """
+    _all_of(path, "finished")
+    asked = Path(os.fspath(path))
+    return file_of(asked) if asked.suffix == ".log" and not asked.exists() else asked
+
+
+def repair(path: str | os.PathLike[str]) -> bool:
+    """Make the HDF5 file of what a killed process has left, for readers that are not byname.
+
+    It is what `finish` does: `byname.open` reads the log (``run.h5.log``) of a killed process as it is, and h5py,
+    xarray and others do not know it. A recording of which nothing was left stays as it is.
+
+    Args:
+        path: of the file; for a run of several ranks the path that was recorded to, such as ``"run.h5"`` for
+            ``run.rank0.h5``, ``run.rank1.h5`` and so on.
+
+    Returns:
+        Whether there was something to repair.
+
+    Raises:
+        NoRecordingError: if there is no such recording; a FileNotFoundError, too.
+        NotARecordingError: if the file is something else.
+        RecordingError: if it is still written, or is damaged, or the file may not be written (then a PermissionError,
+            too).
+
+    Examples:
+        >>> import tempfile
+        >>> file = tempfile.mkdtemp() + "/run.h5"
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with byname.record(model, "forward", to=file):
+        ...     output = model(torch.ones(1, 4))
+        >>> byname.repair(file)
+        False
+    """
+    return _all_of(path, "repaired")
+
+
+def _all_of(path: str | os.PathLike[str], done: str) -> bool:
+    """Finish the recording, of all ranks; return whether there was something to do."""
+    needs_h5py("making the HDF5 file of a recording")
+    asked = Path(os.fspath(path))
+    if asked.is_dir():
+        raise NotARecordingError(f"{printable(str(path))} is a directory; name the file in it that is to be {done}")
+    one = file_of(asked)
+    files = [*([one] if one.exists() or log_of(one).exists() else []), *rank_files(one).values()]
+    if not files:
+        raise NoRecordingError(f"there is no file {printable(str(path))}; {nearest(asked.absolute())}")
+    return bool(sum([_finished(file, done) for file in files]))  # all of them
+
+
+def _finished(path: Path, done: str) -> bool:
+    shown = printable(str(path))
+    try:
+        log = log_of(path)
+        if is_log(log):
+            return _locked(log, path)
+        RecordingFile(OpenFile(path))
+        return remove_left(path)
+    except BynameError as reason:
+        if shown in str(reason):
+            raise
+        raise type(reason)(f"{shown} cannot be {done}: {reason}") from reason.__cause__
+    except OSError as reason:
+        raise recording_error(f"{shown} cannot be {done}: {printable(str(reason))}", reason) from reason
+    except (RuntimeError, KeyError, ValueError, TypeError) as reason:  # HDF5's errors become one of these
+        raise RecordingError(f"{shown} cannot be {done}: {printable(str(reason))}") from reason
+
+
+def _locked(log: Path, path: Path) -> bool:
+    """Finish a log while nobody else does, least of all its writer."""
+    with closing(OpenFile(log)) as file:
+        if taken_over(file.descriptor) is False:
+            raise RecordingError(
+                f"{file.shown} is in use: another process, or this one, writes it. Try again when it has ended"
+            )
+        left = RecordingFile(file)
+        remove_left(path)
+        if not path.exists():
+            finish_log(left, path)
+        elif _identity(path) != left.identity:
+            raise RecordingExistsError(f"{printable(str(path))} is there, and is not of {file.shown}; move it away")
+        else:
+            log.unlink()  # the file was there already when its process was killed
+        return True
+
+
+def _identity(path: Path) -> bytes:
+    with closing(OpenFile(path)) as file, suppress(BynameError):
+        return RecordingFile(file).identity
+    return b""
+
+
+def new_name(path: Path) -> Path:
+    """Return a name beside a file for what will take its place; nobody else chooses the same."""
+    real = Path(os.path.realpath(path))
+    return real.with_name(f"{real.name}.{os.urandom(6).hex()}.new")
+
+
+def remove_left(path: Path) -> bool:
+    """Remove what killed processes have left of files that were to take this name; return whether there was some."""
+    real = Path(os.path.realpath(path))
+    shape = re.compile(re.escape(real.name) + r"\.[0-9a-f]{12}\.new")
+    with os.scandir(real.parent) as entries:
+        left = [Path(entry.path) for entry in entries if shape.fullmatch(entry.name)]
+    found = False
+    for one in left:
+        with suppress(OSError):  # somebody else removes it, or it may not be
+            one.unlink()
+            found = True
+    return found
+
+
+def finish_log(log: RecordingFile, path: Path) -> None:
+    """Make the HDF5 file of a log, in one piece, and remove the log."""
+    new = new_name(path)
+    try:
+        _write(log, new)
+        with defer_signals(also_repeated=True):
+            if not same_file(log.file.descriptor, log.file.path):
+                raise OSError("another program has removed or replaced it")
+            if is_log(path):
+                raise OSError(f"{printable(path.name)} has become the log of another recording")
+            new.replace(os.path.realpath(path))
+            log.file.path.unlink()
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _write(log: RecordingFile, new: Path) -> None:
+    """Write the HDF5 file of a log; signals wait while HDF5 works, and not while values are copied."""
+    import h5py
+
+    with defer_signals(also_repeated=True), h5py.File(new, "x", libver=("v108", "v110")) as made:
+        mark, index, copies = laid_out(made, log, log.level)
+    with defer_signals():
+        file = OpenFile(new, flags=os.O_RDWR)  # closes its descriptor itself, wherever an interrupt comes
+    total = sum(place.size for place in log.places.values())
+    with closing(file), _progress(printable(new.name[: -len(".123456789012.new")]), total) as told:
+        for at, pieces in copies:
+            for piece in pieces:
+                size = piece.size if type(piece) is ByteRange else len(piece)
+                if type(piece) is ByteRange:
+                    _copy(log.file, piece, file.descriptor, at)
+                else:
+                    write_at(file.descriptor, piece, at)
+                at += size
+                told(size)
+        whole = marked(log.identity, os.fstat(file.descriptor).st_size, index)
+        write_at(file.descriptor, whole, mark)  # last: until then it is no recording
+
+
+def _copy(file: OpenFile, run: ByteRange, descriptor: int, to: int) -> None:
+    """Copy bytes of a log into a file, by the system itself where it can."""
+    done = 0
+    with suppress(OSError, AttributeError):  # another system or file system cannot; of a full disk the rest speaks
+        while done < run.size:
+            got = os.copy_file_range(file.descriptor, descriptor, run.size - done, run.at + done, to + done)
+            if not got:
+                break
+            done += got
+    while done < run.size:
+        piece = file.read(run.at + done, min(BUFFER, run.size - done))
+        write_at(descriptor, piece.data, to + done)
+        done += len(piece)
+
+
+_PATIENCE, _PAUSE = 2.0, 0.2
+"""Seconds until a bar is shown, and between two looks of it."""
+
+
+@contextmanager
+def _progress(words: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show in a terminal how far the copying has come, if it takes long."""
+    done, shown, bar = 0, time.monotonic() + _PATIENCE, None
+
+    def told(size: int) -> None:
+        nonlocal done, shown, bar
+        done += size
+        if time.monotonic() < shown or not sys.stderr.isatty():
+            return
+        shown = time.monotonic() + _PAUSE
+        bar = bar or _bar(words, total)
+        bar.update(bar.task_ids[0], completed=done, refresh=True)
+
+    try:
+        yield told
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bar(words: str, total: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    # no thread of its own: it is drawn between two pieces
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    bar.add_task(f"writing {words}", total=total)
+    bar.start()
+    return bar

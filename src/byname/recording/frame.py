@@ -1,0 +1,407 @@
+"""Frame: a window of series as bytes, one form for logs, the messages between processes and the index of a file.
+
+A frame is a header, a JSON text, a table with an entry for each run of values of one type, and a body: the tables of
+records, and the values. It counts when it is there to its last byte; a process that is killed in the middle of a write
+leaves a shorter one. The JSON says what no frame before it has said: new places, new types of values, and facts.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from byname.codec import dtype_name
+from byname.recording.sampling import Sampling
+from byname.recording.series import Series
+from byname.recording.series_records import MOMENT, SERIES_RECORD, Kind
+from byname.recording.stored import Numbers, PackedArray, Source, StoredValues
+from byname.recording.value_type import ValueType, buffers_of, type_of
+
+HEADER = struct.Struct("<4sIIIQ")
+"""The mark, the checksum of JSON and entries, and the bytes of JSON, entries and body."""
+MARK = b"bnF1"
+ENTRY = numpy.dtype(
+    [("place", "<i4"), ("type", "<i4"), ("count", "<i4"), ("rank", "<i4"), ("records", "<i8"), ("values", "<i8"),
+     ("size", "<i8"), ("first", "<i8"), ("last", "<i8")]
+)  # fmt: skip
+"""A run of values of one place and type: where in the body its records and values are, and what is in them."""
+RECORD = numpy.dtype([("iteration", "<i8"), ("rank", "<i4"), ("call", "<i4"), ("eval", "<i1")])
+COLUMNS = {"iterations": "iteration", "ranks": "rank", "calls": "call", "modes": "eval"}
+"""The parts of a record, by the names of the arrays that a file has of each."""
+SEVERAL = -2
+"""In the place of the rank of an entry whose records are of several."""
+_UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+
+
+class FrameWriter:
+    """Makes frames; what one has said of places and types of values, the later ones do not say again."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._types: dict[ValueType, int] = {}
+
+    def packed(self, window: Iterable[Series], facts: Mapping[str, Any] | None = None) -> list[Any]:
+        """Return the buffers of a frame, in order.
+
+        Args:
+            window: the series; there may be several of a place, in order.
+            facts: plain values beside them.
+
+        Raises:
+            NotStorableError: if a value has no form.
+        """
+        places, types = len(self._places), len(self._types)
+        body, entries, samplings = _Body(), list[tuple[int, ...]](), list[Any]()
+        try:
+            for series in window:
+                place = self._places.setdefault(series.path, len(self._places))
+                if place == places + len(samplings):
+                    samplings.append(None if series.sampling is None else series.sampling.facts())
+                entries += self._entries(place, series, body)
+        except BaseException:  # what this frame would have said is still to be said
+            for known, count in ((self._places, places), (self._types, types)):
+                for one in [*known][count:]:
+                    del known[one]
+            raise
+        said = dict(facts or {})
+        if samplings:
+            said["places"] = [*zip([*self._places][places:], samplings, strict=True)]
+        if len(self._types) > types:
+            said["types"] = [kind.facts() for kind in [*self._types][types:]]
+        return framed(said, numpy.array(entries, ENTRY), body.pieces, body.size)
+
+    def _entries(self, place: int, series: Series, body: _Body) -> Iterator[tuple[int, ...]]:
+        records = series.records[MOMENT].astype(RECORD)
+        for kind, start, stop in _runs(series):
+            number = self._types.setdefault(kind, len(self._types))
+            whole = stop - start == len(series)
+            table = body.table(records if whole else records[start:stop])
+            begin = body.size
+            body.add(buffers_of(kind, series.values if whole else series.values[start:stop]))
+            yield (
+                place, number, stop - start, table.rank, table.at, begin, body.size - begin, table.first, table.last,
+            )  # fmt: skip
+
+
+def framed(facts: Mapping[str, Any], entries: NDArray[Any], body: Sequence[Any] = (), size: int = 0) -> list[Any]:
+    """Return the buffers of a frame, in order, whose body has so many bytes."""
+    words = json.dumps(facts, separators=(",", ":"), default=str).encode() if facts else b""
+    table = entries.tobytes()
+    checksum = zlib.crc32(table, zlib.crc32(words))
+    return [HEADER.pack(MARK, checksum, len(words), len(table), size), words, table, *body]
+
+
+class _PackedRecords(NamedTuple):
+    """Records in the body of a frame: where they begin, of which rank they are, and their iterations."""
+
+    at: int
+    rank: int
+    first: int
+    last: int
+
+
+class _Body:
+    """The body of a frame, while it grows."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
+        self.size = 0
+        self._tables: dict[bytes, _PackedRecords] = {}
+
+    def add(self, several: Iterable[Any]) -> None:
+        """Take bytes."""
+        for one in several:
+            self.pieces.append(one)
+            self.size += len(one)
+
+    def table(self, records: NDArray[Any]) -> _PackedRecords:
+        """Return the table of these records: places that are recorded together have the same."""
+        key = records.tobytes()
+        found = self._tables.get(key)
+        if found is None:
+            iterations, ranks = records["iteration"], records["rank"]
+            rank = int(ranks[0]) if (ranks == ranks[0]).all() else SEVERAL
+            found = _PackedRecords(self.size, rank, int(iterations.min()), int(iterations.max()))
+            self._tables[key] = found
+            self.add([key])
+        return found
+
+
+def _runs(series: Series) -> Iterator[tuple[ValueType, int, int]]:
+    """Yield the types of the values, and where those of one type begin and end."""
+    types = [*_types(series)]
+    for kind, group in groupby(range(len(series)), types.__getitem__):
+        numbers = [*group]
+        yield kind, numbers[0], numbers[-1] + 1
+
+
+def _types(series: Series) -> Iterator[ValueType]:
+    """Return the types of the values."""
+    shards = series.shards or [None] * len(series)
+    if not isinstance(series.values, Tensor):
+        return map(type_of, series.values, shards)
+    own, name = tuple(series.values.shape[1:]), dtype_name(series.values.dtype)
+    padded = (None if tuple(shape) == own else tuple(shape) for shape in series.shapes)
+    return (ValueType("tensor", name, own, one, shard) for one, shard in zip(padded, shards, strict=True))
+
+
+class Frame(NamedTuple):
+    """What was read of a frame.
+
+    Attributes:
+        facts: its JSON.
+        entries: its table, with places in the source.
+        end: where it ends.
+    """
+
+    facts: dict[str, Any]
+    entries: NDArray[Any]
+    end: int
+
+
+def frame_at(source: Source, at: int, base: int | None = None) -> Frame | None:
+    """Return the frame that begins at a byte; None where there is no whole one.
+
+    Args:
+        base: from where its entries count; None for the beginning of its body.
+
+    Raises:
+        RecordingError: if there is something else.
+    """
+    if source.size - at < HEADER.size:
+        return None
+    mark, checksum, words, table, size = HEADER.unpack(source.read(at, HEADER.size).data)
+    if mark != MARK:
+        raise source.damaged(f"no frame begins at byte {at}")
+    at += HEADER.size
+    if words + table + size > source.size - at:
+        return None
+    index = source.read(at, words + table)
+    if zlib.crc32(index.data) != checksum or table % ENTRY.itemsize:
+        raise source.damaged(f"what stands at byte {at} is not what was written there")
+    try:
+        facts = json.loads(index[:words].tobytes()) if words else {}
+    except _UNREADABLE as reason:
+        raise source.damaged(f"the JSON at byte {at} cannot be read") from reason
+    if type(facts) is not dict:
+        raise source.damaged(f"the JSON at byte {at} is no object")
+    entries, body = index[words:].view(ENTRY), at + words + table
+    if base is None:
+        entries["records"] += body
+        entries["values"] += body
+    return Frame(facts, entries, body + size)
+
+
+class FrameIndex:
+    """What frames have said: the places, the types of values, and where the values of each place are.
+
+    Args:
+        source: the bytes that the frames are in.
+
+    Attributes:
+        named: the places, with how their values were taken.
+        types: those of all values.
+        columns: where the columns of records are, in a file that has them apart; entries have the number of a row.
+        packed: arrays that are packed, by the numbers of their places; entries count from their beginnings.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.named: list[tuple[str, Sampling | None]] = []
+        self.types: list[ValueType] = []
+        self.columns: Numbers | None = None
+        self.packed: dict[int, Source] = {}
+        self._entries: list[NDArray[Any]] = []
+
+    def add(self, frame: Frame) -> None:
+        """Take what a frame says.
+
+        Raises:
+            RecordingError: if it says nothing that a recorder has written.
+        """
+        try:
+            for path, sampling in frame.facts.get("places", ()):
+                if type(path) is not str:
+                    raise TypeError("a path that is no text")
+                self.named.append((path, None if sampling is None else Sampling.of(sampling)))
+            self.types += map(ValueType.of, frame.facts.get("types", ()))
+            if "columns" in frame.facts:
+                self.columns = numpy.array(frame.facts["columns"], "<i8").reshape(-1, len(COLUMNS))
+            for number, about in frame.facts.get("packed", {}).items():
+                self.packed[int(number)] = PackedArray(self.source, about)
+        except _UNREADABLE as reason:
+            raise self.source.damaged("a place or a type of values that cannot be read") from reason
+        if len(frame.entries):
+            self._entries.append(frame.entries)
+
+    def clear(self) -> None:
+        """Forget the values, and keep the places and types, of which the next frames speak."""
+        self._entries = []
+
+    def last(self) -> int:
+        """Return the last iteration of all records; -1 if there are none."""
+        return max((int(entries["last"].max()) for entries in self._entries), default=-1)
+
+    def places(self) -> dict[str, StoredPlace]:
+        """Return the places that have records, by their paths, in the order in which they first came.
+
+        Raises:
+            RecordingError: if an entry speaks of what there is not.
+        """
+        if not self._entries:
+            return {}
+        rows = numpy.concatenate([one.view("<i8") for one in self._entries]).reshape(-1, ENTRY.itemsize // 8)
+        entries = rows.reshape(-1).view(ENTRY)
+        self._entries = [entries]
+        self._check(entries)
+        numbers = entries["place"].copy()
+        narrow = numbers.astype("<u2") if len(self.named) < 2**16 else numbers  # which NumPy sorts by counting
+        order = numpy.argsort(narrow, kind="stable")
+        bounds = numpy.searchsorted(numbers[order], numpy.arange(len(self.named) + 1)).tolist()
+        found: dict[str, StoredPlace] = {}
+        for number, (path, _) in enumerate(self.named):
+            if path in found:
+                raise self.source.damaged(f"it has two places {path!r:.60}")
+            if bounds[number + 1] > bounds[number]:
+                found[path] = StoredPlace(self, number, rows, order[bounds[number] : bounds[number + 1]])
+        return found
+
+    def _check(self, entries: NDArray[Any]) -> None:
+        """Refuse entries that lead out of the source."""
+        for name, known in (("place", self.named), ("type", self.types)):
+            if entries[name].min() < 0 or entries[name].max() >= len(known):
+                raise self.source.damaged(f"an entry of it names a {name} that there is not")
+        room: Any = self.source.size
+        if self.packed:
+            rooms = [self.packed.get(number, self.source).size for number in range(len(self.named))]
+            room = numpy.array(rooms, "<i8")[entries["place"]]
+        count, at, own = entries["count"].astype("<i8"), entries["values"], entries["size"]
+        last = self.source.size - count * RECORD.itemsize if self.columns is None else len(self.columns) - 1
+        fits = (count > 0) & (own >= 0) & (at >= 0) & (at <= room - own)
+        fits &= (entries["records"] >= 0) & (entries["records"] <= last)
+        if not fits.all():
+            raise self.source.damaged("an entry of it leads out of it")
+
+
+class StoredPlace:
+    """The records of one place in a file or a message.
+
+    Args:
+        index: what the frames have said.
+        number: of the place.
+        rows: all entries, as whole numbers.
+        which: those of the place.
+
+    Attributes:
+        path: the place.
+        sampling: how its values were taken, if that is known.
+        entries: its runs of values.
+    """
+
+    def __init__(self, index: FrameIndex, number: int, rows: Numbers, which: Numbers) -> None:
+        self.path, self.sampling = index.named[number]
+        self._index, self._rows, self._which = index, rows, which
+        self._source = index.packed.get(number, index.source)
+
+    @cached_property
+    def entries(self) -> NDArray[Any]:
+        """The entries, taken as numbers, which is faster."""
+        return self._rows[self._which].reshape(-1).view(ENTRY)
+
+    @property
+    def types(self) -> Sequence[ValueType]:
+        """The types of its values, each once, in the order in which they came."""
+        return [self._index.types[number] for number in dict.fromkeys(self.entries["type"].tolist())]
+
+    @property
+    def count(self) -> int:
+        """The number of its records."""
+        return int(self.entries["count"].sum(dtype="<i8"))
+
+    @property
+    def first(self) -> int:
+        """The first iteration of a record."""
+        return int(self.entries["first"].min())
+
+    @property
+    def last(self) -> int:
+        """The last iteration of a record."""
+        return int(self.entries["last"].max())
+
+    @property
+    def size(self) -> int:
+        """The bytes of its values, without those that pad them in a file."""
+        padding = numpy.array([kind.padding for kind in self._index.types], "<i8")
+        return int((self.entries["size"] - padding[self.entries["type"]] * self.entries["count"]).sum())
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The processes that its records are of."""
+        found = frozenset(numpy.unique(self.entries["rank"]).tolist())
+        return frozenset(numpy.unique(self.records()["rank"]).tolist()) if SEVERAL in found else found
+
+    def series(self) -> Series:
+        """Return its records; values are read when they are asked for."""
+        records, values = self.records(), self.values()
+        full = numpy.empty(len(records), SERIES_RECORD)
+        full[MOMENT] = records
+        full["kind"] = values.which
+        kinds = [Kind(kind.own_shape, kind.shard) for kind in values.types]
+        return Series.of(self.path, values, full, kinds, self.sampling)
+
+    def records(self) -> NDArray[Any]:
+        """Return when and where its values came.
+
+        Raises:
+            RecordingError: if they take more than the file has.
+        """
+        source, columns = self._index.source, self._index.columns
+        if self.count * RECORD.itemsize > source.size or int(self.entries["size"].sum()) > self._source.size:
+            raise source.damaged(f"{self.path!r:.60} has more records than there is room for in it")
+        ats, counts = self.entries["records"].tolist(), self.entries["count"].tolist()
+        if columns is None:
+            several = [source.table(at, count, RECORD) for at, count in zip(ats, counts, strict=True)]
+            return several[0] if len(several) == 1 else numpy.concatenate(several)
+        records = numpy.empty(self.count, RECORD)
+        for name, at in zip(COLUMNS.values(), columns[ats[0]].tolist(), strict=True):
+            records[name] = source.table(at, len(records), RECORD[name])
+        return records
+
+    def values(self) -> StoredValues:
+        """Return its values."""
+        counts = self.entries["count"].astype("<i8")
+        each = numpy.array([-1 if kind.bytes is None else kind.bytes for kind in self._index.types], "<i8")
+        sizes = each[self.entries["type"]]
+        if (sizes > self.entries["size"] // counts).any():
+            raise self._source.damaged(f"{self.path!r:.60} has values that are larger than their bytes")
+        before = numpy.cumsum(counts) - counts
+        own = numpy.repeat(sizes, counts)
+        at = (
+            numpy.repeat(self.entries["values"], counts) + (numpy.arange(len(own)) - numpy.repeat(before, counts)) * own
+        )
+        for number in numpy.flatnonzero(sizes < 0).tolist():
+            begin, count = int(before[number]), int(counts[number])
+            self._place_each(self.entries[number], at[begin : begin + count], own[begin : begin + count])
+        types = self.types
+        numbers = numpy.zeros(len(self._index.types), "<i8")
+        numbers[[*dict.fromkeys(self.entries["type"].tolist())]] = range(len(types))
+        return StoredValues(self._source, types, numpy.repeat(numbers[self.entries["type"]], counts), at, own)
+
+    def _place_each(self, entry: Any, at: Numbers, sizes: Numbers) -> None:
+        """Read the table of the sizes of values before them."""
+        count, begin = len(at), int(entry["values"])
+        if entry["size"] < 8 * count:
+            raise self._source.damaged(f"{self.path!r:.60} has values without sizes")
+        sizes[:] = self._source.table(begin, count, "<i8")
+        if sizes.min() < 0 or sizes.max() > entry["size"] or int(sizes.sum(dtype="f8")) > entry["size"] - 8 * count:
+            raise self._source.damaged(f"{self.path!r:.60} has values that are larger than their bytes")
+        at[:] = begin + 8 * count + numpy.cumsum(sizes) - sizes

@@ -1,0 +1,283 @@
+"""Log: a recording while it runs: frames, one after another, and nothing that was written ever changes.
+
+So a kill costs at most the frame that was being written, readers need no lock, and what they have seen stays. The
+writer holds a lock for as long as it lives, by which others know whether it still does. When the recorder is closed, an
+HDF5 file is made of the log in one piece, and the log is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from byname.errors import RecordingError, RecordingExistsError, RecordingWarning, recording_error
+from byname.reading.interrupts import defer_signals
+from byname.recording.descriptors import hold, let_go, opened, same_file, write_together
+from byname.recording.finish import finish_log, new_name, remove_left
+from byname.recording.frame import FrameWriter
+from byname.recording.hdf5 import compression_of
+from byname.recording.memory import Store
+from byname.recording.recording_file import LOG_MAGIC, RecordingFile, is_log, log_of
+from byname.recording.series import Series
+from byname.recording.stored import OpenFile
+from byname.recording.target import needs_h5py, target
+from byname.table import counted
+from byname.text import printable
+
+
+class LogStore(Store):
+    """Writes windows of values to a log, and makes an HDF5 file of it at the end; a `Store`.
+
+    Args:
+        path: of the HDF5 file; the log lies beside it, under its name with ``.log`` behind.
+        run: facts of the run.
+        compression: of the HDF5 file: None, ``"gzip"`` or ``("gzip", level)``.
+        overwrite: whether a recording that is there may be replaced.
+        finish: whether to make the HDF5 file; else the log stays.
+
+    Raises:
+        RecordingError: if the log cannot be made.
+        BadArgumentError: if there is no such compression.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        run: Mapping[str, Any],
+        compression: Any = None,
+        overwrite: bool = False,
+        finish: bool = True,
+    ) -> None:
+        if finish:
+            needs_h5py("recording to a file")
+        self.path = target(path, overwrite=overwrite)
+        level = compression_of(compression)
+        self._log, self._finishes = _free_log(self.path, overwrite), finish
+        self._owner = os.getpid()
+        self._waiting: list[Series] = []
+        self._said: dict[str, Any] = {}
+        self._last, self._records, self._end = -1, 0, 0
+        self._lost = self._ended = False
+        self._failure: RecordingError | None = None
+        self._frames = FrameWriter()
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        facts = {"rank": 0, "world_size": 1, "started": now, **run}
+        shown = printable(str(self.path))
+        try:
+            with defer_signals(also_repeated=True):
+                self._descriptor: int | None = self._created({"run": facts, "gzip": level}, overwrite)
+        except FileExistsError as reason:
+            raise RecordingExistsError(f"{shown} is being recorded to by another process") from reason
+        except OSError as reason:
+            raise recording_error(f"{shown} cannot be written: {printable(str(reason))}", reason) from reason
+
+    @property
+    def failed(self) -> bool:
+        """Whether the log can no longer be written."""
+        return self._failure is not None
+
+    def append(self, window: Mapping[str, Series]) -> None:
+        """Takes the values that came since the last window."""
+        if self._writes:
+            self._waiting += [series for series in window.values() if len(series)]
+
+    def forget(self) -> None:
+        """Forgets what it has taken: readers pass over it from the next frame on, and the HDF5 file is without it."""
+        if self._writes:
+            self._waiting.clear()
+            self._said["anew"] = True
+
+    def note(self, name: str, fact: str) -> None:
+        """Notes a fact of the run."""
+        if self._writes:
+            self._said.setdefault("run", {})[name] = fact
+
+    def flush(self) -> None:
+        """Makes what was appended outlive a kill of the process, and seen by readers.
+
+        Raises:
+            RecordingError: if the log can no longer be written.
+        """
+        if os.getpid() != self._owner:
+            return
+        self._write()
+        if self._failure is not None:
+            raise self._failure
+
+    def lose(self, sentence: str) -> None:
+        """Notes in words that something is missing in the recording."""
+        if self._writes:
+            self._lost = True
+            self._said.setdefault("missing", []).append(sentence)
+
+    def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
+        """Notes from which iterations on, one of each mode, nothing stands at a place."""
+        if self._writes:
+            self._said.setdefault("ends", []).append([path, [[*one] for one in times]])
+
+    def close(self, *, complete: bool = True) -> None:
+        """Writes what is left, and makes the HDF5 file; where that cannot be done, the log stays, and is whole.
+
+        Raises:
+            RecordingError: if not all could be written to the log.
+        """
+        if self._descriptor is None:
+            return
+        try:
+            if self._writes:
+                self._write(closed=True, complete=complete and not self._lost)
+                if self._failure is None and self._finishes:
+                    self._make_hdf5()
+        finally:
+            if not self._writes:  # else an interrupt came before the log was whole, and closing it again goes on
+                self._release()
+        failure, self._failure = self._failure, None
+        if failure is not None and os.getpid() == self._owner:
+            raise failure
+
+    def _release(self) -> None:
+        with defer_signals(also_repeated=True):
+            descriptor, self._descriptor = self._descriptor, None
+            self._ended = True
+            self._waiting.clear()
+            if descriptor is not None:
+                if os.getpid() == self._owner:
+                    let_go(descriptor)
+                os.close(descriptor)
+
+    def withdraw(self) -> None:
+        """Removes the file again, after `close`, where the recording did not come to begin."""
+        if os.getpid() == self._owner and not self._records:
+            for one in (self.path, self._log):
+                one.unlink(missing_ok=True)
+
+    def results(self) -> Mapping[str, Series]:
+        """All that was taken so far, by path; values are read from the file when they are asked for."""
+        if self._writes:
+            self._write()
+        path = self._log if self._descriptor is not None or self._log.exists() else self.path
+        return RecordingFile(OpenFile(path, self._descriptor)).series
+
+    @property
+    def _writes(self) -> bool:
+        return not self._ended and self._failure is None and os.getpid() == self._owner
+
+    def _created(self, facts: dict[str, Any], overwrite: bool) -> int:
+        """Make the log, whole from the beginning, in the place of an older recording."""
+        remove_left(self.path)
+        new = new_name(self.path)
+        descriptor = opened(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            hold(descriptor)
+            start = LOG_MAGIC + os.urandom(16)
+            self._end = write_together(descriptor, [start, *self._frames.packed((), facts)], 0)
+            if overwrite:
+                new.replace(self._log)
+                Path(os.path.realpath(self.path)).unlink(missing_ok=True)
+            else:
+                _link(new, self._log)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        finally:
+            new.unlink(missing_ok=True)
+        return descriptor
+
+    def _write(self, **facts: Any) -> None:
+        """Write what waits as a frame; what goes wrong ends the recording, and not the program."""
+        if not self._writes or not (self._said or self._waiting or facts):
+            return
+        failure: OSError | None = None
+        with defer_signals(also_repeated=True):  # and what they raise, when this is done, is no error of the log
+            said, self._said = {**self._said, **facts}, {}
+            waiting, self._waiting = self._waiting, []
+            try:
+                self._append(self._frames.packed(waiting, said))
+            except OSError as reason:
+                failure = reason
+            except BaseException:
+                self._lost = True
+                raise
+            else:
+                self._ended = "closed" in facts
+                self._records += sum(map(len, waiting))
+                self._last = max([self._last, *(max(series.iterations) for series in waiting)])
+        if failure is not None:
+            self._give_up(failure)
+
+    def _append(self, buffers: Sequence[Any]) -> None:
+        assert self._descriptor is not None, "only while it writes"
+        if not same_file(self._descriptor, self._log):
+            raise OSError("another program has removed or replaced it")
+        if os.fstat(self._descriptor).st_size != self._end:
+            raise OSError("another program has changed it")
+        self._end = write_together(self._descriptor, buffers, self._end)
+
+    def _give_up(self, reason: Exception) -> None:
+        if self._descriptor is not None:
+            with suppress(OSError):  # nothing of a frame that is not whole; a reader would pass it over, too
+                os.ftruncate(self._descriptor, self._end)
+        kept = f"{counted(self._records, 'record')} up to iteration {self._last}" if self._records else "nothing yet"
+        text = f"{printable(str(self._log))} can no longer be written ({printable(str(reason))}); in it: {kept}"
+        self._failure = recording_error(text, reason)
+        self._failure.__cause__ = reason
+        warnings.warn(f"{text}; the program goes on, and is not recorded", RecordingWarning, stacklevel=4)
+
+    def _make_hdf5(self) -> None:
+        assert self._descriptor is not None, "only before it is let go"
+        try:
+            finish_log(RecordingFile(OpenFile(self._log, self._descriptor)), self.path)
+        except (RecordingError, OSError, RuntimeError, ValueError, KeyError) as reason:  # h5py's errors are of these
+            text = (
+                f"{printable(str(self._log))} is whole, but no HDF5 file could be made of it ({printable(str(reason))})"
+            )
+            warnings.warn(
+                f"{text}; byname.open reads it as it is, and byname.finish makes the file",
+                RecordingWarning,
+                stacklevel=4,
+            )
+
+
+def _free_log(path: Path, overwrite: bool) -> Path:
+    """Return where the log of a recording to a file will lie.
+
+    Raises:
+        RecordingExistsError: if there is one, and it may not be replaced; or something else has this name; or the file
+            that it would become is the log of another recording.
+    """
+    log = log_of(path)
+    shown, file = printable(str(log)), printable(str(path))
+    if is_log(path):
+        raise RecordingExistsError(
+            f"{file} is the log of a recording, and was not touched; record to the name without .log, or to another"
+        )
+    if is_log(log):
+        if not overwrite:
+            raise RecordingExistsError(
+                f"{shown} is there already: a recording to {file} that runs, or was not finished. byname.finish makes "
+                "the file of it; overwrite=True replaces it"
+            )
+    elif os.path.lexists(log) and (log.is_symlink() or not log.is_file() or log.stat().st_size):
+        raise RecordingExistsError(
+            f"{shown} is there, was not made by a recording, and was not touched; a recording to {file} needs this "
+            "name: move it away, or record to another name"
+        )
+    return log
+
+
+def _link(new: Path, path: Path) -> None:
+    """Give a file a name that no other has; FileExistsError if one has it."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if path.exists():
+            raise FileExistsError(str(path)) from None
+        new.replace(path)

@@ -1,0 +1,122 @@
+"""Memory: what every store of a recording does, and the store that keeps it in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from byname.recording.series import Series, concatenated
+
+Ends = Mapping[str, Sequence[tuple[str, int]]]
+"""For places that came to an end before the run did, the modes and iterations from which on it is so."""
+
+
+class SeriesOnDemand(Mapping[str, Series]):
+    """The series of places, each made when it is asked for.
+
+    Args:
+        paths: the places.
+        make: makes the series of one.
+        ends: those that the series get.
+    """
+
+    def __init__(self, paths: Iterable[str], make: Callable[[str], Series], ends: Ends | None = None) -> None:
+        self._paths = dict.fromkeys(paths)
+        self._make = make
+        self._ends = ends or {}
+
+    def __getitem__(self, path: str) -> Series:
+        if path not in self._paths:
+            raise KeyError(path)
+        series = self._make(path)
+        return series.but(ends=self._ends[path]) if path in self._ends else series
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+class Store:
+    """Takes windows of values, in order; the methods here do nothing.
+
+    What goes wrong with the outside (a full disk, a lost file) is no error of the recorded program: a store warns once
+    and takes no more; `flush` and `close` then raise `RecordingError`.
+    """
+
+    @property
+    def failed(self) -> bool:
+        """Whether it can take no more."""
+        return False
+
+    def append(self, window: Mapping[str, Series]) -> None:
+        """Take the values that came since the last window; they are copies that nothing else changes."""
+
+    def forget(self) -> None:
+        """Forget everything taken so far: what comes next is all that stays."""
+
+    def note(self, name: str, fact: str) -> None:
+        """Note a fact of the run."""
+
+    def flush(self) -> None:
+        """Make what was appended outlive a kill of the process, and seen by readers."""
+
+    def lose(self, sentence: str) -> None:
+        """Note in words that something is missing in the recording."""
+
+    def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
+        """Note from which iterations on, one of each mode, nothing stands at a place."""
+
+    def close(self, *, complete: bool = True) -> None:
+        """Take no more; ``complete`` is whether the run came to an end by itself. Once more does nothing."""
+
+    def results(self) -> Mapping[str, Series]:
+        """Return everything taken so far, by path."""
+        return {}
+
+    def withdraw(self) -> None:
+        """Remove what was made, after `close`, where nothing was taken."""
+
+
+class MemoryStore(Store):
+    """Keeps the windows of a run; what is missing is in the recorder's notes."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, list[Series]] = {}
+        self._ends: dict[str, list[tuple[str, int]]] = {}
+
+    def append(self, window: Mapping[str, Series]) -> None:
+        """Keep a window. Many short ones become a long one, which takes less room; stacked values stay as they are."""
+        for path, series in window.items():
+            several = self._windows.setdefault(path, [])
+            several.append(series)
+            if len(several) > _SEVERAL and not isinstance(series.values, Tensor):
+                several[:] = [concatenated(several)]
+
+    def forget(self) -> None:
+        """Forget the windows; results that were asked for have them."""
+        self._windows = {}
+
+    def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
+        """Note it for the results."""
+        self._ends.setdefault(path, []).extend(times)
+
+    def results(self) -> Mapping[str, Series]:
+        """Return the windows of each place so far, put together when the place is asked for."""
+        windows = self._windows
+        sizes = {path: sum(map(len, several)) for path, several in windows.items()}
+
+        def made(path: str) -> Series:
+            several = windows[path]
+            several[:] = [concatenated(several)]
+            return several[0].picked(slice(sizes[path]))  # with a list of its own, to which the user may do something
+
+        return SeriesOnDemand(sizes, made, {path: tuple(times) for path, times in self._ends.items()})
+
+
+_SEVERAL = 64

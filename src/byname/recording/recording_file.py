@@ -1,0 +1,172 @@
+"""Recording file: a log or a finished recording, open for reading, and how both are called and recognised.
+
+Both are read by frames: a log has many, one behind the other, and an HDF5 file one, its index, whose entries say where
+in the file each array lies. HDF5 is asked for nothing, so nothing that a file says of itself makes it read, follow or
+unpack anything.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from byname.errors import BynameError, NotARecordingError, RecordingError
+from byname.recording.frame import FrameIndex, frame_at
+from byname.recording.memory import SeriesOnDemand
+from byname.recording.series import Series
+from byname.recording.stored import OpenFile
+from byname.text import printable
+
+LOG_MAGIC = b"byname log 3\n\0\0\0"
+LOG_START = len(LOG_MAGIC) + 16
+"""What a log begins with; 16 bytes follow that tell it from all others; then come its frames."""
+FORMAT, VERSION = "byname recording", 3
+MARK = struct.Struct("<16s16sQQI")
+"""The mark of an HDF5 file: the magic, the identity, the bytes of the file, the start of the index, the checksum."""
+MAGIC = b"byname HDF5 3.1\n"
+_NEAR = 8192
+"""Bytes at the beginning of the file within which the mark is."""
+
+
+def log_of(path: str | os.PathLike[str]) -> Path:
+    """Return where the log of a recording to a file lies."""
+    return Path(os.path.realpath(path) + ".log")
+
+
+def file_of(path: Path) -> Path:
+    """Return the HDF5 file that a log becomes; another path stays as it is, also one that ends in ``.log`` itself."""
+    if path.suffix == ".log" and (is_log(path) or not (path.exists() or is_log(log_of(path)))):
+        return path.with_suffix("")
+    return path
+
+
+def is_log(path: Path) -> bool:
+    """Whether there is a log of a recording at a path."""
+    try:
+        with closing(OpenFile(path)) as file:
+            return file.read(0, min(file.size, len(LOG_MAGIC))).tobytes() == LOG_MAGIC
+    except (OSError, BynameError):  # there is nothing, or something else
+        return False
+
+
+class RecordingFile:
+    """A recording that is open for reading: what was in it when this was made.
+
+    Args:
+        file: the bytes.
+
+    Attributes:
+        identity: tells the recording from all others; that of a log is that of the file which it becomes.
+        run: the facts of the run.
+        level: of gzip in the HDF5 file that a log becomes; None for none.
+        missing: what is known to be lost, in words.
+        ended: whether the recording was closed.
+        complete: whether the run came to its end, too, and nothing is missing.
+        places: the places by their paths.
+        ends: for places that came to an end before the run did, the modes and iterations from which on it is so.
+
+    Raises:
+        NotARecordingError: if it is another file.
+        RecordingError: if it is damaged from the beginning, or of another version.
+    """
+
+    def __init__(self, file: OpenFile) -> None:
+        self.file = file
+        self.missing: list[str] = []
+        self.ended = self.complete = False
+        self.ends: dict[str, list[tuple[str, int]]] = {}
+        start = file.read(0, min(file.size, LOG_START)).tobytes()
+        log = start.startswith(LOG_MAGIC)
+        self.identity, at = (start[len(LOG_MAGIC) :], LOG_START) if log else _marked(file)
+        self._read(at, log)
+
+    @property
+    def series(self) -> Mapping[str, Series]:
+        """The records of each place."""
+        return SeriesOnDemand(self.places, lambda path: self.places[path].series(), self.ends)
+
+    def _read(self, at: int, log: bool) -> None:
+        index, frame = FrameIndex(self.file), frame_at(self.file, at, None if log else 0)
+        if frame is None:
+            raise self.file.damaged("it ends before anything was recorded")
+        run, self.level = frame.facts.get("run"), frame.facts.get("gzip")
+        if type(run) is not dict or (self.level is not None and self.level not in range(10)):
+            raise self.file.damaged("it does not begin as a recording")
+        try:
+            while frame is not None:
+                if frame.facts.get("anew") is True:
+                    index.clear()
+                index.add(frame)
+                more = frame.facts.get("run")
+                run = {**run, **more} if type(more) is dict else run
+                self._note(frame.facts)
+                at = frame.end
+                frame = frame_at(self.file, at) if log else None
+        except RecordingError as reason:
+            if not log:
+                raise
+            self.missing.append(f"what came after byte {at}: {reason}")
+            self.ended = True
+        self.places = index.places()
+        updated = datetime.fromtimestamp(self.file.updated, UTC).isoformat(timespec="milliseconds")
+        self.run: dict[str, Any] = {"updated": updated, **run}
+        self.complete &= not self.missing
+        if log and not self.ended:
+            last = index.last()
+            after = f"what came after iteration {last}" if last >= 0 else "what was recorded"
+            self.missing.append(
+                f"the recording was not closed: it still runs, or its process ended before; {after} is not in the file"
+            )
+
+    def _note(self, facts: Mapping[str, Any]) -> None:
+        try:
+            self.missing += [printable(str(one)) for one in facts.get("missing", ())]
+            for path, times in facts.get("ends", ()):
+                self.ends.setdefault(path, []).extend((str(mode), int(iteration)) for mode, iteration in times)
+        except (TypeError, ValueError) as reason:
+            raise self.file.damaged("a fact of it cannot be read") from reason
+        self.ended = self.ended or facts.get("closed") is True
+        self.complete = facts.get("complete") is True
+
+
+def _marked(file: OpenFile) -> tuple[bytes, int]:
+    """Return the identity in the mark of an HDF5 file, and where its index is."""
+    start = file.read(0, min(file.size, _NEAR)).tobytes()
+    at = start.find(MAGIC)
+    mark = start[at : at + MARK.size] if at >= 0 else b""
+    if len(mark) < MARK.size:
+        raise _foreign(file, start)
+    _, identity, whole, begin, checksum = MARK.unpack(mark)
+    if zlib.crc32(mark[:-4]) != checksum:
+        raise file.damaged("its mark is not what was written")
+    if file.size < whole:
+        raise file.damaged(f"it has {file.size} of {whole} bytes")
+    return identity, begin
+
+
+def marked(identity: bytes, size: int, index: int) -> bytes:
+    """Return the mark of an HDF5 file of so many bytes, and with the index at this one."""
+    mark = MARK.pack(MAGIC, identity, size, index, 0)[:-4]
+    return mark + zlib.crc32(mark).to_bytes(4, "little")
+
+
+def _foreign(file: OpenFile, start: bytes) -> Exception:
+    """Return the error for a file that is no recording of this version."""
+    if not file.size:
+        return NotARecordingError(f"{file.shown} is empty: nothing was written to it yet, or it was cut off")
+    if start.startswith(b"\x89HDF\r\n\x1a\n"):
+        more = file.read(0, min(file.size, 1 << 16)).tobytes()
+        if FORMAT.encode() in more:
+            return RecordingError(
+                f"{file.shown} was written by an older byname, in format 1 or 2: one from before 2026-11-26 reads it"
+            )
+        return NotARecordingError(f"{file.shown} is HDF5, but no recording of byname")
+    zipped = (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05")
+    found = "Python's pickle or a zip file" if start[:2] in zipped else "no HDF5"
+    return NotARecordingError(f"{file.shown} is no recording: it begins as {found}, with {start[:8]!r}")

@@ -1,0 +1,308 @@
+"""Stored: values in an open file, which are read when they are asked for, and only those.
+
+Nothing that a file says of itself is believed: every place and length is compared with the size of the file, before
+anything is read or room for it is made.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import stat
+import weakref
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, overload
+
+import numpy
+from numpy.typing import NDArray
+
+from byname.errors import NotARecordingError, NotPermittedError, RecordingError
+from byname.recording.descriptors import opened, read_at
+from byname.recording.value_type import ValueType, numpy_dtype
+from byname.text import printable
+
+Bytes: TypeAlias = NDArray[numpy.uint8]
+Numbers: TypeAlias = NDArray[numpy.int64]
+
+BLOCK = 4 << 20
+"""Bytes that are read at once where values are asked for one after another."""
+_KINDS = {stat.S_IFIFO: "a pipe (a FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
+
+
+class Source(ABC):
+    """Bytes that can be read from any place on.
+
+    Attributes:
+        size: how many there are.
+    """
+
+    size: int
+
+    @abstractmethod
+    def read_into(self, view: memoryview, at: int) -> None:
+        """Fill the view with the bytes from `at` on."""
+
+    @abstractmethod
+    def damaged(self, words: str) -> RecordingError:
+        """Return the error that says what is wrong with these bytes."""
+
+    def read(self, at: int, size: int) -> Bytes:
+        """Return some of the bytes, in memory of their own."""
+        if at < 0 or size < 0 or at + size > self.size:
+            raise self.damaged(f"it speaks of {size} bytes at {at}, and has {self.size}")
+        out = numpy.empty(size, numpy.uint8)
+        if size:
+            self.read_into(out.data, at)
+        return out
+
+    def table(self, at: int, count: int, dtype: Any) -> NDArray[Any]:
+        """Return an array of so many items that lies in the bytes."""
+        found: NDArray[Any] = self.read(at, count * numpy.dtype(dtype).itemsize).view(dtype)
+        return found
+
+
+class OpenFile(Source):
+    """An open file, which is closed at the latest when nothing refers to it any more.
+
+    Args:
+        path: of the file.
+        descriptor: of the file, where it is open already; a copy of it is used.
+        flags: how to open it, as for ``os.open``.
+
+    Attributes:
+        size: its bytes when it was opened; what is written later is not seen.
+        updated: when it was last written, in seconds since 1970.
+
+    Raises:
+        NotARecordingError: if this is a directory, a pipe or the like.
+        NotPermittedError: if it may not be read.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None = None, *, flags: int = os.O_RDONLY) -> None:
+        self.path, self.shown = path, printable(str(path))
+        kind = path.stat().st_mode if descriptor is None else os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(kind):  # to open a pipe would wait for somebody who writes to it
+            raise NotARecordingError(f"{self.shown} is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, and no file")
+        try:
+            self.descriptor = opened(path, flags) if descriptor is None else os.dup(descriptor)
+        except PermissionError as reason:
+            raise NotPermittedError(f"{self.shown} may not be read: {printable(str(reason.strerror))}") from reason
+        self._closing = weakref.finalize(self, os.close, self.descriptor)
+        self._closing.atexit = False
+        facts = os.fstat(self.descriptor)
+        self.size, self.updated = facts.st_size, facts.st_mtime
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenFile, (self.path,)
+
+    def read_into(self, view: memoryview, at: int) -> None:
+        """Fill the view with the bytes from `at` on."""
+        if not self._closing.alive:
+            raise RecordingError(f"{self.shown} was closed; open it again with byname.open")
+        try:
+            got = read_at(self.descriptor, view, at)
+        except OSError as reason:
+            raise RecordingError(f"{self.shown} cannot be read: {printable(str(reason))}") from reason
+        if got < len(view):
+            raise self.damaged("it was cut off while it was read")
+
+    def damaged(self, words: str) -> RecordingError:
+        """Return the error that says what is wrong with the file."""
+        return RecordingError(f"{self.shown} is damaged or cut off: {words}")
+
+    def close(self) -> None:
+        """Close the file; once more does nothing."""
+        self._closing()
+
+
+class PackedArray(Source):
+    """The bytes of an array that gzip has packed, chunk by chunk; the latest is kept.
+
+    Args:
+        file: what the chunks are in.
+        about: where they are, and how large they were.
+
+    Raises:
+        RecordingError, ValueError, TypeError, KeyError: if there is no such array.
+    """
+
+    def __init__(self, file: Source, about: Mapping[str, Any]) -> None:
+        self._file = file
+        self._chunks = [(operator.index(at), operator.index(size)) for at, size in about["chunks"]]
+        self._whole, self._each = operator.index(about["chunk"]), operator.index(about["each"])
+        if not 0 < self._each <= 64 or not 0 < self._whole <= 1 << 40 or self._whole % self._each:
+            raise ValueError("chunks of a size that none has")
+        if any(self._whole > 2048 * (size + 64) for _, size in self._chunks):  # gzip packs no better
+            raise file.damaged("it has chunks that are larger than what they can be unpacked to")
+        if sum(size for _, size in self._chunks) > file.size:
+            raise file.damaged("it has chunks that are larger than itself")
+        self.size = len(self._chunks) * self._whole
+        self._latest: tuple[int, Bytes] | None = None
+
+    def read_into(self, view: memoryview, at: int) -> None:
+        """Fill the view with the bytes from `at` on."""
+        done = 0
+        while done < len(view):
+            number, begin = divmod(at + done, self._whole)
+            piece = self._chunk(number)[begin : begin + len(view) - done]
+            view[done : done + len(piece)] = piece.data
+            done += len(piece)
+
+    def _chunk(self, number: int) -> Bytes:
+        if self._latest is None or self._latest[0] != number:
+            packed = self._file.read(*self._chunks[number]).tobytes()
+            try:
+                raw = zlib.decompressobj().decompress(packed, self._whole)
+            except zlib.error as reason:
+                raise self.damaged(f"a chunk of it cannot be unpacked ({reason})") from reason
+            if len(raw) != self._whole:
+                raise self.damaged("a chunk of it unpacks to something else")
+            whole = numpy.frombuffer(raw, numpy.uint8).reshape(self._each, -1).T
+            self._latest = number, numpy.ascontiguousarray(whole).reshape(-1)
+        return self._latest[1]
+
+    def damaged(self, words: str) -> RecordingError:
+        """Return the error that says what is wrong with the file."""
+        return self._file.damaged(words)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class StoredValues(Sequence[Any]):
+    """Values that lie somewhere in a file, or some of them.
+
+    Attributes:
+        source: the file, or what unpacks it.
+        types: the types that values have.
+        which: for each value the number of its type.
+        at, sizes: for each value where its bytes begin, and how many they are.
+    """
+
+    source: Source
+    types: Sequence[ValueType]
+    which: Numbers
+    at: Numbers
+    sizes: Numbers
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @overload
+    def __getitem__(self, which: int) -> Any: ...
+    @overload
+    def __getitem__(self, which: slice) -> StoredValues: ...
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return self.taken(which)
+        number = operator.index(which)
+        raw = self.source.read(int(self.at[number]), int(self.sizes[number]))
+        return self._value(number, raw)
+
+    def __iter__(self) -> Iterator[Any]:
+        for start, stop in neighbours(self.at, self.sizes, BLOCK):
+            first = int(self.at[start])
+            block = self.source.read(first, int(self.at[stop - 1] + self.sizes[stop - 1]) - first)
+            for number in range(start, stop):
+                begin = int(self.at[number]) - first
+                yield self._value(number, block[begin : begin + int(self.sizes[number])].copy())
+
+    def taken(self, which: slice | Numbers) -> StoredValues:
+        """Return some of the values."""
+        return StoredValues(self.source, self.types, self.which[which], self.at[which], self.sizes[which])
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} values in a file>"
+
+    def _value(self, number: int, raw: Bytes) -> Any:
+        try:
+            return self.types[self.which[number]].value(raw)
+        except RecordingError:
+            raise
+        except (ValueError, TypeError, IndexError, RuntimeError, OverflowError) as reason:
+            raise self.source.damaged(f"a value of it cannot be read ({type(reason).__name__})") from reason
+
+    @property
+    def array(self) -> StoredNumbers | None:
+        """The values as one array that reads what is asked of it; None where they are no numbers of one shape."""
+        several = [self.types[number] for number in numpy.unique(self.which)]
+        alike = {(one.kind, one.dtype, one.shape, one.row) for one in several}
+        if len(alike) != 1 or several[0].bytes is None or several[0].row is not None:
+            return None
+        return StoredNumbers(self, several[0])
+
+
+def neighbours(at: Numbers, sizes: Numbers, most: int) -> Iterator[tuple[int, int]]:
+    """Yield where those begin and end that lie one behind the other; of one run, no more than so many bytes at once."""
+    if not len(at):
+        return
+    ends = at + sizes
+    gaps = (numpy.flatnonzero(at[1:] != ends[:-1]) + 1).tolist()
+    for start, stop in zip([0, *gaps], [*gaps, len(at)], strict=True):
+        if ends[stop - 1] - at[start] <= most:
+            yield start, stop
+            continue
+        while start < stop:
+            fitting = start + int(numpy.searchsorted(ends[start:stop], at[start] + most, "right"))
+            yield start, max(fitting, start + 1)
+            start = max(fitting, start + 1)
+
+
+class StoredNumbers:
+    """Values of one shape as an array: what is asked for is read, and given as NumPy does.
+
+    Args:
+        values: of which this is the array.
+        kind: their type.
+    """
+
+    __slots__ = ("_kind", "dtype", "values")
+
+    def __init__(self, values: StoredValues, kind: ValueType) -> None:
+        self.values = values
+        self._kind = kind
+        self.dtype: numpy.dtype[Any] = numpy_dtype(kind)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of records, then the shape of each."""
+        return (len(self.values), *self._kind.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions there are."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, which: Any) -> Any:
+        key = which if isinstance(which, tuple) else (which,)
+        first, rest = (key[0], key[1:]) if key and key[0] is not Ellipsis else (slice(None), key)
+        if isinstance(first, int | numpy.integer) and not isinstance(first, bool):
+            number = range(len(self))[int(first)]
+            return self._read(self.values[number : number + 1])[(0, *rest)]
+        if isinstance(first, slice):
+            return self._read(self.values[first])[(slice(None), *rest)]
+        picked = numpy.arange(len(self))[first]  # a list or array of positions, or of truth values
+        there, back = numpy.unique(picked, return_inverse=True)
+        block = self._read(self.values.taken(there))
+        return block[back.reshape(picked.shape)][(slice(None), *rest)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return numpy.asarray(self[:], dtype)
+
+    def _read(self, values: StoredValues) -> NDArray[Any]:
+        total = len(values) * (self._kind.bytes or 0)
+        if total > values.source.size:
+            raise values.source.damaged(f"{len(values)} values of it take {total} bytes, and it has less")
+        out = numpy.empty(total, numpy.uint8)
+        done = 0
+        for start, stop in neighbours(values.at, values.sizes, BLOCK):
+            size = int(values.sizes[start:stop].sum())
+            if size:
+                values.source.read_into(out.data[done : done + size], int(values.at[start]))
+            done += size
+        return self._kind.numbers(out, len(values))

@@ -1,1 +1,0 @@
-"""A file that no kill tears."""

@@ -1,0 +1,244 @@
+"""Sections of a report with recordings, live recorders and single series."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from byname.analyse.evaluation import followed
+from byname.recording import export
+from byname.recording.recorder import Recorder
+from byname.recording.recording import Recording
+from byname.recording.series import Series
+from byname.reporting.heat_maps import heat_map
+from byname.reporting.panels import PageDraft, Panel, PlotPanel, Section, StripPanel, TablePanel, duration, figure
+from byname.reporting.thinning import POINTS, Curve, curves_of, rounded
+from byname.table import counted, listed
+
+READ = 2**27
+"""Bytes that are read of a place."""
+PLACES = 200
+"""Number of places that are drawn of one thing."""
+
+
+def recording_section(recording: Recording, draft: PageDraft) -> Section:
+    """Return the section of a recording in files."""
+    run = recording.run
+    rows = recording.rows()
+    records = sum(row["records"] for row in rows)
+    files = recording._title().rpartition(": ")[0]
+    state = "complete" if recording.complete else "not complete" if recording.ended else "not ended"
+    return _section(
+        f"Recording of {run.get('model', 'a model')}",
+        f"{files}: {counted(records, 'record')} of {counted(len(rows), 'place')}, {state}",
+        recording,
+        draft,
+        facts=_facts_of_run(run),
+        alarms=recording.missing,
+        rows=rows,
+    )
+
+
+def recorder_section(recorder: Recorder, draft: PageDraft) -> Section:
+    """Return the section of what a recorder has recorded so far."""
+    found = recorder.results
+    silent = [path for path in recorder.paths if path not in found]
+    notes = [*recorder.notes, *([f"nothing came yet from {listed(silent, 12)}"] if silent else [])]
+    headline = f"{counted(sum(map(len, found.values())), 'record')} of {counted(len(found), 'place')}"
+    facts = [("iteration", f"{recorder.iteration:,}")]
+    return _section("Recorder", f"{headline}, up to iteration {recorder.iteration:,}", found, draft, facts, notes)
+
+
+def series_by_path_section(found: Mapping[str, Series], draft: PageDraft) -> Section:
+    """Return the section of several series."""
+    records = sum(map(len, found.values()))
+    headline = f"{counted(records, 'record')} of {counted(len(found), 'place')}"
+    return _section("Recorded values", headline, found, draft)
+
+
+def series_section(series: Series, draft: PageDraft) -> Section:
+    """Return the section of one series."""
+    return _section(series.path, export.title(series), {series.path: series}, draft)
+
+
+def _section(
+    title: str,
+    headline: str,
+    found: Mapping[str, Series],
+    draft: PageDraft,
+    facts: Sequence[tuple[str, str]] = (),
+    alarms: Sequence[str] = (),
+    rows: Sequence[dict[str, Any]] = (),
+) -> Section:
+    paths = [*found]
+    kept = paths[:PLACES]
+    drawn = {path: _drawn(found[path], draft) for path in followed(kept, f"report of {title}")}
+    curves = {path: of_place for path, (_, of_place) in drawn.items()}
+    links = {path: place.anchor for path, (place, _) in drawn.items()}
+    rows = rows or [_row(path, series) for path, series in found.items()]
+    table = TablePanel.of([_with_range(row, curves) for row in rows], title="Places", links=links, skip=("how",))
+    panels: list[Panel] = [table, *_gradients(curves, links), *(place for place, _ in drawn.values())]
+    more = len(paths) - len(kept)
+    notes = [*([f"{counted(more, 'further place')} in the table alone"] if more else []), *_thinned(curves)]
+    if not any(len(series) for series in (found[path] for path in kept)):
+        notes.insert(0, "nothing was recorded")
+    return Section(
+        title=title, headline=headline, facts=facts, notes=notes, alarms=alarms, panels=panels if paths else ()
+    )
+
+
+def _drawn(series: Series, draft: PageDraft) -> tuple[PlotPanel, list[Curve]]:
+    """Return what is drawn of a series, and its curves."""
+    curves = curves_of(series, POINTS, READ) if len(series) else []
+    words = None if curves or not len(series) else TablePanel.of(export.shown(series, 40)[0], skip=("shape", "rank"))
+    place = PlotPanel(
+        title=series.path,
+        anchor=draft.anchor(series.path),
+        facts=_facts(series),
+        curves=[curve.drawn() for curve in curves],
+        picture=heat_map(series) if curves else None,
+        table=words,
+        alarm=" ".join(_bad(curves)),
+        note=" ".join(_without_numbers(curves)),
+        about=_about(series.path, curves),
+    )
+    return place, curves
+
+
+def _facts(series: Series) -> str:
+    shapes = list(dict.fromkeys(map(tuple, series.shapes)))
+    form = ("×".join(map(str, shapes[0])) or "scalar") if len(shapes) == 1 else f"{len(shapes)} shapes"
+    parts = [form if shapes else "", counted(len(series), "record")]
+    parts += [f"{len(set(series.ranks))} ranks together"] if len(set(series.ranks)) > 1 else []
+    parts += [f"up to {max(series.calls) + 1} calls an iteration"] if max(series.calls, default=0) else []
+    parts += [str(series.sampling)] if series.sampling is not None else []
+    return " · ".join(filter(None, parts))
+
+
+def _bad(curves: Sequence[Curve]) -> Iterator[str]:
+    """Yield a sentence for values that are not finite."""
+    for curve in curves:
+        nan, infinite = sum(one[1] for one in curve.bad), sum(one[2] for one in curve.bad)
+        if curve.bad:
+            words = [f"{nan:,} NaN"] * bool(nan) + [f"{infinite:,} infinite"] * bool(infinite)
+            mode = f" ({curve.name})" if curve.name else ""
+            first = curve.first[curve.bad[0][0]]
+            yield f"{' and '.join(words)} among the values{mode}, the first at iteration {first:,}."
+
+
+def _without_numbers(curves: Sequence[Curve]) -> Iterator[str]:
+    """Yield a sentence for records beside the numbers that are none, such as None and empty tensors."""
+    count = sum(curve.without for curve in curves)
+    if count:
+        yield f"{counted(count, 'record')} without a number left out."
+
+
+def _about(path: str, curves: Sequence[Curve]) -> str:
+    """Return what a reader who does not see the curve is told of it."""
+    known = [one for curve in curves for one in curve.figures if one is not None]
+    if not known:
+        return f"{path}: no finite numbers"
+    low, high = min(one[0] for one in known), max(one[4] for one in known)
+    medians = f"median {figure(known[0][2])} first, {figure(known[-1][2])} last"
+    return f"{path}: values from {figure(low)} to {figure(high)}; {medians}"
+
+
+def _row(path: str, series: Series) -> dict[str, Any]:
+    shapes = list(dict.fromkeys(map(tuple, series.shapes)))
+    first, last = min(series.iterations, default=0), max(series.iterations, default=0)
+    return {
+        "path": path,
+        "shape": shapes[0] if len(shapes) == 1 else "ragged" if shapes else None,
+        "records": len(series),
+        "iterations": "" if not len(series) else f"{first}-{last}" if first != last else str(first),
+    }
+
+
+def _with_range(row: dict[str, Any], curves: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
+    """Return a row with the range of the values that were read, and the number of those that are not finite."""
+    of_place = curves.get(row["path"], ())
+    known = [one for curve in of_place for one in curve.figures if one is not None]
+    bad = sum(nan + infinite for curve in of_place for _, nan, infinite in curve.bad)
+    ranks = row.get("ranks")
+    row = {key: value for key, value in row.items() if key != "ranks" or (type(ranks) is tuple and len(ranks) > 1)}
+    if known:
+        row |= {"min": min(one[0] for one in known), "max": max(one[4] for one in known), "last median": known[-1][2]}
+    return row | ({"not finite": bad} if bad else {})
+
+
+def _thinned(curves: Mapping[str, Sequence[Curve]]) -> Iterator[str]:
+    """Yield what the curves do not show."""
+    every = [curve for of_place in curves.values() for curve in of_place]
+    long = [curve for curve in every if curve.last != curve.first]
+    if long:
+        most = max(last - first + 1 for one in long for first, last in zip(one.first, one.last, strict=True))
+        yield (
+            f"{counted(len(long), 'curve')} with more than {POINTS} iterations: a point stands for up to "
+            f"{most} of them, and shows the range and the quartiles of all their values"
+        )
+    partly = [curve for curve in every if curve.taken < curve.records]
+    if partly:
+        read, there = sum(one.taken for one in partly), sum(one.records for one in partly)
+        yield f"of {counted(len(partly), 'large place')} {read:,} of {there:,} records were read, evenly spaced"
+    if any(one.sampled for one in every):
+        yield "where a point stands for more than 50,000 numbers, its quartiles are those of an evenly spaced sample"
+
+
+COLUMNS = 160
+"""Columns of the heat map of gradients."""
+
+
+def _gradients(curves: Mapping[str, Sequence[Curve]], links: Mapping[str, str]) -> list[StripPanel]:
+    """Return the heat map of all gradients over the run, if there are at least two."""
+    found = {path: one for path, (*_, one) in ((p, c) for p, c in curves.items() if p.endswith(".grad") and c)}
+    starts = sorted({start for curve in found.values() for start in curve.first})
+    if len(found) < 2 or len(starts) < 2:
+        return []
+    edges = [piece[0] for piece in np.array_split(np.array(starts), min(COLUMNS, len(starts)))]
+    order = [*found][::-1]  # backward reaches the last layer first
+    return [
+        StripPanel(
+            title="Gradients over the run",
+            labels=[(path, links[path]) for path in order],
+            columns=[f"from iteration {edge:,}" for edge in edges],
+            cells=[_sizes(found[path], np.array(edges)) for path in order],
+            logarithmic=True,
+            note="The root mean square of each gradient, the one recorded last at the top.",
+        )
+    ]
+
+
+def _sizes(curve: Curve, edges: Any) -> list[float | None]:
+    """Return the root mean square of the points in each column."""
+    columns: list[list[float]] = [[] for _ in edges]
+    for start, size in zip(curve.first, curve.size, strict=True):
+        if size is not None:
+            columns[int(np.searchsorted(edges, start, "right")) - 1].append(size)
+    return [rounded(math.sqrt(sum(x * x for x in one) / len(one))) if one else None for one in columns]
+
+
+def _facts_of_run(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the file says of the run; what it does not say is left out."""
+    arguments, started, processes = run.get("arguments"), run.get("started"), run.get("world_size", 1)
+    facts = {
+        "program": " ".join(map(str, arguments)) if isinstance(arguments, list) else "",
+        "model": run.get("model"),
+        "recording started": started and str(started).replace("T", " ")[:19] + " UTC",
+        "recorded for": _lasted(started, run.get("updated")),
+        **{label: run.get(label) for label in ("torch", "python", "byname")},
+        "commit": str(run.get("commit", ""))[:12],
+        "processes": "" if processes == 1 else processes,
+    }
+    return [(label, str(told)) for label, told in facts.items() if told]
+
+
+def _lasted(started: object, updated: object) -> str:
+    try:
+        begin, end = (datetime.datetime.fromisoformat(str(one)) for one in (started, updated))
+        return duration((end - begin).total_seconds())
+    except (ValueError, TypeError):  # a file of another writer
+        return ""

@@ -1,0 +1,204 @@
+"""Unwatched: optimizer steps and compiled functions, recorded as one change and one call, with the modes off the stack.
+
+During a step the versions of the parameters are compared before and after. A step begins at PyTorch's global hook, and
+ends when PyTorch leaves the ``record_function`` around it, which also happens if the step raises. A step with a
+closure, or one that is itself differentiable, stays watched.
+
+The guards of compiled code check the stack of function modes and the functions that byname patches. So byname restores
+both from the moment the compiler becomes active for a call until that call returns, and nothing is compiled again.
+Where this is not possible (another version of the compiler, several watched threads), compiled functions run eagerly
+instead, in the whole process.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+
+from byname.reading.frames import Line, line_of, programs_frame
+from byname.reading.functions import MAKING, versions_of
+from byname.reading.modes import FUNCTIONS
+from byname.reading.modules import parameters_of
+from byname.reading.quiet import DisableTorchFunction, dynamo_skip, torch_function_disabled
+from byname.reading.tensor import memory_of
+from byname.tracking.log import Called, Change, OptimizerStep
+from byname.tracking.mode import TrackingMode
+from byname.undo import Patch
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    frame: FrameType
+    name: str
+    line: Line
+    watches: list[TrackingMode]
+    parameters: list[torch.Tensor]
+    versions: tuple[int | None, ...]
+    modes: list[Any] | None
+
+
+class OptimizerSteps:
+    """The optimizer steps in progress, at most one per thread; a step inside another counts as a part of it."""
+
+    def __init__(self, watches: Mapping[int, Sequence[TrackingMode]]) -> None:
+        self._watches = watches
+        self._running: dict[int, _Step] = {}
+
+    @dynamo_skip
+    def begin(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Begin a step; this is PyTorch's global hook before it."""
+        thread = threading.get_ident()
+        watches = [] if torch_function_disabled() else list(self._watches.get(thread, ()))
+        frame = sys._getframe(1)
+        if watches and thread not in self._running and "record_function" in frame.f_code.co_names:
+            closure = any(one is not None for one in [*args[1:], *kwargs.values()])
+            watched = closure or bool(optimizer.defaults.get("differentiable"))
+            self._running[thread] = _begun(optimizer, watches, frame, watched)
+
+    def ending(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a replacement for PyTorch's ``record_function.__exit__`` that ends the step after it."""
+
+        @dynamo_skip
+        def ending(record: Any, *error: Any) -> Any:
+            try:
+                return leave(record, *error)
+            finally:
+                step = self._running.get(threading.get_ident())
+                if step is not None and step.frame is sys._getframe(1):
+                    del self._running[threading.get_ident()]
+                    _end(step)
+
+        return ending
+
+
+def _begun(optimizer: torch.optim.Optimizer, watches: list[TrackingMode], frame: FrameType, watched: bool) -> _Step:
+    line = line_of(programs_frame(frame))
+    name = f"{type(optimizer).__name__}.step"
+    number = torch._C._autograd._get_sequence_nr()
+    for watch in watches:
+        watch.log.steps.append(OptimizerStep(number, line, weakref.ref(optimizer), name))
+        watch.stepping = name
+    if watched:
+        return _Step(frame, name, line, watches, [], (), None)
+    modes = FUNCTIONS.take_off(watches)
+    parameters = parameters_of(optimizer)
+    return _Step(frame, name, line, watches, parameters, versions_of(parameters), modes)
+
+
+def _end(step: _Step) -> None:
+    watching = [watch for watch in step.watches if not watch.stopped]
+    for watch in watching:
+        watch.stepping = None
+    if step.modes is None:
+        return
+    FUNCTIONS.put_back(watching, step.modes)
+    storages: list[weakref.ref[Any]] = []
+    versions: list[tuple[int, int]] = []
+    with DisableTorchFunction():
+        now = versions_of(step.parameters)
+        for parameter, before, after in zip(step.parameters, step.versions, now, strict=True):
+            if before is not None and after is not None and before != after:
+                storages.append(weakref.ref(memory_of(parameter)))
+                versions.append((before, after))
+    for watch in watching if storages else ():
+        watch.log.changes.append(Change(step.line, step.name, tuple(storages), tuple(versions)))
+
+
+_SWITCH = "_maybe_set_eval_frame"
+"""Name of the function by which PyTorch's compiler switches itself on for a call, and off after it (2.7 to 2.13)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    frame: FrameType
+    watches: list[TrackingMode]
+    modes: list[Any]
+    before: int
+
+
+class Compiled:
+    """The compiled functions that are running in watched threads.
+
+    Args:
+        watches: the tracking modes of each watched thread, by the thread's identifier.
+        hide, show: functions that remove the patches and put them back.
+    """
+
+    def __init__(
+        self, watches: Mapping[int, Sequence[TrackingMode]], hide: Callable[[], None], show: Callable[[], None]
+    ) -> None:
+        self._watches = watches
+        self._hide, self._show = hide, show
+        self._regions: dict[int, _Region] = {}
+        self._patch: Patch | None = None
+        self._stance: Any = None
+
+    def watch(self) -> None:
+        """Prepare for compiled functions, if the compiler has been imported."""
+        if "torch._dynamo" not in sys.modules:
+            return
+        frames = sys.modules["torch._dynamo.eval_frame"]
+        if len(self._watches) > 1 or not self._can_switch(frames):
+            self._stance = self._stance or torch.compiler.set_stance("force_eager")
+        elif self._patch is None:
+            self._patch = Patch(frames, _SWITCH, self._switching)
+            self._patch.install()
+
+    def unwatch(self) -> None:
+        """Restore the compiler as it was."""
+        self._regions.clear()
+        if self._patch is not None:
+            self._patch.remove()
+            self._patch = None
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+    def _can_switch(self, frames: ModuleType) -> bool:
+        active = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+        if active is None or not callable(vars(frames).get(_SWITCH)):
+            return False
+        return self._patch is not None or active() is None
+
+    def _switching(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a replacement for PyTorch's own switch, which is called at the start and end of a compiled call."""
+
+        @dynamo_skip
+        def switch(callback: Any) -> Any:
+            thread = threading.get_ident()
+            region, frame = self._regions.get(thread), sys._getframe(1)
+            if region is None:
+                watches = list(self._watches.get(thread, ()))
+                if watches and callback is not None and frame.f_code.co_name not in ("__enter__", "__exit__"):
+                    self._begin(thread, frame, watches)
+                return original(callback)
+            prior = original(callback)
+            if region.frame is frame:
+                self._end(thread, region)
+            return prior
+
+        return switch
+
+    def _begin(self, thread: int, frame: FrameType, watches: list[TrackingMode]) -> None:
+        before = torch._C._autograd._get_sequence_nr()
+        self._regions[thread] = _Region(frame, watches, FUNCTIONS.take_off(watches), before)
+        self._hide()
+
+    def _end(self, thread: int, region: _Region) -> None:
+        del self._regions[thread]
+        watching = [watch for watch in region.watches if not watch.stopped]
+        self._show()
+        FUNCTIONS.put_back(watching, region.modes)
+        result = region.frame.f_locals.get("result")  # reading it keeps nothing alive: the frame is about to return
+        for watch in watching:
+            watch.note_unseen(_CALLED, (), result, region.before, region.frame)
+
+
+_CALLED = Called("compiled", MAKING, False)

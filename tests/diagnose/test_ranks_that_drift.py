@@ -1,0 +1,86 @@
+"""Is it told where ranks drift apart, and nothing where they do not?"""
+
+import processes
+import pytest
+import torch.distributed as dist
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"),
+]
+
+PROGRAM = """
+import os, socket
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+def average(net):
+    for one in net.parameters():
+        dist.all_reduce(one.data)
+        one.data /= 2
+
+def work(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+    ddp = DistributedDataParallel(net)
+    {change}
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    torch.manual_seed(100 + rank)
+    for step in range(20):
+        x = torch.randn(16, 6) + rank
+        with {around}:
+            loss = (ddp(x){result} - x.sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+        {after}
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)
+
+if __name__ == "__main__":
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(work, args=(port,), nprocs=2, start_method="fork")
+"""
+FAULTY = {
+    "added": ({"change": "net.scale = nn.Parameter(torch.ones(1))", "result": " * net.scale"}, "`net.scale`"),
+    "initialised": ({"change": "torch.manual_seed(rank); nn.init.normal_(net[2].weight)"}, "`net[2].weight`"),
+}
+HEALTHY = {
+    "wrapped": {},
+    "alone": {"around": "ddp.no_sync()"},
+    "averaged by hand": {"around": "ddp.no_sync()", "after": "average(net) if step % 3 == 2 else None"},
+}
+
+
+def said(tmp_path, change="", around="torch.enable_grad()", result="", after=""):
+    source = PROGRAM
+    for name, words in {"change": change, "around": around, "result": result, "after": after}.items():
+        source = source.replace(f"{{{name}}}", words)
+    (tmp_path / "train.py").write_text(source)
+    command = "-m byname run --check train.py".split()
+    done = processes.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return processes.without_gloo(done.stderr)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_ranks_that_drift_apart_are_told_with_the_first_parameter_and_the_step(name, tmp_path):
+    how, parameter = FAULTY[name]
+    told = said(tmp_path, **how)
+    assert (
+        f"ranks-apart: {parameter} has other values in rank 1 than in rank 0 since step 1 of SGD at train.py:" in told
+    )
+    assert ("added after the wrapping" in told) == (name == "added")
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_told_of_ranks_that_are_equal_now_and_then(name, tmp_path):
+    assert said(tmp_path, **HEALTHY[name]) == ""

@@ -1,0 +1,533 @@
+"""Are the same mistakes told where others write them, and nothing where they write it rightly?"""
+
+import copy
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from byname.diagnose.explaining import Explaining
+
+
+def findings_of(program, right):
+    found = []
+    torch.manual_seed(0)
+    random.seed(0)
+    with Explaining(checked=found.append):
+        program(right)
+    return found
+
+
+def follow(loss, optimizer):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def trained_by(loss, *modules, steps=10, rate=1e-3):
+    optimizer = torch.optim.Adam([one for module in modules for one in module.parameters()], rate)
+    for _ in range(steps):
+        follow(loss(), optimizer)
+
+
+def evaluated_at_the_end(right):
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+
+    def test():
+        model.train(not right)
+        total = 0.0
+        with torch.no_grad():
+            for _ in range(2):
+                total += (model(torch.randn(8, 4)) ** 2).sum().item()
+        return total
+
+    trained_by(lambda: model(torch.randn(8, 4)).square().mean(), model)
+    test()
+
+
+def dropout_of_a_recurrent_layer(right):
+    rnn, head = nn.GRU(4, 8, num_layers=2, dropout=0.3, batch_first=True), nn.Linear(8, 1)
+    model = nn.ModuleList([rnn, head])
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def output():
+        return head(rnn(torch.randn(6, 5, 4))[0][:, -1]).square().mean()
+
+    for number in range(24):
+        if number == 0 or right:
+            model.train()
+        follow(output(), optimizer)
+        if number % 4 == 3:
+            model.eval()
+            with torch.no_grad():
+                output()
+
+
+def gates_of_constants(right):
+    rnn, head = nn.LSTM(3, 6, batch_first=True), nn.Linear(6, 1)
+    for one in rnn.parameters():
+        nn.init.normal_(one) if right else nn.init.constant_(one, 0.1)
+    nn.init.constant_(head.weight, 0.1)
+    trained_by(lambda: head(rnn(torch.randn(8, 5, 3))[0][:, -1]).square().mean(), rnn, head)
+
+
+def heads_joined(right):
+    qkv, out = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def loss():
+        x = torch.randn(10, 6, 8)
+        q, k, v = (one.view(10, 6, 4, 2).permute(2, 0, 1, 3) for one in qkv(x).chunk(3, -1))
+        heads = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        heads = heads.permute(1, 2, 0, 3) if right else heads
+        return F.cross_entropy(out(heads.reshape(10, 6, 8)).mean(1), x[:, 0, :3].argmax(1))
+
+    trained_by(loss, qkv, out)
+
+
+def labels_of_a_binary_loss(right):
+    model = nn.Linear(4, 1)
+
+    def loss():
+        x = torch.randn(16, 4)
+        return F.binary_cross_entropy_with_logits(model(x), x[:, :1].gt(0).float() if right else x[:, :1].sign())
+
+    trained_by(loss, model)
+
+
+def squares_of_a_tanh(right):
+    model = nn.Sequential(nn.Linear(4, 1), nn.Tanh())
+
+    def loss():
+        x = torch.randn(16, 4)
+        angle = 45 * x[:, 0].clamp(-1, 1) + 90
+        return ((model(x).squeeze(1) - ((angle - 90) / 45 if right else angle)) ** 2).mean()
+
+    trained_by(loss, model)
+
+
+def sum_that_begins_with_a_tensor(right):
+    body, heads = nn.Linear(4, 8), nn.ModuleList(nn.Linear(8, 1) for _ in range(3))
+    optimizer = torch.optim.Adam([*body.parameters(), *heads.parameters()])
+
+    def added(hidden):
+        total = torch.tensor(0.0)
+        for head in heads:
+            total = total + head(hidden).square().mean()
+        total.backward()
+
+    def replaced(hidden):
+        total = torch.tensor(0.0)
+        for head in heads:
+            total = head(hidden).square().mean()
+        total.backward()
+
+    for _ in range(10):
+        optimizer.zero_grad()
+        (added if right else replaced)(body(torch.randn(8, 4)))
+        optimizer.step()
+
+
+def clipped_while_gradients_add_up(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for number in range(40):
+        if number % 4 == 0:
+            optimizer.zero_grad(set_to_none=False)
+            if not right:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        model(torch.randn(8, 4)).square().mean().backward()
+        if number % 4 == 3:
+            if right:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+
+def parts_of_permutations(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x = torch.randn(80, 4)
+    y = x[:, :1] * 2
+
+    def batches():
+        first = torch.randperm(80)
+        second = torch.randperm(80)
+        for at in range(0, 80, 16):
+            yield x[first[at : at + 16]], y[first[at : at + 16]] if right else y[second[at : at + 16]]
+
+    for inputs, targets in batches():
+        follow(F.mse_loss(model(inputs), targets), optimizer)
+
+
+def a_short_history(right):
+    policy, state = nn.Linear(4, 2), torch.zeros(4)
+    optimizer = torch.optim.Adam(policy.parameters())
+    for _ in range(4):
+        states = []
+        for _ in range(20):
+            state += torch.randn(4)
+            states.append(state.clone() if right else state)
+        follow(policy(torch.stack(states)).square().mean(), optimizer)
+
+
+def a_buffer_that_is_read_again(right):
+    model, buffer, rows, targets = nn.Linear(4, 1), torch.zeros(4), [], []
+    for _ in range(60):
+        buffer.copy_(torch.randn(4))
+        rows.append(torch.from_numpy(buffer.numpy().copy() if right else buffer.numpy()))
+        targets.append(float(buffer.sum()))
+    x, y = torch.stack(rows), torch.tensor(targets)[:, None]
+    optimizer = torch.optim.Adam(model.parameters())
+    for chosen in torch.randperm(60).split(12):
+        follow(F.mse_loss(model(x[chosen]), y[chosen]), optimizer)
+
+
+def optimizer_made_again(right):
+    body, head = nn.Linear(4, 8).requires_grad_(False), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for epoch in range(6):
+        if epoch == 1:
+            body.requires_grad_(True)
+            optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], 0.01)
+            if right:
+                scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for _ in range(4):
+            follow(head(body(torch.randn(8, 4))).square().mean(), optimizer)
+        scheduler.step()
+
+
+def language_model_that_shifts_itself(right):
+    embed, out = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+    def loss(ids, labels):
+        x = embed(ids)[:, None]
+        x = F.scaled_dot_product_attention(x, x, x, is_causal=right)[:, 0]
+        return F.cross_entropy(out(x)[:, :-1].reshape(-1, 20), labels[:, 1:].reshape(-1))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([embed, out])
+
+        def forward(self, ids, labels):
+            return loss(ids, labels)
+
+    model = Model()
+    ids = torch.randint(0, 20, (6, 9))
+    trained_by(lambda: model(ids, labels=ids), model)
+
+
+def forecast_by_convolutions(right):
+    first, last = nn.Conv1d(1, 4, 3, padding=0 if right else 1), nn.Conv1d(4, 1, 1)
+    model = nn.Sequential(nn.ConstantPad1d((2, 0) if right else (0, 0), 0.0), first, nn.ReLU(), last)
+
+    def loss():
+        series = torch.randn(6, 1, 13).cumsum(-1)
+        return F.mse_loss(model(series[..., :-1]), series[..., 1:])
+
+    trained_by(loss, model)
+
+
+def clips_values(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(8):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        if right:
+            nn.utils.clip_grad_value_(model.parameters(), 0.5)
+        optimizer.step()
+        if not right:
+            nn.utils.clip_grad_value_(model.parameters(), 0.5)
+
+
+def clips_the_parameters_of_a_copy(right):
+    model = nn.Linear(4, 1)
+    clipped = list((model if right else copy.deepcopy(model)).parameters())
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(8):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        nn.utils.clip_grad_norm_(clipped, 0.5)
+        optimizer.step()
+
+
+def target_without_gradients(right):
+    online = nn.Linear(4, 2)
+    if right:
+        target = copy.deepcopy(online)
+    else:
+        target = online
+    optimizer = torch.optim.SGD(online.parameters(), 0.01)
+    for _ in range(8):
+        with torch.no_grad():
+            goal = target(torch.randn(8, 4)).amax(1)
+        follow(F.mse_loss(online(torch.randn(8, 4))[:, 0], goal), optimizer)
+        if right:
+            target.load_state_dict(online.state_dict())
+
+
+def target_in_several_statements(right):
+    online = nn.Linear(4, 2)
+    if right:
+        target = copy.deepcopy(online)
+    else:
+        target = online
+    optimizer = torch.optim.SGD(online.parameters(), 0.01)
+    for _ in range(8):
+        with torch.no_grad():
+            values = target(torch.randn(8, 4))
+            best = values.amax(1)
+            best *= 0.9
+            goal = torch.randn(8) + best
+        follow(F.mse_loss(online(torch.randn(8, 4))[:, 0], goal), optimizer)
+        if right:
+            target.load_state_dict(online.state_dict())
+
+
+def names_that_never_fit(right):
+    model = nn.Linear(4, 1)
+    prefix = "" if right else "module."
+    saved = {prefix + name: value.clone() for name, value in nn.Linear(4, 1).state_dict().items()}
+    own = model.state_dict()
+    own.update({name: value for name, value in saved.items() if name in own})
+    model.load_state_dict(own)
+    trained_by(lambda: model(torch.randn(8, 4)).square().mean(), model)
+
+
+def batch_of_sentences():
+    words = torch.randint(1, 20, (8, 10))
+    return words.masked_fill(torch.arange(10) >= torch.tensor([[9], [4], [6], [3], [8], [5], [7], [4]]), 0)
+
+
+def attends_to_positions(right):
+    embed, qkv, out = nn.Embedding(20, 8), nn.Linear(8, 24), nn.Linear(8, 2)
+    model = nn.Sequential(embed, qkv)
+
+    def loss():
+        words = batch_of_sentences()
+        q, k, v = model(words).chunk(3, -1)
+        mask = (words != 0 if right else words == 0)[:, None]
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return F.cross_entropy(out(mixed[:, 0]), words[:, 0] % 2)
+
+    trained_by(loss, model, out)
+
+
+def targets_of_positions(right):
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
+
+    def loss():
+        words = batch_of_sentences()
+        targets = words[:, 1:]
+        kept = targets != 0 if right else targets == 0
+        return F.cross_entropy(model(words[:, :-1])[kept], targets[kept])
+
+    trained_by(loss, model)
+
+
+def attends_to_padded_series(right):
+    layer, out = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(4, 1)
+
+    def loss():
+        padded = batch_of_sentences() == 0
+        series = torch.randn(8, 10, 4).masked_fill(padded[..., None], 0.0)
+        mixed = layer(series, src_key_padding_mask=padded if right else ~padded)
+        return out(mixed[:, 0]).square().mean()
+
+    trained_by(loss, layer, out)
+
+
+PROGRAMS = {
+    evaluated_at_the_end: "evaluated-in-training-mode",
+    dropout_of_a_recurrent_layer: "left-in-evaluation",
+    gates_of_constants: "equal-units",
+    heads_joined: "view-mixes",
+    labels_of_a_binary_loss: "target-out-of-reach",
+    squares_of_a_tanh: "target-out-of-reach",
+    sum_that_begins_with_a_tensor: "loss-overwritten",
+    clipped_while_gradients_add_up: "clips-at-the-wrong-place",
+    parts_of_permutations: "shuffled-apart",
+    a_short_history: "entries-are-one-tensor",
+    a_buffer_that_is_read_again: "equal-samples",
+    optimizer_made_again: "scheduler-of-another-optimizer",
+    language_model_that_shifts_itself: "future-leak",
+    forecast_by_convolutions: "future-leak",
+    clips_values: "clips-at-the-wrong-place",
+    clips_the_parameters_of_a_copy: "clips-another-model",
+    target_without_gradients: "same-module",
+    target_in_several_statements: "same-module",
+    names_that_never_fit: "loads-nothing",
+    attends_to_positions: "mask-inverted",
+    targets_of_positions: "mask-inverted",
+    attends_to_padded_series: "mask-inverted",
+}
+
+
+@pytest.mark.grid(fast=11)
+@pytest.mark.parametrize(("program", "cause"), PROGRAMS.items(), ids=[one.__name__ for one in PROGRAMS])
+def test_a_mistake_is_told_however_it_is_written(program, cause):
+    assert cause in [one.cause for one in findings_of(program, right=False)]
+    assert [str(one) for one in findings_of(program, right=True)] == []
+
+
+def last_output_of_both_directions():
+    rnn, head = nn.GRU(3, 6, bidirectional=True, batch_first=True), nn.Linear(12, 1)
+    return lambda: head(rnn(torch.randn(8, 5, 3))[0][:, -1]).square().mean(), rnn, head
+
+
+def targets_that_a_mask_leaves_out():
+    model = nn.Linear(4, 3)
+
+    def loss():
+        targets = torch.randint(-1, 2, (16, 3)).float()  # -1: not known
+        each = F.binary_cross_entropy_with_logits(model(torch.randn(16, 4)), targets, reduction="none")
+        return (each * (targets >= 0)).sum() / (targets >= 0).sum()
+
+    return loss, model
+
+
+def windows_as_wide_as_the_batch():
+    model, head = nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def loss():
+        windows = model(torch.randn(8, 4, 8, 6).flatten(0, 1))  # of 8 samples, 4 windows of 8
+        return head(windows.view(8, 32, 6).mean(1)).square().mean()
+
+    return loss, model, head
+
+
+def first_words_rebuilt():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Embedding(20, 8), layer, nn.Linear(8, 20))
+
+    def loss():
+        words = torch.randint(1, 20, (6, 9))
+        return F.cross_entropy(model(words)[:, 1:].reshape(-1, 20), words[:, 1:].reshape(-1))
+
+    return loss, model
+
+
+def convolutions_cut_at_the_end():
+    first, last = nn.Conv1d(1, 4, 3, padding=2), nn.Conv1d(4, 1, 1)
+
+    def loss():
+        series = torch.randn(6, 1, 13).cumsum(-1)
+        return F.mse_loss(last(first(series[..., :-1])[..., :-2]), series[..., 1:])
+
+    return loss, first, last
+
+
+def evaluated_without_an_average(right):
+    model = nn.Linear(4, 2)
+    ema_model = model  # as where an option leaves the average out
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    errors = []
+    for _ in range(8):
+        goal = torch.randn(8, 2)
+        follow(F.mse_loss(model(torch.randn(8, 4)), goal), optimizer)
+        with torch.no_grad():
+            errors.append(F.mse_loss(ema_model(torch.randn(8, 4)), goal))
+
+
+def convolutions_with_a_mask():
+    first, last = nn.Conv1d(1, 4, 3, padding=1), nn.Conv1d(4, 1, 1)
+    mask = torch.tensor([1.0, 1.0, 0.0])
+
+    def loss():
+        series = torch.randn(6, 1, 13).cumsum(-1)
+        hidden = F.conv1d(series[..., :-1], first.weight * mask, first.bias, padding=1)
+        return F.mse_loss(last(hidden), series[..., 1:])
+
+    return loss, first, last
+
+
+def labels_that_are_all_equal():
+    embed, head = nn.Embedding(20, 8), nn.Linear(8, 2)
+
+    def loss():  # the rarer class is not in the first batches
+        return F.cross_entropy(head(embed(batch_of_sentences()).mean(1)), torch.zeros(8, dtype=torch.long))
+
+    return loss, embed, head
+
+
+def tags_that_are_all_equal():
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 3))
+
+    def loss():  # no word of the first batches has a tag
+        words = batch_of_sentences()
+        tags = torch.zeros_like(words).masked_fill(words == 0, -100)
+        return F.cross_entropy(model(words).flatten(0, 1), tags.flatten())
+
+    return loss, model
+
+
+def zeros_where_padding_is():
+    embed, head = nn.Embedding(20, 8), nn.Linear(8, 2)
+
+    def loss():
+        words = batch_of_sentences()
+        hidden = torch.where((words == 0)[..., None], torch.zeros(()), embed(words))
+        return F.cross_entropy(head(hidden.mean(1)), words[:, 0] % 2)
+
+    return loss, embed, head
+
+
+def last_words():
+    embed, head = nn.Embedding(20, 8), nn.Linear(8, 2)
+
+    def loss():
+        words = batch_of_sentences()
+        is_last = torch.arange(10) == (words != 0).sum(1)[:, None] - 1
+        return F.cross_entropy(head(embed(words)[is_last]), words[:, 0] % 2)
+
+    return loss, embed, head
+
+
+def targets_that_are_turned():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh())
+    nn.init.eye_(model[0].weight)
+
+    def loss():
+        x = 9 * torch.randn(4, 4).sign()
+        return (model(x).t() - x.t().sign()).square().mean()
+
+    return loss, model
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        convolutions_with_a_mask,
+        labels_that_are_all_equal,
+        tags_that_are_all_equal,
+        zeros_where_padding_is,
+        last_words,
+        targets_that_are_turned,
+        first_words_rebuilt,
+        convolutions_cut_at_the_end,
+        last_output_of_both_directions,
+        targets_that_a_mask_leaves_out,
+        windows_as_wide_as_the_batch,
+    ],
+    ids=lambda made: made.__name__,
+)
+def test_nothing_is_told_of_what_is_right(made):
+    assert [str(one) for one in findings_of(lambda _: trained_by(*made()), right=True)] == []
+
+
+def test_nothing_is_told_of_a_target_whose_values_no_loss_compares():
+    assert [str(one) for one in findings_of(evaluated_without_an_average, right=True)] == []
+
+
+def test_gradients_are_clipped_where_their_parameters_come_from_a_generator():
+    model = nn.Linear(4, 1)
+
+    def clipped(_):
+        (100 * model(torch.ones(8, 4))).sum().backward()
+        nn.utils.clip_grad_value_((one for one in model.parameters()), 0.5)
+
+    assert findings_of(clipped, right=True) == []
+    assert all(bool((one.grad == 0.5).all()) for one in model.parameters())
