@@ -221,7 +221,7 @@ class _Listing:
         if not left_out or not self._inside:
             return []
         size, one = counted(len(self._inside), "operation"), next(iter(self._inside))
-        return [f"left out: {size} inside modules of torch.nn; ask for them by their paths, such as '{one}'"]
+        return [f"left out: {size} inside modules of torch.nn; ask for them by their paths, such as '{printable(one)}'"]
 
     def wanted(self, where: Any) -> list[Point]:
         """Return the places that one path, selector, class or module selects."""
