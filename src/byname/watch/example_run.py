@@ -139,7 +139,7 @@ class _ValueCount:
 
 
 class ExampleRun:
-    """One run of an example: its calls, and how many values each variable got; no tensor of it is kept.
+    """One run of an example: its calls and, if `counting`, how many values each variable got. It keeps no tensor.
 
     Functions that are only in a table, such as the attention functions of `transformers`, are counted as well; those
     that ran are added to the code of their module.
@@ -153,7 +153,13 @@ class ExampleRun:
     """
 
     def __init__(
-        self, root: nn.Module, modules: dict[str, nn.Module], code: dict[int, list[Code]], example: Any
+        self,
+        root: nn.Module,
+        modules: dict[str, nn.Module],
+        code: dict[int, list[Code]],
+        example: Any,
+        *,
+        counting: bool,
     ) -> None:
         self._paths = {id(module): path for path, module in modules.items()}
         self._seen: dict[tuple[int, str, str], _ValueCount] = {}
@@ -162,7 +168,7 @@ class ExampleRun:
         named = {id(one): found for one in written if (found := functions_named(one))}
         in_tables = {id(one): _in_tables(one, code[id(one)], named.get(id(one), {})) for one in written}
         counted = [(one, each) for one in written for each in (*code[id(one)], *in_tables[id(one)].values())]
-        with self._counting(counted):
+        with self._counting(counted if counting else ()):
             self.flow = trace(root, example, {key: _codes(found) for key, found in named.items()})
         sources = set(self.flow.sources.values())
         self.used = {id(tensor) for name, tensor in named_state(root) if name in sources}

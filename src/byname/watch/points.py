@@ -116,14 +116,13 @@ def points(model: nn.Module, where: Any = None, *, example: Any = None) -> Point
     """
     root = unwrapped(model)
     modules = modules_by_path(root)
-    listing = _Listing(root, modules, example)
-    if where is None:
+    parts = None if where is None else [*parts_of(where, root)]
+    counting = parts is None or any(isinstance(one, str | Place) for one in parts)  # only a path selects a variable
+    listing = _Listing(root, modules, example, counting=counting)
+    if parts is None:
         items, notes = listing.places, listing.notes(left_out=True)
     else:
-        items, notes = (
-            _in_order(listing, [one for each in parts_of(where, root) for one in listing.wanted(each)]),
-            listing.notes(),
-        )
+        items, notes = _in_order(listing, [one for each in parts for one in listing.wanted(each)]), listing.notes()
     return Points(tuple(items), type(root).__name__, tuple(notes))
 
 
@@ -143,12 +142,12 @@ class _Listing:
             outer function that an inner function lists already.
     """
 
-    def __init__(self, root: nn.Module, modules: dict[str, nn.Module], example: Any) -> None:
+    def __init__(self, root: nn.Module, modules: dict[str, nn.Module], example: Any, *, counting: bool) -> None:
         self._root = root
         self._modules = {path: module for path, module in modules.items() if is_called(module)}
         reached = names_reached(modules.values())
         self._code = {id(module): [*code_of(module, reached)] for module in modules.values()}
-        self._run = None if example is None else ExampleRun(root, modules, self._code, example)
+        self._run = None if example is None else ExampleRun(root, modules, self._code, example, counting=counting)
         self._flow = None if self._run is None else self._run.flow
         self.every = [*self._rows(modules)]
         self._inside: dict[str, None] = {}  # in order
