@@ -106,6 +106,32 @@ def test_steps_of_an_optimizer_are_counted_and_gradients_numbered_in_the_order_o
     assert len(optimizer._optimizer_step_post_hooks) == hooks
 
 
+def test_a_callback_may_flush_while_the_gradients_of_a_step_come():
+    model, x = net()
+    with byname.record(model, ["head.grad"], count="step", on_value=lambda *_: recorder.flush()) as recorder:
+        for _ in range(2):
+            (model(x).sum() + 2 * model(x).sum()).backward()
+            recorder.step()
+    series = recorder.results["head.grad"]
+    assert sorted(zip(series.iterations, series.calls)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_gradients_in_a_reentrant_checkpoint_are_numbered_however_many_iterations_come_before_a_window_ends():
+    class Checkpointed(nn.Linear):
+        def inner(self, x):
+            y = x * 2
+            return y
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=True)
+
+    model, count = Checkpointed(1, 1), 70
+    with byname.record(model, ["inner.y.grad"], gather_every=count) as recorder:
+        for _ in range(count):
+            model(torch.ones(1, requires_grad=True)).backward()
+    assert recorder.results["inner.y.grad"].iterations == [*range(count)]
+
+
 def test_what_the_model_does_outside_of_its_forward_is_recorded_by_steps():
     class Encoder(nn.Module):
         def __init__(self):

@@ -67,8 +67,6 @@ class OfBackwards:
         """The number, or a negative one for the second run of a checkpoint."""
         brought = self._known.get(time)
         if brought is None:
-            if len(self._known) == _REMEMBERED:
-                del self._known[next(iter(self._known))]
             brought = self._known[time] = _Brought()
         if event.recomputed:
             brought.again -= 1
@@ -90,6 +88,8 @@ class OfBackwards:
                 ends[time] = brought.free - brought.again
         for time, end in ends.items():
             self._known[time].free, self._known[time].again = end, 0
+        for time in [*self._known][:-_REMEMBERED]:
+            del self._known[time]
         return [number if number >= 0 else ends[time] + number for time, number in records]
 
 
@@ -111,7 +111,7 @@ class _Brought:
 
 
 _REMEMBERED = 64
-"""So many iterations may have more than one backward, in turns; first backwards may come as late as they want."""
+"""Iterations before the open window that may have further backwards, in turns; first ones may come at any time."""
 
 
 class OfSteps:
@@ -120,11 +120,12 @@ class OfSteps:
     They are numbered in the order of the values they belong to, as far as they have come when a window ends.
     """
 
-    __slots__ = ("_keys", "_settled")
+    __slots__ = ("_keys", "_places", "_settled")
 
     def __init__(self) -> None:
         self._keys: dict[Time, list[tuple[int, int]]] = {}
         self._settled: dict[Time, int] = {}
+        self._places: defaultdict[tuple[Time, Any], list[int]] = defaultdict(list)
 
     def next(self, time: Time, event: Event) -> tuple[int, int]:
         """The forward and the call of the value; of second runs of checkpoints the last come first."""
@@ -135,16 +136,18 @@ class OfSteps:
 
     def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
         """The numbers of a window's gradients."""
-        places: defaultdict[tuple[Time, Any], list[int]] = defaultdict(list)
         for time, keys in self._keys.items():
             before = self._settled.get(time, 0)
             for place, key in reversed([*enumerate(sorted(keys), before)]):
-                places[time, key].append(place)
+                self._places[time, key].append(place)
             self._settled[time] = before + len(keys)
         latest = max(time.iteration for time in self._settled)
         self._settled = {time: count for time, count in self._settled.items() if time.iteration == latest}
         self._keys.clear()
-        return [places[record].pop() for record in records]
+        numbers = [self._places[record].pop() for record in records]
+        for time, key in [one for one in self._places if one[0].iteration != latest]:
+            del self._places[time, key]  # what is left waits for a value that is on its way, if a callback flushes
+        return numbers
 
 
 class _ClockHere(threading.local):

@@ -87,7 +87,9 @@ class PlaceValues:
 
     def settle(self) -> None:
         """Leave out the values that are not another, and number those of iterations that are over."""
-        records, self.records = [record for record in self.records if record.is_another], []
+        came = [*self.records]
+        del self.records[: len(came)]  # another thread may have added to it
+        records = [record for record in came if record.is_another]
         if records and self.numbers is not None:
             calls = self.numbers.settled([(record.time, record.call) for record in records])
             records = [record._replace(call=call) for record, call in zip(records, calls, strict=True)]
