@@ -1,6 +1,8 @@
 """What is put into an HDF5 file comes out bit by bit, by byname, by h5py alone and by xarray."""
 
+import copy
 import os
+import pickle
 import warnings
 from pathlib import Path
 
@@ -549,6 +551,17 @@ def test_what_is_open_stays_readable_while_the_file_is_finished_replaced_and_rem
         assert [float(one[0]) for one in recording["a"]] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def test_a_pickled_series_is_read_again_and_never_from_another_recording(tmp_path):
+    path = written(tmp_path / "run.h5", {"a": [1.0, 2.0]})
+    recorded = byname.open(path)["a"]
+    pickled = pickle.dumps(recorded)
+    assert list(pickle.loads(pickled).values) == [1.0, 2.0]  # noqa: S301
+    LogStore(path, run={}, overwrite=True).close()
+    with pytest.raises(RecordingError, match="has changed since"):
+        pickle.loads(pickled)  # noqa: S301
+    assert list(copy.deepcopy(recorded).values) == [1.0, 2.0]  # which is open still
+
+
 def test_a_recorder_that_is_still_open_does_not_write_into_the_recording_that_replaced_its_own(tmp_path):
     path = tmp_path / "run.h5"
     old = LogStore(path, run={})
@@ -556,6 +569,13 @@ def test_a_recorder_that_is_still_open_does_not_write_into_the_recording_that_re
     new = LogStore(path, run={}, overwrite=True)
     with pytest.warns(RecordingWarning, match="removed or replaced"), pytest.raises(RecordingError):
         old.close()
+    with pytest.raises(RecordingError, match="another recording has replaced it"):
+        old.results()
     new.append({"b": series("b", [2.0])})
     new.close()
+    with pytest.raises(RecordingError, match="another recording has replaced it"):
+        old.results()
     assert byname.open(path).paths == ("b",)
+    path.unlink()
+    with pytest.raises(RecordingError, match="is gone"):
+        new.results()

@@ -59,7 +59,7 @@ class LogStore(Store):
         self.path = target(path, overwrite=overwrite)
         level = compression_of(compression)
         self._log, self._finishes = _free_log(self.path, overwrite), finish
-        self._owner = os.getpid()
+        self._owner, self._identity = os.getpid(), os.urandom(16)
         self._waiting: list[Series] = []
         self._said: dict[str, Any] = {}
         self._last, self._records, self._end = -1, 0, 0
@@ -158,11 +158,19 @@ class LogStore(Store):
                 one.unlink(missing_ok=True)
 
     def results(self) -> Mapping[str, Series]:
-        """All that was taken so far, by path; values are read from the file when they are asked for."""
+        """All that was taken so far, by path; values are read from the file when they are asked for.
+
+        Raises:
+            RecordingError: if the file is gone, or another recording has replaced it.
+        """
         if self._writes:
             self._write()
-        path = self._log if self._descriptor is not None or self._log.exists() else self.path
-        return RecordingFile(OpenFile(path, self._descriptor)).series
+        for path in (self._log, self.path):
+            with suppress(FileNotFoundError):
+                found = RecordingFile(OpenFile(path, self._descriptor))
+                if found.identity == self._identity:
+                    return found.series
+        raise RecordingError(f"{printable(str(self.path))} is gone, or another recording has replaced it")
 
     @property
     def _writes(self) -> bool:
@@ -175,8 +183,8 @@ class LogStore(Store):
         descriptor = opened(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             hold(descriptor)
-            start = LOG_MAGIC + os.urandom(16)
-            self._end = write_together(descriptor, [start, *self._frames.packed((), facts)], 0)
+            start = [LOG_MAGIC, self._identity, *self._frames.packed((), facts)]
+            self._end = write_together(descriptor, start, 0)
             if overwrite:
                 new.replace(self._log)
                 Path(os.path.realpath(self.path)).unlink(missing_ok=True)

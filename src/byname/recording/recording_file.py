@@ -20,7 +20,7 @@ from byname.errors import BynameError, NotARecordingError, RecordingError
 from byname.recording.frame import FrameIndex, frame_at
 from byname.recording.memory import SeriesOnDemand
 from byname.recording.series import Series
-from byname.recording.stored import OpenFile
+from byname.recording.stored import NEAR, OpenFile
 from byname.text import printable
 
 LOG_MAGIC = b"byname log 3\n\0\0\0"
@@ -30,8 +30,6 @@ FORMAT, VERSION = "byname recording", 3
 MARK = struct.Struct("<16s16sQQI")
 """The mark of an HDF5 file: the magic, the identity, the bytes of the file, the start of the index, the checksum."""
 MAGIC = b"byname HDF5 3.1\n"
-_NEAR = 8192
-"""Bytes at the beginning of the file within which the mark is."""
 
 
 def log_of(path: str | os.PathLike[str]) -> Path:
@@ -137,7 +135,7 @@ class RecordingFile:
 
 def _marked(file: OpenFile) -> tuple[bytes, int]:
     """Return the identity in the mark of an HDF5 file, and where its index is."""
-    start = file.read(0, min(file.size, _NEAR)).tobytes()
+    start = file.read(0, min(file.size, NEAR)).tobytes()
     at = start.find(MAGIC)
     mark = start[at : at + MARK.size] if at >= 0 else b""
     if len(mark) < MARK.size:

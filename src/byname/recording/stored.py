@@ -28,6 +28,8 @@ from byname.text import printable
 Bytes: TypeAlias = NDArray[numpy.uint8]
 Numbers: TypeAlias = NDArray[numpy.int64]
 
+NEAR = 8192
+"""Bytes at the beginning of a file, with the mark that tells it from all others."""
 BLOCK = 4 << 20
 """Bytes that are read at once where values are asked for one after another."""
 _KINDS = {stat.S_IFIFO: "a pipe (a FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
@@ -96,8 +98,12 @@ class OpenFile(Source):
         facts = os.fstat(self.descriptor)
         self.size, self.updated = facts.st_size, facts.st_mtime
 
+    def __deepcopy__(self, memo: object) -> OpenFile:
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return OpenFile, (self.path,)
+        size = min(self.size, NEAR)
+        return _unchanged, (self.path.absolute(), size, zlib.crc32(self.read(0, size).data))
 
     def read_into(self, view: memoryview, at: int) -> None:
         """Fill the view with the bytes from `at` on."""
@@ -117,6 +123,14 @@ class OpenFile(Source):
     def close(self) -> None:
         """Close the file; once more does nothing."""
         self._closing()
+
+
+def _unchanged(path: Path, size: int, checksum: int) -> OpenFile:
+    """Return a file that was pickled, if it still begins with these bytes, its identity among them."""
+    file = OpenFile(path)
+    if file.size < size or zlib.crc32(file.read(0, size).data) != checksum:
+        raise RecordingError(f"{file.shown} has changed since values in it were pickled; open it with byname.open")
+    return file
 
 
 class PackedArray(Source):
@@ -153,7 +167,8 @@ class PackedArray(Source):
             done += len(piece)
 
     def _chunk(self, number: int) -> Bytes:
-        if self._latest is None or self._latest[0] != number:
+        latest = self._latest  # threads of dask share this
+        if latest is None or latest[0] != number:
             packed = self._file.read(*self._chunks[number]).tobytes()
             try:
                 raw = zlib.decompressobj().decompress(packed, self._whole)
@@ -162,8 +177,8 @@ class PackedArray(Source):
             if len(raw) != self._whole:
                 raise self.damaged("a chunk of it unpacks to something else")
             whole = numpy.frombuffer(raw, numpy.uint8).reshape(self._each, -1).T
-            self._latest = number, numpy.ascontiguousarray(whole).reshape(-1)
-        return self._latest[1]
+            latest = self._latest = number, numpy.ascontiguousarray(whole).reshape(-1)
+        return latest[1]
 
     def damaged(self, words: str) -> RecordingError:
         """Return the error that says what is wrong with the file."""
@@ -219,8 +234,8 @@ class StoredValues(Sequence[Any]):
     def _value(self, number: int, raw: Bytes) -> Any:
         try:
             return self.types[self.which[number]].value(raw)
-        except RecordingError:
-            raise
+        except RecordingError as reason:
+            raise self.source.damaged(str(reason)) from reason
         except (ValueError, TypeError, IndexError, RuntimeError, OverflowError) as reason:
             raise self.source.damaged(f"a value of it cannot be read ({type(reason).__name__})") from reason
 
