@@ -32,6 +32,8 @@ _DEEPEST = 200
 """The most containers within one another; deeper ones would reach Python's recursion limit while they are read."""
 _MOST_DIMENSIONS = 64
 """The most dimensions of a tensor that PyTorch's operations take."""
+_MOST = 2**48
+"""The most elements of a tensor, each dimension without any counted as one."""
 _LONGEST = 10_000
 """The most bits of an integer that is written in decimal; Python refuses to read longer ones (CVE-2020-10735)."""
 
@@ -158,7 +160,7 @@ def _tensor(inside: Any, data: memoryview) -> Tensor:
     name, shape, start = inside
     dtype = dtype_named(name)
     sizes_fit = type(shape) is list and len(shape) <= _MOST_DIMENSIONS and all(type(size) is int for size in shape)
-    if not sizes_fit or type(start) is not int or start < 0 or any(not 0 <= size < 2**63 for size in shape):
+    if not sizes_fit or type(start) is not int or min([start, *shape]) < 0 or math.prod(filter(None, shape)) > _MOST:
         raise ValueError("a place or size of a tensor that no tensor can have")
     length = math.prod(shape) * dtype.itemsize
     if start + length > len(data):

@@ -314,8 +314,16 @@ class StoredPlace:
 
     @cached_property
     def entries(self) -> NDArray[Any]:
-        """The entries, taken as numbers, which is faster."""
-        return self._rows[self._which].reshape(-1).view(ENTRY)
+        """The entries, taken as numbers, which is faster.
+
+        Raises:
+            RecordingError: if they take more than the file has.
+        """
+        found = self._rows[self._which].reshape(-1).view(ENTRY)
+        records = int(found["count"].sum(dtype="<i8")) * RECORD.itemsize
+        if records > self._index.source.size or found["size"].sum(dtype="f8") > self._source.size:
+            raise self._source.damaged(f"{self.path!r:.60} has more records than there is room for in it")
+        return found
 
     @property
     def types(self) -> Sequence[ValueType]:
@@ -359,14 +367,8 @@ class StoredPlace:
         return Series.of(self.path, values, full, kinds, self.sampling)
 
     def records(self) -> NDArray[Any]:
-        """Return when and where its values came.
-
-        Raises:
-            RecordingError: if they take more than the file has.
-        """
+        """Return when and where its values came."""
         source, columns = self._index.source, self._index.columns
-        if self.count * RECORD.itemsize > source.size or int(self.entries["size"].sum()) > self._source.size:
-            raise source.damaged(f"{self.path!r:.60} has more records than there is room for in it")
         ats, counts = self.entries["records"].tolist(), self.entries["count"].tolist()
         if columns is None:
             several = [source.table(at, count, RECORD) for at, count in zip(ats, counts, strict=True)]
@@ -381,8 +383,9 @@ class StoredPlace:
         counts = self.entries["count"].astype("<i8")
         each = numpy.array([-1 if kind.bytes is None else kind.bytes for kind in self._index.types], "<i8")
         sizes = each[self.entries["type"]]
-        if (sizes > self.entries["size"] // counts).any():
-            raise self._source.damaged(f"{self.path!r:.60} has values that are larger than their bytes")
+        others = (self.entries["size"] // counts != sizes) | (self.entries["size"] % counts != 0)
+        if (others & (sizes >= 0)).any():
+            raise self._source.damaged(f"{self.path!r:.60} has values that do not have the size of their bytes")
         before = numpy.cumsum(counts) - counts
         own = numpy.repeat(sizes, counts)
         at = (

@@ -22,7 +22,7 @@ NUMBERS = {"int": "<i8", "float": "<f8", "bool": "<u1", "complex": "<c16"}
 _DIMENSIONS = 64
 """The most dimensions of a tensor that PyTorch's operations take."""
 _LARGEST = 1 << 48
-"""Bytes of a value that no file has."""
+"""Elements of a value that no file has, also where another dimension is 0."""
 _JOINED = 32 * 1024
 """Bytes of a tensor from which on it is written from where it lies; smaller ones are first put together."""
 _EACH = numpy.dtype("<i8")
@@ -91,10 +91,10 @@ class ValueType:
         if row is not None and any(map(int.__gt__, found.shape, row)):
             raise ValueError("a value that is larger than its row")
         try:
-            size = found.bytes or 0
+            found.bytes  # noqa: B018 - whether there is such a dtype
         except RecordingError as reason:
             raise ValueError(str(reason)) from reason
-        if size > _LARGEST or math.prod(found.own_shape) > _LARGEST:
+        if any(math.prod(filter(None, one)) > _LARGEST for one in (found.shape, found.own_shape, row or ())):
             raise ValueError("a size that no value has")
         return found
 
