@@ -138,6 +138,12 @@ def test_a_worker_that_is_spawned_is_refused_for_a_file_with_the_remedy(recordin
     assert torch.equal(pickle.loads(pickle.dumps(in_memory))[1], in_memory[1])  # noqa: S301
 
 
+def test_values_without_elements_are_samples_too():
+    empty = series_of([torch.zeros(0, 3), torch.zeros(2, 0, 3)])
+    assert [tuple(one.shape) for one in empty.dataset(samples="records")] == [(0, 3), (2, 0, 3)]
+    assert [tuple(one.shape) for one in empty.dataset(samples="batch")] == [(0, 3), (0, 3)]
+
+
 def test_a_probe_is_trained_on_it(recording):
     """The linear map that made the values from themselves is found again."""
     dataset = recording["*"].dataset(shuffle=0)

@@ -90,7 +90,8 @@ class Samples(torch.utils.data.Dataset[Any]):
         rows = self._held.pop((path, record), None)
         if rows is None:
             value = self._series[path].values[record]
-            rows = value.reshape(-1, *value.shape[self._leading[path][record] :])
+            dims = self._leading[path][record]
+            rows = value.reshape(math.prod(value.shape[:dims]), *value.shape[dims:])
             while len(self._held) >= self._most * len(self._series):
                 del self._held[next(iter(self._held))]
         self._held[path, record] = rows
