@@ -19,6 +19,13 @@ def expected(value):
     return figures, wide.numel() - numbers.size
 
 
+def test_numbers_of_python_beyond_every_float_are_infinite():
+    found = NumberRange()
+    for number in (10**400, 3, -(10**400), complex(1e308, 1e308)):
+        found.add(number)
+    assert (found.smallest, found.largest, found.count) == (-math.inf, math.inf, 4)
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("odd", [None, math.nan, math.inf, "all NaN"], ids=str)
 def test_it_is_that_of_numpy(dtype, odd):

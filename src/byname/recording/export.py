@@ -215,6 +215,14 @@ def title(series: SeriesRecords) -> str:
     return f"{series.path}: {counted(size, 'record')}, {when}, {modes}{among}{how}"
 
 
+def as_float(number: complex) -> float:
+    """Return a number of Python as a float, of a complex one its size; infinite beyond the largest float."""
+    try:
+        return abs(number) if type(number) is complex else float(number)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.inf if type(number) is complex or number > 0 else -math.inf  # type: ignore[operator]
+
+
 _WITH_RANGES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 """Types of which PyTorch tells the range without a copy as float64."""
 
@@ -229,7 +237,7 @@ class NumberRange:
     def add(self, value: Any) -> None:
         """Takes a tensor or a number, and nothing of other values."""
         if type(value) in (bool, int, float, complex):
-            value = torch.tensor(abs(value) if type(value) is complex else float(value), dtype=torch.float64)
+            value = torch.tensor(as_float(value), dtype=torch.float64)
         if type(value) is not Tensor or not value.numel():
             return
         numbers = value.reshape(-1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from byname.axes import CURVE, GREY, LINES, axes_of_size, calm, colours, legend, short
 from byname.errors import BynameError
+from byname.recording.export import as_float
 from byname.recording.series_records import SeriesRecords
 from byname.table import listed
 from byname.text import printable
@@ -69,7 +70,7 @@ def _line(series: SeriesRecords) -> np.ndarray[Any, Any]:
 
 
 def _quantiles(value: Any) -> list[float]:
-    numbers = torch.as_tensor(value).detach()
+    numbers = value.detach() if isinstance(value, Tensor) else torch.tensor(as_float(value), dtype=torch.float64)
     numbers = (numbers.abs() if numbers.is_complex() else numbers).reshape(-1)
     numbers = numbers[:: max(1, numbers.numel() // _MOST)].double()
     numbers = numbers[numbers.isfinite()]
