@@ -9,30 +9,33 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_runs import written
 from test_series import series_of
 
+import byname
 from byname.errors import BadArgumentError, BynameError
 from byname.recording.callbacks import stack_padded
-from byname.recording.lazy import read
 from byname.recording.series import Series, joined
+from byname.recording.stored import OpenFile
 
 
 class Stored:
-    """The values of a file: an HDF5 dataset as `array`, and a list of the slices that were read."""
+    """The values of a file, an HDF5 dataset, and a list of the positions that were read."""
 
     def __init__(self, dataset):
-        self.dataset, self.slices = dataset, []
-        self.array = self
-
-    shape = property(lambda self: self.dataset.shape)
-    dtype = property(lambda self: self.dataset.dtype)
+        self.dataset, self.reads = dataset, []
+        self.tail = dataset.shape[1:], dataset.dtype
 
     def __len__(self):
         return len(self.dataset)
 
     def __getitem__(self, which):
-        self.slices.append(which)
         return torch.from_numpy(self.dataset[which]) if type(which) is int else self.dataset[which]
+
+    def numbers(self, which):
+        self.reads.append(which.tolist())
+        there, back = np.unique(which, return_inverse=True)
+        return self.dataset[there][back]
 
 
 @pytest.fixture
@@ -215,9 +218,9 @@ def test_a_lazy_array_reads_nothing_before_it_is_asked(file):
     numbers = np.arange(600, dtype=np.float32).reshape(100, 2, 3)
     series = stored(file, "h", numbers)
     array = series.to_xarray(chunks=10)
-    assert series.values.slices == [] and array.chunks[0] == (10,) * 10 and "dask" in repr(array.data)
+    assert series.values.reads == [] and array.chunks[0] == (10,) * 10 and "dask" in repr(array.data)
     assert array.sel(iteration=25).compute().values.tolist() == numbers[25:26].reshape(1, 1, 2, 3).tolist()
-    assert series.values.slices == [slice(25, 26)]
+    assert series.values.reads == [[25]]
     assert float(array.mean()) == pytest.approx(numbers.mean())
 
 
@@ -228,7 +231,7 @@ def test_a_lazy_array_of_rank_files_finds_every_value(file):
     files.append(stored(file, "late", np.array([[7.0, 8.0]]), iterations=[12], ranks=[1]))
     whole = joined(files)[2:]
     array = whole.to_xarray(chunks={"iteration": 4, "dim_0": 1})
-    assert all(not one.values.slices for one in files)
+    assert all(not one.values.reads for one in files)
     assert array.chunks == ((4, 4, 2), (2,), (1,), (1, 1))
     with dask.config.set(scheduler="synchronous"):
         assert np.array_equal(array.values, whole.to_xarray().values, equal_nan=True)
@@ -269,11 +272,15 @@ def test_dask_that_is_not_installed_is_named(monkeypatch):
         series_of([1.0]).to_xarray(chunks=1)
 
 
-def test_neighbours_in_a_file_are_read_at_once(file):
-    series = stored(file, "h", np.arange(30))
-    assert read(series.values, np.array([5, 4, 6, 4, 20, 29])).tolist() == [5, 4, 6, 4, 20, 29]
-    assert series.values.slices == [slice(4, 7), slice(20, 21), slice(29, 30)]
-    assert series.to_numpy().tolist() == list(range(30)) and series.values.slices[3:] == [slice(0, 30)]
+def test_neighbours_in_a_file_are_read_at_once(tmp_path, monkeypatch):
+    series = byname.open(written(tmp_path / "run.h5", {"h": [*range(30)]}))["h"]
+    sizes, read_into = [], OpenFile.read_into
+    monkeypatch.setattr(
+        OpenFile, "read_into", lambda file, view, at: sizes.append(len(view)) or read_into(file, view, at)
+    )
+    assert series[[5, 4, 6, 4, 20, 29]].to_numpy().tolist() == [5, 4, 6, 4, 20, 29]
+    assert sizes == [3 * 8, 8, 8]
+    assert series.to_numpy().tolist() == list(range(30)) and sizes[3:] == [30 * 8]
 
 
 def test_an_array_larger_than_memory_is_opened_and_looked_into(file):
@@ -282,7 +289,7 @@ def test_an_array_larger_than_memory_is_opened_and_looked_into(file):
     size = len(dataset)
     series = Series("h", Stored(dataset), range(size), [0] * size, [0] * size, ["train"] * size, [(512, 512)] * size)
     array = series.to_xarray(chunks="auto")
-    assert array.nbytes == 4 * 20_000 * 512 * 512 and series.values.slices == []
+    assert array.nbytes == 4 * 20_000 * 512 * 512 and series.values.reads == []
     assert array.sel(iteration=12_345, dim_0=5, dim_1=7).values.tolist() == [[3]]
-    assert series.values.slices == [slice(12_345, 12_346)]
+    assert series.values.reads == [[12_345]]
     assert array.chunks[0][0] * 4 * 512 * 512 <= 2**27 and array.chunks[1:] == ((1,), (1,), (512,), (512,))

@@ -46,11 +46,10 @@ def test_every_dtype_comes_back_bit_by_bit(dtype, tmp_path):
         assert bits(list(recording["a"].values)) == bits(values)
         assert recording["scalar"].values[0].shape == ()
         assert recording["a"].values[2].dtype == dtype
-        assert recording["a"].values.array.shape == (5, 3, 4)
         if not dtype.is_complex and dtype.itemsize > 1:
             wanted = torch.stack(values)
             wanted = wanted.float() if dtype is torch.bfloat16 else wanted
-            numpy.testing.assert_array_equal(recording["a"].values.array[1:4, 0], wanted.numpy()[1:4, 0])
+            numpy.testing.assert_array_equal(recording["a"][1:4].to_numpy(), wanted.numpy()[1:4])
 
 
 def test_complex32_comes_back(tmp_path):
@@ -148,7 +147,7 @@ def test_windows_of_changing_length_fill_chunks_from_both_sides(compression, tmp
     with byname.open(tmp_path / "run.h5") as recording:
         assert torch.equal(torch.stack(list(recording["a"].values)), torch.stack(done))
         assert list(recording["n"].values) == [float(one) for one in range(len(done))]
-        assert recording["a"].values.array[::-50, 5].tolist() == [float(one) for one in range(len(done))][::-50]
+        assert recording["a"][::-50].to_numpy()[:, 5].tolist() == [float(one) for one in range(len(done))][::-50]
 
 
 def test_iterations_ranks_calls_and_modes_come_back(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -13,26 +13,8 @@ from torch import Tensor
 from byname.errors import BadArgumentError
 from byname.table import counted
 
-_NEAR = 4
-"""Records this near to each other are read in one piece, with what lies between them."""
-
-
 Values: TypeAlias = Sequence[Any] | Tensor
 Positions: TypeAlias = NDArray[np.int64]
-
-
-class LazyArray(Protocol):
-    """What values of one shape offer as their ``array``: numbers on which slices are read, the record first."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of all values."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """As numpy has it."""
-
-    def __getitem__(self, which: Any) -> Any: ...
 
 
 class Picked(Sequence[Any]):
@@ -89,47 +71,25 @@ def _together(pieces: list[NDArray[Any]]) -> Positions:
     return np.concatenate([np.zeros(0, np.int64), *pieces]).astype(np.int64)
 
 
-def array_of(values: Values) -> LazyArray | None:
-    """The numbers of a sequence that keeps them in one array; None where it does not."""
-    if isinstance(values, (list, tuple, Tensor)):
-        return None
-    found: LazyArray | None = getattr(values, "array", None)
-    return found
-
-
-def tail_of(values: Values) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+def tail_of(values: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
     """The shape and the type that all values have, where `read` can give them without looking at each."""
     parts = [values.parts[number] for number in np.unique(values.part)] if isinstance(values, Picked) else [values]
-    arrays = [array_of(part) for part in parts]
-    tails = {None if array is None else (tuple(array.shape[1:]), array.dtype) for array in arrays}
+    tails = {getattr(part, "tail", None) for part in parts}
     return tails.pop() if len(tails) == 1 else None
 
 
-def read(values: Values, positions: Positions) -> NDArray[Any]:
+def read(values: Any, positions: Positions) -> NDArray[Any]:
     """The values at these positions as one array, neighbours read at once. Only for values that have a `tail_of`."""
-    tail = tail_of(values)
-    assert tail is not None, "only asked where the values lie in arrays"
-    out = np.empty((len(positions), *tail[0]), tail[1])
     if not isinstance(values, Picked):
-        _read_into(out, np.arange(len(positions)), array_of(values), positions)
-        return out
+        found: NDArray[Any] = values.numbers(positions)
+        return found
+    shape, dtype = tail_of(values) or ((), None)
+    out = np.empty((len(positions), *shape), dtype)
     part, position = values.part[positions], values.position[positions]
     for number in np.unique(part):
         here = np.flatnonzero(part == number)
-        _read_into(out, here, array_of(values.parts[number]), position[here])
+        out[here] = read(values.parts[number], position[here])
     return out
-
-
-def _read_into(out: NDArray[Any], rows: Positions, array: LazyArray | None, positions: Positions) -> None:
-    """Reads neighbours at once: a slice of a file costs little more than one record."""
-    assert array is not None, "only asked where the values lie in arrays"
-    order = np.argsort(positions, kind="stable")
-    rows, positions = rows[order], positions[order]
-    for run in np.split(np.arange(len(positions)), np.flatnonzero(np.diff(positions) > _NEAR) + 1):
-        if len(run):
-            first = int(positions[run[0]])
-            piece = np.asarray(array[first : int(positions[run[-1]]) + 1])
-            out[rows[run]] = piece[positions[run] - first]
 
 
 def cropped(value: Any, shape: tuple[int, ...]) -> Any:

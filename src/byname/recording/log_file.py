@@ -271,7 +271,7 @@ def _free_log(path: Path, overwrite: bool) -> Path:
                 f"{shown} is there already: a recording to {file} that runs, or was not finished. byname.finish makes "
                 "the file of it; overwrite=True replaces it"
             )
-    elif os.path.lexists(log) and (log.is_symlink() or not log.is_file() or log.stat().st_size):
+    elif os.path.lexists(log):
         raise RecordingExistsError(
             f"{shown} is there, was not made by a recording, and was not touched; a recording to {file} needs this "
             "name: move it away, or record to another name"

@@ -240,13 +240,29 @@ class StoredValues(Sequence[Any]):
             raise self.source.damaged(f"a value of it cannot be read ({type(reason).__name__})") from reason
 
     @property
-    def array(self) -> StoredNumbers | None:
-        """The values as one array that reads what is asked of it; None where they are no numbers of one shape."""
+    def tail(self) -> tuple[tuple[int, ...], numpy.dtype[Any]] | None:
+        """The shape of each value, and its type as NumPy has it; None where they are no numbers of one shape."""
         several = [self.types[number] for number in numpy.unique(self.which)]
         alike = {(one.kind, one.dtype, one.shape, one.row) for one in several}
         if len(alike) != 1 or several[0].bytes is None or several[0].row is not None:
             return None
-        return StoredNumbers(self, several[0])
+        return several[0].shape, numpy_dtype(several[0])
+
+    def numbers(self, which: Numbers) -> NDArray[Any]:
+        """Return some of the values, which have a `tail`, as one array; each is read once, and neighbours together."""
+        there, back = numpy.unique(which, return_inverse=True)
+        at, sizes = self.at[there], self.sizes[there]
+        total, done = int(sizes.sum()), 0
+        if total > self.source.size:
+            raise self.source.damaged(f"{len(there)} values of it take {total} bytes, and it has less")
+        out = numpy.empty(total, numpy.uint8)
+        for start, stop in neighbours(at, sizes, BLOCK):
+            size = int(sizes[start:stop].sum())
+            if size:
+                self.source.read_into(out.data[done : done + size], int(at[start]))
+            done += size
+        found: NDArray[Any] = self.types[self.which[0]].numbers(out, len(there))
+        return found if numpy.array_equal(there, which) else found[back]
 
 
 def neighbours(at: Numbers, sizes: Numbers, most: int) -> Iterator[tuple[int, int]]:
@@ -263,61 +279,3 @@ def neighbours(at: Numbers, sizes: Numbers, most: int) -> Iterator[tuple[int, in
             fitting = start + int(numpy.searchsorted(ends[start:stop], at[start] + most, "right"))
             yield start, max(fitting, start + 1)
             start = max(fitting, start + 1)
-
-
-class StoredNumbers:
-    """Values of one shape as an array: what is asked for is read, and given as NumPy does.
-
-    Args:
-        values: of which this is the array.
-        kind: their type.
-    """
-
-    __slots__ = ("_kind", "dtype", "values")
-
-    def __init__(self, values: StoredValues, kind: ValueType) -> None:
-        self.values = values
-        self._kind = kind
-        self.dtype: numpy.dtype[Any] = numpy_dtype(kind)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of records, then the shape of each."""
-        return (len(self.values), *self._kind.shape)
-
-    @property
-    def ndim(self) -> int:
-        """How many dimensions there are."""
-        return len(self.shape)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, which: Any) -> Any:
-        key = which if isinstance(which, tuple) else (which,)
-        first, rest = (key[0], key[1:]) if key and key[0] is not Ellipsis else (slice(None), key)
-        if isinstance(first, int | numpy.integer) and not isinstance(first, bool):
-            number = range(len(self))[int(first)]
-            return self._read(self.values[number : number + 1])[(0, *rest)]
-        if isinstance(first, slice):
-            return self._read(self.values[first])[(slice(None), *rest)]
-        picked = numpy.arange(len(self))[first]  # a list or array of positions, or of truth values
-        there, back = numpy.unique(picked, return_inverse=True)
-        block = self._read(self.values.taken(there))
-        return block[back.reshape(picked.shape)][(slice(None), *rest)]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return numpy.asarray(self[:], dtype)
-
-    def _read(self, values: StoredValues) -> NDArray[Any]:
-        total = len(values) * (self._kind.bytes or 0)
-        if total > values.source.size:
-            raise values.source.damaged(f"{len(values)} values of it take {total} bytes, and it has less")
-        out = numpy.empty(total, numpy.uint8)
-        done = 0
-        for start, stop in neighbours(values.at, values.sizes, BLOCK):
-            size = int(values.sizes[start:stop].sum())
-            if size:
-                values.source.read_into(out.data[done : done + size], int(values.at[start]))
-            done += size
-        return self._kind.numbers(out, len(values))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from byname.recording.export import NUMBERS, numpy_of
+from byname.recording.export import NUMBERS, as_float, numpy_of
 from byname.recording.lazy import read, tail_of, taken
 from byname.recording.series import Series
 
@@ -162,12 +162,7 @@ def numbers_in(value: Any) -> Array:
     """Return the numbers of one value without its dimensions; none for what has no numbers. |z| for complex ones."""
     if issubclass(type(value), Tensor):
         return _real(numpy_of(value).reshape(-1))
-    if type(value) in NUMBERS:
-        try:
-            return _real(np.array([value], complex if type(value) is complex else float))
-        except OverflowError:  # a whole number that is larger than any float
-            return np.array([math.inf if value > 0 else -math.inf])
-    return np.zeros(0)
+    return np.array([as_float(value)] if type(value) in NUMBERS else [], np.float64)
 
 
 def _real(numbers: Array) -> Array:
