@@ -236,6 +236,25 @@ def test_results_can_be_read_while_it_goes_on():
         assert "head" in repr(recorder) and recorder.iteration == 1
 
 
+def test_numbers_of_many_windows_come_back_as_they_were():
+    class Numbers(nn.Module):
+        def forward(self, number):
+            real, whole, large, mixed = float("nan") if number == 3 else -0.0, number, 2**62 + number, number
+            mixed = 0.5 if number == 80 else number
+            large = 2**80 if number == 90 else large
+            return real, whole, large, mixed
+
+    model, names, told = Numbers(), ("real", "whole", "large", "mixed"), []
+    places = [f"forward.{name}@-1" for name in names]
+    with byname.record(model, places, gather_every=1, on_change=False) as recorder:
+        for number in range(100):
+            told.append(model(number))
+            if number == 70:
+                recorder.results[places[0]].values.append(3)  # a list of its own
+    for place, expected in zip(places, zip(*told)):
+        assert repr(recorder.results[place].values) == repr([*expected])
+
+
 def test_what_has_told_nothing_yet_is_an_empty_series_and_what_was_not_asked_for_an_error():
     model, x = net()
     said = pytest.warns(RecordingWarning, match=r"`blocks\.0\.spare`: it was not called in 1 forward of Net")

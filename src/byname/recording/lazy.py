@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, overload
 
@@ -105,7 +106,7 @@ def taken(values: Values, which: slice | Positions) -> Values:
         if isinstance(which, slice) and (which.step or 1) < 0:  # of which PyTorch knows nothing (2.13)
             which = np.array(range(len(values))[which], np.int64)
         return values[which if isinstance(which, slice) else torch.from_numpy(which)]
-    if isinstance(values, list | tuple):
+    if isinstance(values, list | tuple | array):
         return values[which] if isinstance(which, slice) else [values[number] for number in which.tolist()]
     picked = Picked.of([values])
     return Picked(picked.parts, picked.part[which], picked.position[which])

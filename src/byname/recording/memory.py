@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from torch import Tensor
 
@@ -96,7 +98,7 @@ class MemoryStore(Store):
             several = self._windows.setdefault(path, [])
             several.append(series)
             if len(several) > _SEVERAL and not isinstance(series.values, Tensor):
-                several[:] = [concatenated(several)]
+                several[:] = [_together(several)]
 
     def forget(self) -> None:
         """Forget the windows; results that were asked for have them."""
@@ -112,11 +114,21 @@ class MemoryStore(Store):
         sizes = {path: sum(map(len, several)) for path, several in windows.items()}
 
         def made(path: str) -> Series:
-            several = windows[path]
-            several[:] = [concatenated(several)]
-            return several[0].picked(slice(sizes[path]))  # with a list of its own, to which the user may do something
+            windows[path][:] = [_together(windows[path])]
+            found = windows[path][0].picked(slice(sizes[path]))  # with a list of its own, which the user may change
+            return found.but(values=found.values.tolist()) if isinstance(found.values, array) else found
 
         return SeriesOnDemand(sizes, made, {path: tuple(times) for path, times in self._ends.items()})
+
+
+def _together(several: Sequence[Series]) -> Series:
+    """Return windows as one; floats alone, and integers that fit, take 8 bytes each there instead of 32."""
+    whole = concatenated(several)
+    kinds = {*map(type, whole.values)} if isinstance(whole.values, list) else set()
+    code = {float: "d", int: "q"}.get(kinds.pop()) if len(kinds) == 1 else None
+    with suppress(OverflowError):
+        return whole.but(values=array(code, whole.values)) if code else whole
+    return whole
 
 
 _SEVERAL = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -320,7 +321,7 @@ def _end_to_end(parts: Sequence[Series]) -> Values:
     tensors = [values for values in every if isinstance(values, Tensor)]
     if every and len(tensors) == len(every) and len({(one.dtype, one.shape[1:]) for one in tensors}) == 1:
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-    if all(isinstance(values, list | tuple | Tensor) for values in every):
+    if all(isinstance(values, list | tuple | array | Tensor) for values in every):
         return [one for part in parts for one in _without_padding(part)]
     return every[0] if len(every) == 1 else Picked.of(every)
 
