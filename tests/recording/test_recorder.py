@@ -236,6 +236,18 @@ def test_results_can_be_read_while_it_goes_on():
         assert "head" in repr(recorder) and recorder.iteration == 1
 
 
+def test_the_end_of_the_program_closes_a_recorder_while_h5py_still_works(tmp_path, monkeypatch):
+    registered, log = [], tmp_path / "run.h5.log"  # the last that is registered comes first, and h5py registers, too
+    monkeypatch.setattr("atexit.register", lambda function, *_: registered.append((function, log.exists())))
+    model, x = net()
+    byname.record(model, "head", to=tmp_path / "run.h5")
+    model(x)
+    *_, (at_exit, after_the_store) = registered
+    assert after_the_store
+    at_exit()
+    assert byname.open(tmp_path / "run.h5").complete and not log.exists()
+
+
 def test_numbers_of_many_windows_come_back_as_they_were():
     class Numbers(nn.Module):
         def forward(self, number):

@@ -241,7 +241,7 @@ class LogStore(Store):
         assert self._descriptor is not None, "only before it is let go"
         try:
             finish_log(RecordingFile(OpenFile(self._log, self._descriptor)), self.path)
-        except (RecordingError, OSError, RuntimeError, ValueError, KeyError) as reason:  # h5py's errors are of these
+        except (RecordingError, OSError, RuntimeError, ValueError, KeyError, TypeError) as reason:  # also h5py's errors
             text = (
                 f"{printable(str(self._log))} is whole, but no HDF5 file could be made of it ({printable(str(reason))})"
             )

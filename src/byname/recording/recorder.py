@@ -74,8 +74,8 @@ class Recorder:
         """
         try:
             with defer_signals():
-                atexit.register(self._exit)
                 self._windows.store = make()
+                atexit.register(self._exit)  # after h5py was imported, whose own exit would come first else
                 self._clock.start(self._iteration, self._forward_ended)
                 self._prepare()
                 self._begun = True
