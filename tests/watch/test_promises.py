@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import byname
 from byname import interject, select
@@ -137,6 +140,41 @@ def test_an_edit_of_a_module_called_for_its_effect_is_seen_or_said_not_to_be() -
         assert torch.allclose(model.layer.weight.grad, torch.autograd.grad(wanted, model.layer.weight)[0])
         model(x, a_view=True)
         assert any("works in place on a view" in note for note in handle.notes)
+
+
+class Edited(nn.Module):
+    """Changes a value in place, by a module or by a function; what an edit makes of it is another tensor."""
+
+    def __init__(self, by: str, edit: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.by, self.edit = by, edit
+        self.layer, self.act = nn.Linear(3, 3), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        y = self.act(y) if self.by == "act" else y.sigmoid_()
+        return y if self.edit is None else self.edit(y)
+
+
+def saved_elsewhere(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return model(x)
+
+
+@pytest.mark.parametrize("verb", [byname.interject, byname.rewrite])
+@pytest.mark.parametrize("by", ["act", "sigmoid_"])
+@pytest.mark.parametrize("run", [partial(checkpoint, use_reentrant=False), saved_elsewhere])
+def test_an_edit_of_what_works_in_place_keeps_gradients_where_hooks_pack_what_is_saved(verb, by, run) -> None:
+    def edit(value: Tensor) -> Tensor:
+        return value * value - 1
+
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    plain, model = Edited(by, edit), Edited(by)
+    plain(x).square().sum().backward()
+    other = verb(model, by, lambda name, module, value: edit(value))
+    run(other if verb is byname.rewrite else model, x).square().sum().backward()
+    assert torch.allclose(model.layer.weight.grad, plain.layer.weight.grad)
 
 
 class GivesBack(nn.Module):

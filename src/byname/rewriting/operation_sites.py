@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
@@ -21,7 +22,7 @@ from byname.reading.quiet import dynamo_skip, eagerly_with_all_it_calls
 from byname.rewriting.narrow import narrowed
 from byname.rewriting.sites import InterjectionSite, OperationSite, here
 from byname.watch.interject import Interjection, entered_with
-from byname.watch.replacement import IN_CHECKPOINT, called, changed_by, overwrite, runs_again
+from byname.watch.replacement import IN_CHECKPOINT, changed_by, overwrite, runs_again, saved_apart
 
 
 class Operations:
@@ -300,17 +301,14 @@ def _reported(path: str, sites: Sequence[InterjectionSite], func: Any, args: Any
         return func(*args, **kwargs)
     inputs = (*args, *kwargs.values())
     entered = [entered_with(inputs) if one.with_gradients else None for one in sites]
-    changed: Any = None
-    node = None
-    if not compiling:
-        changed = changed_by(func, args, kwargs) if kwargs or _in_place(func) else None
-        result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
-    elif _in_place(func):
+    if compiling and _in_place(func):
         return _reported_in_place(path, sites, entered, func, args, kwargs)
-    else:
+    changed = changed_by(func, args, kwargs) if not compiling and (kwargs or _in_place(func)) else None
+    with nullcontext() if changed is None else saved_apart(changed):
         result = func(*args, **kwargs)
-    old = changed if result is None else result[0] if type(result) is tuple and _gives_more(func) else result
-    value = _after_all(path, sites, entered, inputs, old)
+        node = None if changed is None else changed.grad_fn
+        old = changed if result is None else result[0] if type(result) is tuple and _gives_more(func) else result
+        value = _after_all(path, sites, entered, inputs, old)
     if value is None:
         return result
     if type(result) is tuple and type(old) is not tuple:

@@ -32,7 +32,7 @@ from byname.table import listed
 from byname.tracing.tracer import trace
 from byname.watch.boundary_edges import Entered
 from byname.watch.interject import Interjection, checked_interjection, entered_with
-from byname.watch.replacement import overwrite
+from byname.watch.replacement import is_fixed, overwrite
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -221,17 +221,12 @@ class ModuleSite(InterjectionSite):
                 return None
             if module.__dict__.get("inplace") is not True or not args or args[0] is not output:
                 return new
-            if not _is_fixed(output):
+            if not is_fixed(output):
                 overwrite(output, new)
                 return output
             return new
         finally:
             turn_on(around)
-
-
-def _is_fixed(output: torch.Tensor) -> bool:
-    """Return whether a tensor is a view that autograd does not let anyone write to a second time."""
-    return torch.is_grad_enabled() and output.requires_grad and output._is_view()
 
 
 @dynamo_skip

@@ -18,7 +18,7 @@ from byname.reading.tensor import is_tensor
 from byname.watch.attachment import Number, ReportedPlace, Running, runs
 from byname.watch.heard import MISSED, NO_GRADIENT
 from byname.watch.hooks import Hook, Hooks
-from byname.watch.replacement import overwrite
+from byname.watch.replacement import is_fixed, overwrite
 from byname.watch.value_gradients import on_gradient
 
 
@@ -263,10 +263,10 @@ def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any
     in_place = module.__dict__.get("inplace") is True and args and args[0] is output and is_tensor(output)
     if not in_place:
         return new
-    if torch.is_grad_enabled() and output.requires_grad and output._is_view():
+    if is_fixed(output):
         running.notes.setdefault(
-            f"a {type(module).__name__} works in place on a view: code that uses its return value gets the "
-            "replacement; code that keeps using the input tensor does not"
+            f"a {type(module).__name__} works in place on a view, or in a checkpoint: code that uses its return value "
+            "gets the replacement; code that keeps using the input tensor does not"
         )
         return new
     overwrite(output, new)

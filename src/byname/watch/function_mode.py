@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
@@ -32,7 +32,7 @@ from byname.tracing.tracer import OpenCalls, functions_running
 from byname.watch.attachment import ReportedPlace, Running, runs
 from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
 from byname.watch.hooks import Hook, Hooks
-from byname.watch.replacement import IN_CHECKPOINT, called, changed_by, overwrite, runs_again
+from byname.watch.replacement import IN_CHECKPOINT, changed_by, overwrite, runs_again, saved_apart
 
 Parts = Mapping[str, Sequence[ReportedPlace]]
 
@@ -233,7 +233,7 @@ class Functions:
     def report(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an observed operation and report its result; return the result, or what replaces it."""
         running, path, places, parts = self.running, found.path, found.places, found.parts
-        inputs, changed, node, begun = args, None, None, None
+        inputs, changed, begun = args, None, None
         result: Any
         value: Any
         if parts is not None:
@@ -243,12 +243,14 @@ class Functions:
         if kwargs or found.in_place:
             kwargs = kwargs or {}
             inputs, changed = (*args, *kwargs.values()), changed_by(func, args, kwargs)
-            result, node = (func(*args, **kwargs), None) if changed is None else called(func, changed, args, kwargs)
-        else:
-            result = func(*args)
-        value = whole = changed if result is None else main_result(func, result) if type(result) is tuple else result
-        for number, place in enumerate(places):
-            value = running.report(place, value, inputs, begun and begun[number])
+        with _NOTHING if changed is None else saved_apart(changed):
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            node = None if changed is None else changed.grad_fn
+            value = whole = (
+                changed if result is None else main_result(func, result) if type(result) is tuple else result
+            )
+            for number, place in enumerate(places):
+                value = running.report(place, value, inputs, begun and begun[number])
         if value is whole:
             return result
         if _in_checkpoint(owner.module):
@@ -319,6 +321,9 @@ class _InSteps:
         if self.__name__ == ATTENTIONS[0]:
             return explicit_attention(self.see, *args, **kwargs)
         return explicit_multi_head(self.see, self.function, *args, **kwargs)
+
+
+_NOTHING = nullcontext()
 
 
 def _in_checkpoint(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -135,26 +136,28 @@ def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return target if is_tensor(target) else None
 
 
-def called(function: Any, changed: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Call a function that changes a tensor in place, so that the tensor can be overwritten afterwards.
+@contextmanager
+def saved_apart(changed: Tensor) -> Iterator[None]:
+    """Have autograd save copies of what lies on the memory of a tensor that may be overwritten after the block.
 
-    Returns:
-        The result of the function, and the ``grad_fn`` of the tensor after the call; None without grad mode.
+    Elsewhere `overwrite` makes the copies. But the node of a view that was changed in place lies inside a CopySlices,
+    where nothing can reach what it saved, nor what a checkpoint or other hooks have packed (PyTorch 2.13).
     """
-    if not torch.is_grad_enabled():
-        return function(*args, **kwargs), None
-    if not changed._is_view() or _packed_already():
-        return function(*args, **kwargs), changed.grad_fn
-    # The node of a view lies inside a CopySlices, where nothing can reach what it saved (PyTorch 2.13): so pack it now.
-    memory = changed.untyped_storage().data_ptr()
+    hooks = _hooks_on_saved()
+    if not (torch.is_grad_enabled() and (hooks or changed._is_view())):
+        yield
+        return
+    memory, (pack, unpack) = changed.untyped_storage().data_ptr(), hooks or (_packed, _unpacked)
 
-    def pack(saved: Tensor) -> tuple[Tensor, int]:
-        kept = _copy(saved) if saved.untyped_storage().data_ptr() == memory else saved
-        return kept, kept._version
+    def copied(saved: Tensor) -> Any:
+        return pack(_copy(saved) if saved.untyped_storage().data_ptr() == memory else saved)
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
-        result = function(*args, **kwargs)
-    return result, changed.grad_fn
+    with torch.autograd.graph.saved_tensors_hooks(copied, unpack):
+        yield
+
+
+def _packed(kept: Tensor) -> tuple[Tensor, int]:
+    return kept, kept._version
 
 
 def _unpacked(packed: tuple[Tensor, int]) -> Tensor:
@@ -167,10 +170,15 @@ def _unpacked(packed: tuple[Tensor, int]) -> Tensor:
     return saved
 
 
-def _packed_already() -> bool:
-    """Return whether saved-tensor hooks are active already, such as those of a checkpoint: only the innermost run."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(True) is not None
+def _hooks_on_saved() -> Any:
+    """Return the innermost pair of hooks for saved tensors, such as those of a checkpoint; None if there is none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+
+
+def is_fixed(output: Tensor) -> bool:
+    """Return whether the output of a module that worked in place cannot be overwritten: see `saved_apart`."""
+    tracked = torch.is_grad_enabled() and output.requires_grad
+    return tracked and (output._is_view() or _hooks_on_saved() is not None)
 
 
 @dynamo_skip
