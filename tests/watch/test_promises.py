@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import byname
 from byname import interject, select
+from byname.errors import InterjectionError
 from byname.tracing.eager import EAGERLY
 from byname.watch.attach import attach
 
@@ -175,6 +176,28 @@ def test_an_edit_of_what_works_in_place_keeps_gradients_where_hooks_pack_what_is
     other = verb(model, by, lambda name, module, value: edit(value))
     run(other if verb is byname.rewrite else model, x).square().sum().backward()
     assert torch.allclose(model.layer.weight.grad, plain.layer.weight.grad)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("norm", [nn.Identity, nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+def test_a_checkpoint_runs_with_a_replaced_weight_again_or_refuses_to(reentrant, norm) -> None:
+    block = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    norm(block[0])
+    model, x = nn.Sequential(nn.Linear(3, 3), block), torch.randn(2, 3)
+    with interject(model, "1.0.weight", doubled) as handle:
+        model(x).sum().backward()
+        wanted = [one.grad.clone() for one in model.parameters()]
+        model.zero_grad()
+        block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
+        result = model(x).sum()
+        if norm is not nn.utils.parametrizations.weight_norm:
+            with pytest.raises(InterjectionError, match="`1.0.weight` was replaced in the forward, and a checkpoint"):
+                result.backward()
+        else:
+            result.backward()
+            assert all(map(torch.allclose, [one.grad for one in model.parameters()], wanted))
+    assert handle.notes == ()
 
 
 class GivesBack(nn.Module):

@@ -326,7 +326,7 @@ def _has_method(module: nn.Module, name: str) -> bool:
     found = found_in(type(module), name)
     if found is namespace_of(nn.Module).get(name):  # `to` and `float` are what is called on tensors
         return False
-    return callable(found) or isinstance(found, property)
+    return callable(found) or (isinstance(found, property) and name not in parametrizations_of(module))
 
 
 def _is_torchs(function: FunctionType | BuiltinFunctionType) -> bool:

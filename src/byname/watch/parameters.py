@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.model.module_tree import REGISTRY
+from byname.errors import InterjectionError
+from byname.model.module_tree import REGISTRY, modules_along
 from byname.model.spot import Spot
 from byname.watch.attachment import ReportedPlace, Running, runs
+from byname.watch.handle import remove_all
 from byname.watch.heard import NO_GRADIENT_OF_PARAMETER
 from byname.watch.hooks import Hook, Hooks, attachments_of
 from byname.watch.value_gradients import OnGradient, accumulating
@@ -48,6 +50,7 @@ class States:
         self._awaiting = False
         self._changing = threading.Lock()
         self._recomputed: list[nn.Module] = []
+        self._refusing: dict[str, Hooks] = {}
         self._at_begin: list[ReportedPlace] = []
         self._at_end: list[ReportedPlace] = []
 
@@ -76,7 +79,7 @@ class States:
     def _computed(self, place: ReportedPlace, module: nn.Module, *given: Any) -> Any:
         spot = place.spot
         value = module.__dict__.get(spot.name) if spot.name else given[-1]  # what a parametrization returns
-        if value is None or not self._running.thread.here.depth:
+        if value is None or not (self._running.thread.here.depth or (not spot.name and _graph_task() != -1)):
             return None
         new = self._running.report(place, value)
         if spot.name and new is not value:
@@ -120,6 +123,8 @@ class States:
     def remove(self) -> None:
         """Remove the hooks, and put every parameter back."""
         self.put_back()
+        remove_all(self._refusing.values())
+        self._refusing.clear()
         with self._changing:
             self._awaiting = False
             for _, hook in self._awaited.values():
@@ -143,9 +148,25 @@ class States:
                 self._stand_in(place.spot, registry, value, new)
 
     def _stand_in(self, spot: Spot, registry: dict[str, Any], value: torch.Tensor, new: torch.Tensor) -> None:
+        if (torch.is_grad_enabled() or spot.kind == "computed") and spot.path not in self._refusing:
+            self._refuse_again(spot)
         saved = spot.module.register_state_dict_pre_hook(self._saved)  # type: ignore[no-untyped-call]
         self._running.standing_in.append(StandIn(registry, spot.name, value, new, saved))
         registry[spot.name] = new
+
+    def _refuse_again(self, spot: Spot) -> None:
+        """Hook the modules around a replaced parameter: a checkpoint would run them again with the model's own."""
+        model = self._running.model
+
+        def refuse(*_: object) -> None:
+            if _graph_task() != -1 and not self._running.thread.here.depth:
+                raise InterjectionError(_AGAIN.format(spot.path))
+
+        hooks = self._refusing[spot.path] = Hooks(model, self._running)
+        for module in modules_along(model, spot.path).values():
+            if module is not model:  # whose forward begins anew, with the replacement
+                hooks.before(module, refuse)
+        hooks.install()
 
     def put_back(self) -> None:
         """Put the replaced parameters back, when an outermost forward has ended or raised."""
@@ -184,6 +205,12 @@ class States:
                     value.copy_(new)
 
 
+_AGAIN = (
+    "`{}` was replaced in the forward, and a checkpoint runs its module again for the backward, with the model's own: "
+    "the gradients would be wrong. Replace what the module returns, or run it without the checkpoint"
+)
+
+
 def _receiver(states: weakref.ref[States], path: str) -> OnGradient:
     """Return a function that reports an accumulated gradient, written for speed: each gradient passes here."""
 
@@ -204,3 +231,6 @@ def _own(value: Any, standing_in: Sequence[StandIn]) -> Any:
         if value is one.new:
             value = one.value
     return value
+
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
