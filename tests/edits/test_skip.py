@@ -1,6 +1,7 @@
 """Is a skipped module left out, and all else as before?"""
 
 import copy
+import inspect
 import io
 import pickle
 
@@ -224,6 +225,18 @@ def test_a_forward_that_somebody_has_wrapped_since_passes_on():
     model.blocks[1].forward = lambda *args: below(*args)
     handle.remove()
     assert torch.equal(model(x), plainly)
+
+
+def test_its_forward_has_the_signature_that_it_had():
+    model = nn.Sequential(nn.Bilinear(2, 2, 2))
+    plain = inspect.signature(model[0].forward)
+    with byname.skip(model, "0"):
+        assert inspect.signature(model[0].forward) == plain
+        with byname.skip(model, "0"):
+            assert [*inspect.signature(model[0].forward).parameters] == ["input1", "input2"]
+    model[0].forward = lambda x, *, mask=None: x
+    with byname.skip(model, "0"):
+        assert [*inspect.signature(model[0].forward).parameters] == ["x", "mask"]
 
 
 def test_what_is_in_it_can_be_watched_and_is_not_come_to():

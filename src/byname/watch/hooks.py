@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copyreg
+import inspect
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Container
 from contextlib import suppress
+from types import MethodType
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -62,6 +64,11 @@ class MethodStandIn:
         self._on = False
         self.below: Any = None
         self.__wrapped__ = getattr(type(module), self.method)  # a path to a variable finds the function by this
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of the method, without the module."""
+        return inspect.signature(self.below or MethodType(self.__wrapped__, self))
 
     def install(self) -> None:
         """Install this function above those that are there."""
