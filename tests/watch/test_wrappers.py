@@ -183,10 +183,13 @@ class TestScripts:
     def test_all_modules_are_all_but_scripts_which_is_said(self, script):
         model, x = Around(script), torch.randn(3, 4)
         assert told(model, "**", lambda model: model(x)) == ["last", "forward"]
+        assert told(model, "**.weight", lambda model: model(x)) == ["last.weight"]
         assert "TorchScript runs them" in told.notes[0]
         assert "Pair" in told.notes[0]
 
-    @pytest.mark.parametrize("where", ["inner", "inner.first", "inner.relu", "inner.first.grad", "inner.*"])
+    @pytest.mark.parametrize(
+        "where", ["inner", "inner.first", "inner.relu", "inner.first.grad", "inner.*", "inner.first.weight"]
+    )
     def test_a_place_inside_is_refused(self, script, where):
         model = Around(script)
         with nothing_left(model.last), pytest.raises(BadArgumentError, match="TorchScript runs this"):

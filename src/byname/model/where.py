@@ -140,7 +140,7 @@ def calls_of(modules: Mapping[str, nn.Module]) -> list[ModelCall]:
 
 def without_scripts(spots: list[Spot]) -> list[Spot]:
     """Return the places that can be observed, without those in scripted modules that wildcards matched."""
-    lost = [spot for spot in spots if spot.kind not in REGISTRY and is_script(spot.module)]
+    lost = [spot for spot in spots if is_script(spot.module)]
     for spot in lost:
         if spot.alone or len(lost) == len(spots):
             raise BadArgumentError(unseen_in_script(spot.full, spot.module))

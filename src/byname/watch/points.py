@@ -12,7 +12,7 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.call_graph import ModelCall, is_place
 from byname.model.methods import names_reached
-from byname.model.module_tree import is_called, modules_by_path, state_of, under
+from byname.model.module_tree import REGISTRY, is_called, is_script, modules_by_path, state_of, under
 from byname.model.predicates import OfModule
 from byname.model.resolve import resolve
 from byname.model.scopes import sites_of
@@ -182,7 +182,7 @@ class _Listing:
         elif path in self._modules:
             ran, calls = (None, None) if run is None else (False, 0)
             yield Point(path or "forward", "module", name, name, calls=calls, ran=ran)
-        for kind in ("parameter", "buffer"):
+        for kind in () if is_script(module) else REGISTRY:
             for key, tensor in state_of(module, kind).items():
                 used = None if run is None else first is not None or id(tensor) in run.used
                 with DisableTorchFunction():
