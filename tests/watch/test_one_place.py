@@ -160,6 +160,29 @@ def test_the_item_from_the_end_is_replaced_in_lists_and_tuples():
             assert [one.item() for one in model(torch.ones(1))] == [1.0, 4.0] if count == 2 else [1.0, 2.0, 6.0]
 
 
+class Filled(nn.Module):
+    def forward(self, x):
+        outs, named = [], {}
+        for number in range(3):
+            outs.append(x + number)
+        named.update(k=outs[0] + outs[1] + outs[2])
+        return named["k"] * 1
+
+
+@pytest.mark.parametrize(
+    ("where", "wanted"),
+    [("forward.outs[1]", 8.0), ("forward.outs[*]", 12.0), ("forward.named['k']", 12.0), ("forward.outs[-1]", 12.0)],
+)
+def test_an_item_that_a_method_of_its_container_puts_there_is_replaced(where, wanted):
+    model, whole = Filled(), []
+    with (
+        byname.interject(model, where, double),
+        byname.interject(model, ["forward.outs", "forward.named"], lambda name, module, value: whole.append(name)),
+    ):
+        assert model(torch.ones(1)).item() == wanted
+    assert whole == ["forward.outs", "forward.named"]
+
+
 def test_an_index_from_the_end_is_recorded_under_its_own_name():
     model = Items()
     with byname.record(model, "forward[-1]", mode="both") as recorder:

@@ -51,6 +51,7 @@ class Assigned:
                 weakref.ref(one),  # so that the code in the class does not keep the model alive
                 order=self._running.order,
                 exits=one.at_exit,
+                items=one.of_items,
                 by_caller=method_of(module, method) is None,
             )
             self._listenings.append(listening)
@@ -103,7 +104,7 @@ class _ReceiverOfFunction:
     """The receiver of the variables of one function; it reports them at their places.
 
     Attributes:
-        at_exit: whether the last values have to be reported.
+        at_exit, of_items: whether the last values have to be reported, and whether items are asked for.
         reports: see `FunctionReceiver`.
     """
 
@@ -111,7 +112,7 @@ class _ReceiverOfFunction:
         self.module = module
         self.method = method
         self.places: dict[str, list[ReportedPlace]] = {}
-        self.at_exit = False
+        self.at_exit = self.of_items = False
         self.reports: Mapping[str, Callable[[Any], Any]] = {}
         self._running = running
         self._changes: dict[str, tuple[int, str]] = {}
@@ -121,7 +122,8 @@ class _ReceiverOfFunction:
     def add(self, place: ReportedPlace) -> None:
         """Add a place."""
         self.places.setdefault(place.spot.name, []).append(place)
-        self.at_exit = self.at_exit or bool(place.spot.items) or place.spot.nth is not None
+        self.of_items = self.of_items or bool(place.spot.items)
+        self.at_exit = self.at_exit or self.of_items or place.spot.nth is not None
 
     def begin(self, *, replaces: bool) -> None:
         """Begin to receive; `replaces` is whether a returned value replaces the value of the variable."""
@@ -160,7 +162,7 @@ class _ReceiverOfFunction:
 
     def _reported(self, place: ReportedPlace, run: Run, value: Any, moment: str) -> Any:
         nth, version = place.spot.nth, version_of(value)
-        if nth is None and moment == "exit" and not place.spot.items:
+        if nth is None and not place.spot.items and (moment == "exit" or (moment == "changed" and version is None)):
             return value
         if nth is not None and not self._is_nth(place, run, moment, nth):
             return value

@@ -40,7 +40,7 @@ class Listening:
     - ``"entry"``: the value of an argument;
     - ``"assigned"``;
     - ``"stored"``: an item or attribute of the variable was assigned or deleted;
-    - ``"changed"``: the tensor of the variable was changed in place;
+    - ``"changed"``: the tensor of the variable was changed in place, or the items of another value may have been;
     - ``"exit"``: the last value before the function returns without an error; replacing it has no effect;
     - ``"returned"``: the return value, also if the ``return`` of a ``finally`` overrides it.
 
@@ -51,6 +51,7 @@ class Listening:
         receiver: returns the receiver, such as a `FunctionReceiver`; None if it was freed.
         order: subscriptions with a lower order are called earlier, others in the order of subscribing.
         exits: whether to report the last values.
+        items: whether to report the value after each statement that may have changed its items.
         by_caller: report the runs that `owner`, a module, calls, whatever their first argument.
         entered: called with the owner when any run begins, before the receivers are looked up.
 
@@ -71,6 +72,7 @@ class Listening:
         *,
         order: int = 0,
         exits: bool = True,
+        items: bool = False,
         by_caller: bool = False,
         entered: Callable[[Any], object] | None = None,
     ) -> None:
@@ -79,7 +81,7 @@ class Listening:
         _check(function, variables)
         self.function = function
         self.order = order
-        self.exits = exits
+        self.exits, self.items = exits, items
         self.variables = frozenset(variables)
         self.receiver = receiver
         self.active = True
@@ -253,16 +255,17 @@ class Run:
     methods are short because each value costs several of their calls, which small models notice.
 
     Attributes:
-        exits: whether a receiver wants the last values.
+        exits, items: whether a receiver wants the last values, and the items of values.
         known: the bound variables, with a weak reference and the version of each tensor; None for another value.
         memory: a dict for the receivers; freed with the frame.
     """
 
-    __slots__ = ("_listeners", "exits", "known", "memory")
+    __slots__ = ("_listeners", "exits", "items", "known", "memory")
 
     def __init__(self, listeners: Sequence[Listening]) -> None:
         self._listeners = listeners
         self.exits = listeners[0].exits if len(listeners) == 1 else any(one.exits for one in listeners)
+        self.items = self.exits and any(one.items for one in listeners)
         self.known: dict[str, tuple[weakref.ref[Any], int] | None] = {}
         self.memory: dict[Any, Any] = {}
 
@@ -275,10 +278,13 @@ class Run:
     def report(self, variable: str, value: Any, moment: str) -> Any:
         """Call the receivers of a variable, in order; return the value that the last one returned."""
         version = version_of(value)
+        only_items = version is None and moment == "changed"
         for listener in self._listeners:
             if not listener.active or variable not in listener.variables or (receiver := listener.receiver()) is None:
                 continue
             report = receiver.reports.get(variable)
+            if only_items and (report is not None or not listener.items):
+                continue
             new = receiver.receive(self, variable, value, moment) if report is None else report(value)
             now = version_of(new)
             if report is not None and (new is not value or now != version):
@@ -317,17 +323,19 @@ class Run:
 
     @dynamo_skip
     def has_moved(self, variable: str) -> bool:
-        """Return whether the tensor of a variable was changed in place since it was last reported."""
-        known = self.known.get(variable)
-        return known is not None and (tensor := known[0]()) is not None and version_of(tensor) != known[1]
+        """Return whether the value of a variable may have been changed in place since it was last reported."""
+        return variable in self.known and self._changed(self.known[variable])
 
     @dynamo_skip
     def moved(self) -> bool:
-        """Return whether the tensor of any variable was changed in place since it was last reported."""
-        for known in tuple(self.known.values()):
-            if known is not None and (tensor := known[0]()) is not None and version_of(tensor) != known[1]:
-                return True
-        return False
+        """Return whether the value of any variable may have been changed in place since it was last reported."""
+        return any(map(self._changed, tuple(self.known.values())))
+
+    def _changed(self, known: tuple[weakref.ref[Any], int] | None) -> bool:
+        """Return whether a tensor was changed; of a container that is known only by a look at the requested items."""
+        if known is None:
+            return self.items
+        return (tensor := known[0]()) is not None and version_of(tensor) != known[1]
 
 
 class FunctionReceiver:
