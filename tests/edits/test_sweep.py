@@ -263,6 +263,23 @@ def test_an_edit_that_runs_the_model_runs_it_as_it_is():
     assert all(torch.equal(one, model(x)) for one in outputs)
 
 
+@torch.no_grad()
+def test_an_edit_that_attaches_something_before_runs_after_it():
+    model, more = nn.Sequential(nn.Linear(3, 3)), []
+
+    def edit(model, scale):
+        while more:
+            more.pop().remove()
+        more.append(byname.interject(model, "0", lambda name, module, value: value + 1))
+        return byname.patch(model, "0", lambda value: value * scale)
+
+    over = {"scale": [2.0, 3.0, 4.0]}
+    found = byname.sweep(model, edit, over=over, metric=torch.sum, example=torch.zeros(1, 3), progress=False)
+    more.pop().remove()
+    wanted = [float(((model[0].bias + 1) * scale).sum()) for scale in over["scale"]]
+    assert found.values.tolist() == pytest.approx(wanted)
+
+
 def test_before_the_first_point_ctrl_c_is_ctrl_c():
     def metric(output):
         raise KeyboardInterrupt

@@ -10,10 +10,12 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook, register_module_module_registration_hook
 
 from byname.edits.edited import checked_handle
+from byname.model.where import unwrapped
 from byname.undo import Undo, weakly
 from byname.watch.attach import attach
-from byname.watch.attachment import Event
+from byname.watch.attachment import Event, order_of_attaching
 from byname.watch.handle import Handle
+from byname.watch.hooks import attachments_of
 
 
 class ReusedAttachment:
@@ -26,6 +28,7 @@ class ReusedAttachment:
         self.key = id(model), where, attention
         self.known: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
         self.handle = attach(model, where, self, attention=attention, begun=self._begin, enabled=False)
+        self._order = next(order_of_attaching)
         self._lasts = self.handle.paths == (where,) and not where.endswith(".grad")
 
     def switch_on(self, edit: Any) -> None:
@@ -43,6 +46,10 @@ class ReusedAttachment:
         self._reached = True
         event.iteration = -1 if self._first < 0 else event.iteration - self._first
         return self._edit(event)
+
+    def is_overtaken(self, root: nn.Module) -> bool:
+        """Return whether something was attached since, whose results a new attachment would get, and this one not."""
+        return any(other.order > self._order for other in attachments_of(root))
 
     def may_stay(self) -> bool:
         """Return whether another edit may follow; where this one was not reached, the handle has to warn of it."""
@@ -97,6 +104,9 @@ class ReusedAttachments:
         if one is not None and one is self._latest:
             self._latest = None
         self._switch_off()
+        if one is not None and one.is_overtaken(unwrapped(model)):
+            one.handle.remove()
+            one = None
         if one is None:
             one = ReusedAttachment(model, where, attention)
             self._removed.add(one.handle.remove)

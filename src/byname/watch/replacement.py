@@ -172,7 +172,7 @@ def _unpacked(packed: tuple[Tensor, int]) -> Tensor:
 
 def _hooks_on_saved() -> Any:
     """Return the innermost pair of hooks for saved tensors, such as those of a checkpoint; None if there is none."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def is_fixed(output: Tensor) -> bool:
