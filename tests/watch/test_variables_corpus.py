@@ -9,7 +9,8 @@ from listening import Told, listen
 from torch import nn
 
 from byname.model.methods import method_of
-from byname.model.scopes import definition_of, variables_of
+from byname.model.scopes import variables_of
+from byname.source.code import definition_of
 
 NAMES = """llama gpt2 bert roberta t5 mistral qwen2 gemma2 opt bloom gpt_neox falcon phi mixtral deberta_v2 electra vit clip
     whisper wav2vec2 swin mamba bart segformer""".split()

@@ -19,7 +19,6 @@ from byname.cli.program import Program, codes_of
 from byname.cli.watcher import Calls, Watcher, failure, unnoticed, where
 from byname.errors import BynameError
 from byname.model.methods import Namespace
-from byname.model.scopes import definition_of
 from byname.model.where import unwrapped
 from byname.place import NameSegment, Place, parse
 from byname.reading.modules import modules_in
@@ -27,7 +26,7 @@ from byname.reading.objects import attributes_of
 from byname.recording.program_functions import ProgramFunctions
 from byname.recording.record import record
 from byname.recording.target import needs_h5py
-from byname.source.code import stands_for
+from byname.source.code import definition_of, stands_for
 from byname.table import counted
 from byname.text import printable
 from byname.undo import Patch

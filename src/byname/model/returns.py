@@ -9,8 +9,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.model.methods import method_of
-from byname.model.scopes import Function, definition_of, statements_in
-from byname.source.code import stands_for
+from byname.source.code import Function, definition_of, stands_for, statements_in
 
 Returned: TypeAlias = Literal["tuple", "dict", "tensor", ""]
 """Empty where it is not known."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any, TypeAlias
 
-from byname.source.code import ThisCode, source_of, stands_for
+from byname.source.code import Function, ThisCode, bound_by, definition_of, stands_for, statements_in
 from byname.source.location import Site, site_of
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(slots=True)
@@ -90,95 +87,6 @@ def names_in(body: list[ast.stmt]) -> Iterator[str]:
     """Yield the names that a body binds in its own scope, in the order of the source."""
     for statement in statements_in(body):
         yield from bound_by(statement)
-
-
-def bound_by(statement: Statement) -> Iterator[str]:
-    """Yield the names that a statement, without the blocks in it, binds or deletes in its own scope."""
-    yield from filter(None, map(name_of, targets(statement)))
-
-
-def targets(statement: ast.AST) -> Iterator[Any]:
-    """Yield what a statement, without the blocks in it, binds, deletes or stores into, in the order of the source.
-
-    These are names, items, attributes, ``:=``, patterns, imports, handlers and definitions.
-    """
-    if isinstance(statement, Function | ast.ClassDef | ast.ExceptHandler):
-        yield statement
-    for head in heads(statement):
-        yield from _targets_in(head)
-
-
-def heads(statement: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a statement that are evaluated in its own scope and are not statements themselves."""
-    for part in ast.iter_child_nodes(statement):
-        if part in (getattr(statement, "returns", None), *getattr(statement, "type_params", ())):
-            continue
-        if not isinstance(part, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield part
-
-
-def _targets_in(node: Any) -> Iterator[Any]:
-    """Yield the targets in an expression, target or pattern, except in scopes that it opens itself."""
-    itself = isinstance(node, ast.NamedExpr | ast.alias) or not isinstance(getattr(node, "ctx", _LOAD), ast.Load)
-    if itself and not isinstance(node, ast.Tuple | ast.List | ast.Starred):
-        yield node
-    inner = () if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
-    for part in inner:
-        if part is not getattr(node, "target", None):  # of a comprehension, or of `:=`
-            yield from _targets_in(part)
-    if isinstance(node, ast.pattern) and name_of(node):
-        yield node
-
-
-_LOAD = ast.Load()
-
-
-def name_of(target: Any) -> str:
-    """Return the name that a target from `targets` binds; empty if there is none."""
-    match target:
-        case ast.Name():
-            return target.id
-        case ast.NamedExpr():
-            return target.target.id
-        case ast.alias():
-            return target.asname or target.name.partition(".")[0].strip("*")
-        case ast.MatchMapping():
-            return target.rest or ""
-    return getattr(target, "name", None) or ""
-
-
-Statement: TypeAlias = ast.stmt | ast.ExceptHandler | ast.match_case
-
-
-def statements_in(body: Sequence[Statement]) -> Iterator[Statement]:
-    """Yield every statement of a body in source order, including nested blocks, but not functions or classes."""
-    for statement in body:
-        yield statement
-        for block in () if isinstance(statement, Function | ast.ClassDef) else _BLOCKS:
-            yield from statements_in(getattr(statement, block, ()))
-
-
-_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
-
-
-def definition_of(code: CodeType) -> Function | None:
-    """Return the syntax tree of the function with this code; None if the source is missing, changed or ambiguous."""
-    source = source_of(code)
-    if source is None or source.tree is None:
-        return None
-    found = _definitions(source).get((code.co_name, code.co_firstlineno), [])
-    return found[0] if len(found) == 1 else None
-
-
-@lru_cache(maxsize=64)
-def _definitions(source: Any) -> dict[tuple[str, int], list[Function]]:
-    """Return the functions that a file defines, by name and first line (that of the first decorator, if any)."""
-    found: dict[tuple[str, int], list[Function]] = {}
-    for node in ast.walk(source.tree):
-        if isinstance(node, Function):
-            line = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
-            found.setdefault((node.name, line), []).append(node)
-    return found
 
 
 def variables_of(function: FunctionType) -> tuple[str, ...]:

@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.model.operations import COMPUTED, MOVES, is_operation
-from byname.model.scopes import Function
 from byname.reading.objects import attributes_of, found_in
-from byname.source.code import ThisCode, one_at_a_time
+from byname.source.code import Function, ThisCode, one_at_a_time
 from byname.watch.variables.compile import NoSourceError, bare, changed
 
 MODE = "_byname_mode"

@@ -6,17 +6,19 @@ import ast
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.utils.weak import WeakIdKeyDictionary
 
 if TYPE_CHECKING:
     import executing
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 HIDDEN = "_byname_"
 """Prefix of the names that byname adds to the code of a function to watch its variables."""
@@ -174,42 +176,96 @@ def enclosing_statement(node: ast.AST) -> ast.stmt:
     return node
 
 
-def body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt] | None:
-    """Return the body of the function or module that a code object was compiled from; None if several could be."""
-    if code.co_name == "<module>":
-        return tree.body
-    found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name == code.co_name
-        and code.co_firstlineno in (node.lineno, *(mark.lineno for mark in node.decorator_list))
-    ]
-    return found[0].body if len(found) == 1 else None
+def bound_by(statement: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement, without the blocks in it, binds or deletes in its own scope."""
+    yield from filter(None, map(name_of, targets(statement)))
 
 
-def statements_in(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield every statement of a body in source order, entering blocks but neither functions nor classes."""
+def targets(statement: ast.AST) -> Iterator[Any]:
+    """Yield what a statement, without the blocks in it, binds, deletes or stores into, in the order of the source.
+
+    These are names, items, attributes, ``:=``, patterns, imports, handlers and definitions.
+    """
+    if isinstance(statement, Function | ast.ClassDef | ast.ExceptHandler):
+        yield statement
+    for head in heads(statement):
+        yield from _targets_in(head)
+
+
+def heads(statement: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a statement that are evaluated in its own scope and are not statements themselves."""
+    for part in ast.iter_child_nodes(statement):
+        if part in (getattr(statement, "returns", None), *getattr(statement, "type_params", ())):
+            continue
+        if not isinstance(part, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield part
+
+
+def _targets_in(node: Any) -> Iterator[Any]:
+    """Yield the targets in an expression, target or pattern, except in scopes that it opens itself."""
+    itself = isinstance(node, ast.NamedExpr | ast.alias) or not isinstance(getattr(node, "ctx", _LOAD), ast.Load)
+    if itself and not isinstance(node, ast.Tuple | ast.List | ast.Starred):
+        yield node
+    inner = () if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
+    for part in inner:
+        if part is not getattr(node, "target", None):  # of a comprehension, or of `:=`
+            yield from _targets_in(part)
+    if isinstance(node, ast.pattern) and name_of(node):
+        yield node
+
+
+_LOAD = ast.Load()
+
+
+def name_of(target: Any) -> str:
+    """Return the name that a target from `targets` binds; empty if there is none."""
+    match target:
+        case ast.Name():
+            return target.id
+        case ast.NamedExpr():
+            return target.target.id
+        case ast.alias():
+            return target.asname or target.name.partition(".")[0].strip("*")
+        case ast.MatchMapping():
+            return target.rest or ""
+    return getattr(target, "name", None) or ""
+
+
+Statement: TypeAlias = ast.stmt | ast.ExceptHandler | ast.match_case
+
+
+def statements_in(body: Sequence[Statement]) -> Iterator[Statement]:
+    """Yield every statement of a body in source order, including nested blocks, but not functions or classes."""
     for statement in body:
         yield statement
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        for name in ("body", "orelse", "finalbody"):
-            yield from statements_in(getattr(statement, name, []))
-        for block in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
-            yield from statements_in(block.body)
+        for block in () if isinstance(statement, Function | ast.ClassDef) else _BLOCKS:
+            yield from statements_in(getattr(statement, block, ()))
 
 
-def names_bound(statement: ast.stmt) -> set[str]:
-    """Return the plain names that a simple statement, or the head of a compound one, binds or deletes."""
-    heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt | ast.excepthandler)]
-    nodes = [node for head in heads for node in ast.walk(head)]
-    found = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    found |= {alias.asname or alias.name.partition(".")[0] for alias in nodes if isinstance(alias, ast.alias)}
-    found |= {node.name for node in nodes if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name}
-    found |= {handler.name for handler in getattr(statement, "handlers", []) if handler.name}
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        found = {statement.name}
+_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
+
+
+def names_bound(statement: ast.AST) -> set[str]:
+    """Return the names that a statement, without its blocks, binds or deletes, with those of its handlers and cases."""
+    parts = (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))
+    return {name for part in parts for name in bound_by(part)}
+
+
+def definition_of(code: CodeType) -> Function | None:
+    """Return the syntax tree of the function with this code; None if the source is missing, changed or ambiguous."""
+    source = source_of(code)
+    found = [] if source is None else _definitions(source).get((code.co_name, code.co_firstlineno), [])
+    return found[0] if len(found) == 1 else None
+
+
+@lru_cache(maxsize=64)
+def _definitions(source: Any) -> dict[tuple[str, int], list[Function]]:
+    """Return the functions that a file defines, by name and first line (that of the first decorator, if any)."""
+    found: dict[tuple[str, int], list[Function]] = {}
+    for node in ast.walk(source.tree):
+        if isinstance(node, Function):
+            line = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
+            found.setdefault((node.name, line), []).append(node)
     return found
 
 
@@ -247,9 +303,10 @@ def returns(code: CodeType, variable: str | None, line: int) -> bool:
 
 def statements_of(code: CodeType) -> Iterator[ast.stmt]:
     """Yield the statements of a function or module body in source order; none if the source is missing."""
-    source = source_of(code)
-    body = None if source is None or source.tree is None else body_of(source.tree, code)
-    return statements_in(body or [])
+    node: Any = definition_of(code)
+    if code.co_name == "<module>" and (source := source_of(code)) is not None:
+        node = source.tree
+    return (one for one in statements_in([] if node is None else node.body) if isinstance(one, ast.stmt))
 
 
 def binds_alone(code: CodeType, variable: str) -> bool:

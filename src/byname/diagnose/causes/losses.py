@@ -261,7 +261,7 @@ _ZEROS = ("torch.zeros(", "torch.tensor(0)", "torch.tensor(0.0")
 _JUMPS = {number for name, number in dis.opmap.items() if name.startswith("JUMP_BACKWARD")}
 
 
-def _assigns(statement: ast.stmt, name: str) -> TypeGuard[ast.Assign]:
+def _assigns(statement: ast.AST, name: str) -> TypeGuard[ast.Assign]:
     return isinstance(statement, ast.Assign) and name in names_bound(statement)
 
 

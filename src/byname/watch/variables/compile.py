@@ -21,9 +21,8 @@ from functools import lru_cache
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
-from byname.model.scopes import Function, definition_of
 from byname.reading.tensor import version_of
-from byname.source.code import ThisCode, one_at_a_time, stands_for
+from byname.source.code import Function, ThisCode, definition_of, one_at_a_time, stands_for
 from byname.watch.variables.transform import line_of, parsed, rewrite
 
 _FUTURE = 0

@@ -17,19 +17,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from byname.model.scopes import (
-    Function,
-    Scope,
-    arguments_of,
-    bound_by,
-    heads,
-    name_of,
-    names_in,
-    nested_in,
-    scope_of,
-    targets,
-)
-from byname.source.code import HIDDEN
+from byname.model.scopes import Scope, arguments_of, names_in, nested_in, scope_of
+from byname.source.code import HIDDEN, Function, bound_by, heads, name_of, targets
 
 _VALUE = f"{HIDDEN}value"
 _BLOCKS = ("body", "orelse", "finalbody")
