@@ -60,6 +60,7 @@ FORMS = {
         ["a", "h"],
         [("a", 2), ("a", 2), ("h", 2)],
     ),
+    "walrus in guard": ("match [x]:\n  case [a] if (h := a + 1) > 1: pass", ["a", "h"], [("a", 2), ("h", 3)]),
     "del": ("h = 1\ndel h\nh = 2", ["h"], [("h", 1), ("h", 2)]),
     "def": ("def h(): pass", ["h"], [("h", "function")]),
     "class": ("class H: k = 3\nk = H.k", ["H", "k"], [("H", "type"), ("k", 3)]),

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from byname.model.scopes import Scope, arguments_of, names_in, nested_in, scope_of
-from byname.source.code import HIDDEN, Function, bound_by, heads, name_of, targets
+from byname.source.code import HIDDEN, Function, heads, name_of, targets
 
 _VALUE = f"{HIDDEN}value"
 _BLOCKS = ("body", "orelse", "finalbody")
@@ -150,8 +150,9 @@ class _Rewriting:
         """Rewrite a case; the names that its pattern captures are reported before its guard is evaluated."""
         reports = list(self._bound(case))
         if case.guard is not None and reports:
-            names = [name for name in dict.fromkeys(bound_by(case)) if self.scope.binds(name)]
-            reporting = [self._reporting(name, case.guard) for name in names if self._wanted(name, self.scope)]
+            names = dict.fromkeys(name_of(one) for one in targets(case) if not isinstance(one, ast.NamedExpr))
+            wanted = [name for name in names if self.scope.binds(name) and self._wanted(name, self.scope)]
+            reporting = [self._reporting(name, case.guard) for name in wanted]
             guard = self.within.visit(case.guard)
             case.guard = ast.copy_location(ast.BoolOp(ast.And(), [*reporting, guard]), case.guard)
             reports = []
