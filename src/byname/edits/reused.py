@@ -28,7 +28,7 @@ class ReusedAttachment:
         self.key = id(model), where, attention
         self.known: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
         self.handle = attach(model, where, self, attention=attention, begun=self._begin, enabled=False)
-        self._order = next(order_of_attaching)
+        self.order = next(order_of_attaching)
         self._lasts = self.handle.paths == (where,) and not where.endswith(".grad")
 
     def switch_on(self, edit: Any) -> None:
@@ -46,10 +46,6 @@ class ReusedAttachment:
         self._reached = True
         event.iteration = -1 if self._first < 0 else event.iteration - self._first
         return self._edit(event)
-
-    def is_overtaken(self, root: nn.Module) -> bool:
-        """Return whether something was attached since, whose results a new attachment would get, and this one not."""
-        return any(other.order > self._order for other in attachments_of(root))
 
     def may_stay(self) -> bool:
         """Return whether another edit may follow; where this one was not reached, the handle has to warn of it."""
@@ -104,8 +100,8 @@ class ReusedAttachments:
         if one is not None and one is self._latest:
             self._latest = None
         self._switch_off()
-        if one is not None and one.is_overtaken(unwrapped(model)):
-            one.handle.remove()
+        if one is not None and any(later.order > one.order for later in attachments_of(unwrapped(model))):
+            one.handle.remove()  # a new one runs after what was attached since
             one = None
         if one is None:
             one = ReusedAttachment(model, where, attention)

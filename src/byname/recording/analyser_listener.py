@@ -18,7 +18,7 @@ from byname.recording.sampling import Time
 from byname.recording.silence import why
 from byname.text import note_on
 from byname.tracing.muted import muting
-from byname.watch.forwards import follow_forwards
+from byname.watch.forwards import follow_forwards, nothing
 from byname.watch.handle import Handle
 
 Asked: TypeAlias = "list[tuple[Options, Any]]"
@@ -44,7 +44,7 @@ class Reports(Storing):
         self._analyser = analyser
         self._name = name
         self._model_name = type(model).__name__
-        self.handle: Handle = follow_forwards(model, _nothing, _nothing, enabled=False, well=self._ended)
+        self.handle: Handle = follow_forwards(model, nothing, nothing, enabled=False, well=self._ended)
 
     def unrecorded(self) -> list[tuple[str, str]]:
         """Return the analyser, if none of its figures was recorded, with the reason."""
@@ -112,7 +112,3 @@ def reports_of(
         numbered = name if often[name] == 1 else f"{name}_{often[name]}"
         reports.append(Reports(model, analyser, numbered, options, clock, windows))
     return reports
-
-
-def _nothing(*_: Any) -> None:
-    """Only forwards that end well are of interest."""

@@ -39,9 +39,9 @@ def follow_forwards(
         well: called before `ended` if the forward did not raise and all hooks were installed from its beginning to its
             end. Its errors are raised from the forward.
     """
-    running = Running(model, _nothing, reads=True)
+    running = Running(model, nothing, reads=True)
     running.begun = begun
-    iterations = Iterations(running, States(running), _nothing, well or _nothing, ended)
+    iterations = Iterations(running, States(running), nothing, well or nothing, ended)
     first, last = Hooks(model, running), Hooks(model, running)
     iterations.begin_with(first)
     iterations.end_with(last)
@@ -49,7 +49,7 @@ def follow_forwards(
     return handle.switched(enabled)
 
 
-def _nothing(*_: object) -> None:
+def nothing(*_: object) -> None:
     """Do nothing; stands for a callback that nobody gave."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,7 +79,9 @@ class States:
     def _computed(self, place: ReportedPlace, module: nn.Module, *given: Any) -> Any:
         spot = place.spot
         value = module.__dict__.get(spot.name) if spot.name else given[-1]  # what a parametrization returns
-        if value is None or not (self._running.thread.here.depth or (not spot.name and _graph_task() != -1)):
+        if value is None or not (
+            self._running.thread.here.depth or (not spot.name and torch._C._current_graph_task_id() != -1)
+        ):
             return None
         new = self._running.report(place, value)
         if spot.name and new is not value:
@@ -159,7 +161,7 @@ class States:
         model = self._running.model
 
         def refuse(*_: object) -> None:
-            if _graph_task() != -1 and not self._running.thread.here.depth:
+            if torch._C._current_graph_task_id() != -1 and not self._running.thread.here.depth:
                 raise InterjectionError(_AGAIN.format(spot.path))
 
         hooks = self._refusing[spot.path] = Hooks(model, self._running)
@@ -231,6 +233,3 @@ def _own(value: Any, standing_in: Sequence[StandIn]) -> Any:
         if value is one.new:
             value = one.value
     return value
-
-
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
