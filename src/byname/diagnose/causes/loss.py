@@ -83,6 +83,21 @@ def input_of(node: Any) -> Any:
     return given
 
 
+def summed(node: Any) -> tuple[int, ...]:
+    """Return the dimension of the sum by which exponentials are divided, as in a softmax; none of other divisions."""
+    above, below = (*(one for one, _ in node.next_functions), None)[:2]  # a plain number has no node
+    while kind_of(below) in ("UnsqueezeBackward", "ExpandBackward"):
+        below = below.next_functions[0][0]
+    if kind_of(above) != "ExpBackward" or kind_of(below) != "SumBackward":
+        return ()
+    return tuple(getattr(below, "_saved_dim", ())) if below.next_functions[0][0] is above else ()
+
+
+def activation_of(node: Any) -> str:
+    """Return the kind of a node, and that of ``softmax`` where it divides exponentials by their sum."""
+    return "SoftmaxBackward" if kind_of(node) == "DivBackward" and summed(node) else kind_of(node)
+
+
 _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),
     "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "sigmoid", "binary_cross_entropy_with_logits"),
@@ -102,7 +117,7 @@ _TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 def _squashed_twice(loss: Loss) -> Iterator[Facts]:
     for node in loss.of_kinds(_SQUASHED):
         given, (before, what, words) = input_of(node), _SQUASHED[kind_of(node)]
-        if kind_of(given) == before:
+        if activation_of(given) == before:
             other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
             facts = {"what": what, "loss": words, "other": other}
             yield {**facts, "given": loss.site(given), "used": loss.site(node)}
@@ -112,12 +127,12 @@ def _no_logarithms(loss: Loss) -> Iterator[Facts]:
     """Yield the operation that gives no log-probabilities to a loss that expects them."""
     found = [("nll_loss", node, input_of(node)) for node in loss.of_kinds(_TAKES_LOGARITHMS)]
     for node in loss.of_kinds(BY_HAND):
-        given = next((one for one, _ in node.next_functions[1:] if kind_of(one) in _NO_LOGARITHM), None)
+        given = next((one for one, _ in node.next_functions[1:] if activation_of(one) in _NO_LOGARITHM), None)
         call = None if given is None else loss.context.lookup.call(node)
         if call is not None and call.name == "kl_div":
             found.append(("kl_div", node, given))
     for name, node, given in found:
-        if (kind := kind_of(given)) in _NO_LOGARITHM:
+        if (kind := activation_of(given)) in _NO_LOGARITHM:
             remedy = "use cross_entropy, which takes logits" if name == "nll_loss" else "apply log_softmax to it before"
             remedy = "use log_softmax in place of softmax" if kind == "SoftmaxBackward" else remedy
             facts = {"loss": name, "what": _NO_LOGARITHM[kind], "remedy": remedy}
@@ -149,7 +164,7 @@ def _unreachable(loss: Loss) -> Iterator[Facts]:
     """Yield comparisons of what has a range with targets most of which lie outside of it."""
     compared = [(input_of(node), node, held) for node, held in _held(loss.of_kinds(COMPARING), "target")]
     for given, node, target in [*compared, *_by_hand(loss)]:
-        what, least, most = _RANGES.get(kind_of(given), ("", 0.0, 0.0))
+        what, least, most = _RANGES.get(activation_of(given), ("", 0.0, 0.0))
         share, ends = _outside(target, least, most) if what else (0.0, "")
         if share > 0.5:
             facts = {"what": what, "range": f"{least:g} and {most:g}", "share": f"{share:.0%}", "ends": ends}
@@ -211,8 +226,8 @@ def _rectified(loss: Loss) -> Iterator[Facts]:
     """Yield logits that cannot be negative."""
     for node in loss.of_kinds(_BOUNDED):
         given, (kinds, words) = input_of(node), _BOUNDED[kind_of(node)]
-        if kind_of(given) in kinds:
-            facts = {"what": _RANGES[kind_of(given)][0], "loss": words}
+        if (kind := activation_of(given)) in kinds:
+            facts = {"what": _RANGES[kind][0], "loss": words}
             yield {**facts, "given": loss.site(given), "used": loss.site(node)}
 
 
@@ -228,9 +243,9 @@ def _turned_round(loss: Loss) -> Iterator[Facts]:
 # fmt: off
 ACTIVATIONS: tuple[Cause[Loss], ...] = (
     Cause("double-softmax", is_first, _squashed_twice,
-        "suspicious: {what}(){given:at} is applied to what {loss}{used:at} is given, which applies one of its own: the "
+        "suspicious: a {what}{given:at} is applied to what {loss}{used:at} is given, which applies one of its own: the "
         "gradients become small, and the loss cannot go below a bound",
-        "leave out the {what}() and give the logits to the loss, or use {other}"),
+        "leave out the {what} and give the logits to the loss, or use {other}"),
     Cause("no-log-probabilities", is_first, _no_logarithms,
         "suspicious: the result of {what}{given:at} is given to {loss}{used:at}, which expects log-probabilities",
         "{remedy}"),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.causes.loss import Loss, input_of, kind_of
+from byname.diagnose.causes.loss import Loss, input_of, kind_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import looking
 from byname.diagnose.silent.topic import HeardCall, Topic, Watch, distinct, row, values_of
@@ -149,7 +149,8 @@ class Sequences(Topic):
 
     def _look_for_shift(self, given: torch.Tensor, values: torch.Tensor, line: Line) -> None:
         """Note that the targets are the inputs shifted by one along a dimension, at a line."""
-        alone = [one.shape for one in self._ids].count(given.shape) == 1 or given is self._series
+        others = [one for one in self._ids if not torch.equal(one.flatten(), values.flatten())]  # forward(x, targets)
+        alone = [one.shape for one in others].count(given.shape) == 1 or given is self._series
         for dim, length in enumerate(given.shape) if alone and distinct(given) > 2 else ():
             later, cut = given.narrow(dim, 1, length - 1), values.numel() == given.numel() // length * (length - 1)
             if length > 2 and (cut or values.numel() == given.numel()) and (dim or given is not self._series):
@@ -195,7 +196,7 @@ class Sequences(Topic):
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
         found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
-        found += [("a softmax by hand", node, dim) for node in loss.of_kinds(("DivBackward",)) for dim in _summed(node)]
+        found += [("a softmax by hand", node, dim) for node in loss.of_kinds(("DivBackward",)) for dim in summed(node)]
         for what, node, dim in found:
             shape = tuple(node._input_metadata[0].shape)
             is_first = dim in (0, (1 << 64) - len(shape)) and len(shape) > 1
@@ -291,16 +292,6 @@ def _padding(ids: torch.Tensor) -> int | None:
     several = distinct(lengths) > 1 and distinct(ids[~filled]) > 2
     many = 2 * int(filled[:, -1].sum()) >= len(ids) and int((~filled).sum(1).min()) + 2 <= ids.shape[1]
     return value if value >= 0 and several and many and bool((filled == runs).all()) else None
-
-
-def _summed(node: Any) -> tuple[int, ...]:
-    """Return the dimension of the sum by which exponentials are divided, as in a softmax; none of other divisions."""
-    above, below = (one for one, _ in node.next_functions[:2])
-    while kind_of(below) in ("UnsqueezeBackward", "ExpandBackward"):
-        below = below.next_functions[0][0]
-    if kind_of(above) != "ExpBackward" or kind_of(below) != "SumBackward":
-        return ()
-    return tuple(getattr(below, "_saved_dim", ())) if below.next_functions[0][0] is above else ()
 
 
 def _swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
