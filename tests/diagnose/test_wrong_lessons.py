@@ -840,7 +840,107 @@ def time_first_by(swap):
     return program
 
 
+class GivenTargets(TinyLM):
+    def forward(self, ids, targets):
+        return F.cross_entropy(super().forward(ids).flatten(0, 1), targets.flatten())
+
+
+def loss_in_forward(attend):
+    def program():
+        model = GivenTargets(attend)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(STEPS):
+            ids = torch.randint(0, 20, (6, 11))
+            loss = model(ids[:, :-1], ids[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
+def exponentials_by_their_sum(x):
+    e = torch.exp(x - x.max(1, keepdim=True).values)
+    return e / e.sum(1, keepdim=True)
+
+
+def probabilities_into(loss_of):
+    def program():
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            x, y = batch()
+            loss = loss_of(exponentials_by_their_sum(model(x)), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
+def logarithm_into_nll(p, y):
+    return F.nll_loss(p.log(), y)
+
+
+def best_copied_back(kept):
+    def program():
+        model, best = network(), None
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in range(STEPS):
+            step(model, optimizer)
+            if number == 3:
+                best = [kept(one) for one in model.parameters()]
+        with torch.no_grad():
+            for mine, theirs in zip(model.parameters(), best, strict=True):
+                mine.copy_(theirs)
+        return model
+
+    return program
+
+
+def averaged_over_epochs(kept):
+    def program():
+        model, snapshots = network(), []
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in range(STEPS):
+            step(model, optimizer)
+            if number % 5 == 4:
+                snapshots.append([kept(one) for one in model.parameters()])
+        return model, snapshots
+
+    return program
+
+
+def its_data(parameter):
+    return parameter.data
+
+
+def its_detached_clone(parameter):
+    return parameter.detach().clone()
+
+
+def one_column_of_probabilities():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        x, y = batch()
+        loss = F.cross_entropy(model(x), (y > 0).float().unsqueeze(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
 FAULTY = {
+    loss_in_forward(sees_all): "future-leak",
+    probabilities_into(F.cross_entropy): "double-softmax",
+    probabilities_into(F.nll_loss): "no-log-probabilities",
+    best_copied_back(torch.Tensor.detach): "loads-itself",
+    best_copied_back(its_data): "loads-itself",
+    averaged_over_epochs(torch.Tensor.detach): "entries-are-one-tensor",
+    one_column_of_probabilities: "zero-gradient",
     time_first_by(inputs_by_view): "view-mixes",
     padding_in(each_mean): "loss-over-padding",
     padding_in(gathered_mean): "loss-over-padding",
@@ -1317,7 +1417,26 @@ def instances_of_one_bag():
     return score, out
 
 
+def a_window_that_moves_in_place():
+    model, window = nn.Linear(4, 1), nn.Parameter(torch.randn(6, 4))
+    optimizer = torch.optim.Adam([*model.parameters(), window])
+    for _ in range(STEPS):
+        loss = model(window).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            rows = window.data
+            rows[:3].copy_(rows[3:])
+    return model, window
+
+
 HEALTHY = [
+    loss_in_forward(sees_the_past),
+    probabilities_into(logarithm_into_nll),
+    best_copied_back(its_detached_clone),
+    averaged_over_epochs(its_detached_clone),
+    a_window_that_moves_in_place,
     time_first_by(inputs_by_transpose),
     time_first_by(inputs_by_contiguous_transpose),
     padding_in(gathered_by_mask),

@@ -40,7 +40,7 @@ from byname.naming.search import Targets
 from byname.reading.modules import parameters_in, parameters_of
 from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
-from byname.reading.tensor import fact
+from byname.reading.tensor import PLAIN, fact, memory_of
 from byname.source.code import ThisCode
 from byname.source.location import is_library
 from byname.table import counted
@@ -137,9 +137,13 @@ class RunningCheck:
         return found
 
     def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
-        """Note a call of a loss, or of a dropout without gradients, in the first steps."""
+        """Note a call of a loss, or of a dropout without gradients, in the first steps; a tensor copied to itself."""
         drops = function is dropout and not torch.is_grad_enabled()
-        if self.made <= _HEARD_IN and (drops or function in LOSS_FUNCTIONS):
+        if function is torch.Tensor.copy_:
+            is_of_use = self.made > 0 and _is_one_memory(*args[:2])
+        else:
+            is_of_use = self.made <= _HEARD_IN and (drops or function in LOSS_FUNCTIONS)
+        if is_of_use:
             call = HeardCall(function, args, kwargs, frame)
             for note in self._hearing:
                 safely(note, call)
@@ -371,6 +375,15 @@ class RunningCheck:
                 self.tell(finding)
         if self._tell_all(OVER_STEPS, followed) or followed.explained:
             self._told.add(id(followed))
+
+
+def _is_one_memory(target: Any, source: Any = None) -> bool:
+    """Return whether two different tensors are the same numbers at the same place."""
+    with DisableTorchFunction():
+        if target is source or type(source) not in PLAIN or memory_of(target) is not memory_of(source):
+            return False
+        first, second = ((one.shape, one.stride(), one.storage_offset()) for one in (target, source))
+        return bool(first == second)
 
 
 def _keeps_state(optimizer: Any) -> bool:

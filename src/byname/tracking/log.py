@@ -200,7 +200,7 @@ class CallListener(Protocol):
     """Interface of a listener that gets calls while they run, before their results go back to the program."""
 
     def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
-        """Note a call of one of PyTorch's functions that are written in Python, such as ``cross_entropy``."""
+        """Note a call of one of PyTorch's functions that are written in Python, or of copy_()."""
 
     def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
         """Note the call of a module, inside `depth` others."""

@@ -182,7 +182,8 @@ class TrackingMode(TorchFunctionMode):
                 return self._read(func, args, kwargs, frame)
             if kind == SWITCH:
                 return self._switch(func, args, frame)
-        if kind == COMPOSITE and self.log.listener is not None and (is_known or is_pytorchs(func)):
+        is_told = func is torch.Tensor.copy_ or (kind == COMPOSITE and (is_known or is_pytorchs(func)))
+        if is_told and self.log.listener is not None:
             self.log.listener.heard(func, args, kwargs, frame)
         targets = targets_of(kind, args, kwargs)
         versions = versions_of(targets) if targets else ()

@@ -19,15 +19,15 @@ from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor, memory_of
+from byname.source.location import is_library
 from byname.table import counted
-from byname.tracking.log import changes_of, changes_so_far, logs
+from byname.tracking.log import DetachPoint, changes_of, changes_so_far, logs
 from byname.undo import Undo
 
 # fmt: off
 LOADS_ITSELF = row("loads-itself",
-    "{state} restores nothing{noticed:at}: state_dict(){kept:at} gives references to the model's own tensors, not "
-    "copies, and {steps} since changed them too",
-    "keep copies: copy.deepcopy(model.state_dict()), or save it by torch.save")
+    "{state} restores nothing{noticed:at}: {call}{kept:at} gives references to the model's own tensors, not copies, "
+    "and {steps} since changed them too", "keep copies: {remedy}")
 LOADS_AN_ALIAS = row("loads-itself",
     "{copy}.state_dict() restores nothing{noticed:at}: since `{assigned.statement}`{assigned:at}, {copy} is {module} "
     "itself, and no copy",
@@ -79,16 +79,35 @@ class Loading(Topic):
             elif given:
                 self._note_missed(module, own, given, line)
 
+    def heard(self, call: HeardCall) -> None:
+        """Tell of values that are copied to a parameter, and are its own."""
+        if call.called is torch.Tensor.copy_ and not is_library(call.frame.f_code.co_filename):
+            with DisableTorchFunction():
+                sources = [cut.inputs[0][0]() for log in logs() for cut in log.cuts_of(call.args[1])]
+                if sources and isinstance(sources[0], nn.Parameter):
+                    self._restores_nothing([call.args[1]], call.line)
+
     def _loads_itself(self, module: nn.Module, given: Sequence[torch.Tensor], line: Line) -> None:
-        cuts = [cut for one in given for log in logs() for cut in log.cuts_of(one)[:1]]
-        steps = [step for log in logs() for step in log.steps if cuts and step.number > cuts[0].number]
-        state, kept = argument(line, 0, "the state"), cuts[0].line if cuts else line
         keys = set(map(id, parameters_in(module)))
         is_trained = any(not keys.isdisjoint(one.keys) for one in self._watch.optimizers())
-        if steps:
-            self.say(LOADS_ITSELF, line.site, state=state, kept=kept.site, steps=counted(len(steps), "step"))
-        elif cuts and not is_trained and (self._watch.made or kept.site != line.site):
-            self.say(LOADS_NO_OTHER, line.site, module=argument(line, -1, "the model"), state=state, kept=kept.site)
+        kept = None if (cut := self._restores_nothing(given, line, loads=True)) is None else cut.line.site
+        if kept is not None and not is_trained and (self._watch.made or kept != line.site):
+            facts = {"module": argument(line, -1, "the model"), "state": argument(line, 0, "the state")}
+            self.say(LOADS_NO_OTHER, line.site, kept=kept, **facts)
+
+    def _restores_nothing(self, given: Sequence[torch.Tensor], line: Line, loads: bool = False) -> DetachPoint | None:
+        """Tell of references that were kept before some steps; return the call that made them if there was no step."""
+        cuts = [cut for one in given for log in logs() for cut in log.cuts_of(one)[:1]]
+        steps = [step for log in logs() for step in log.steps if cuts and step.number > cuts[0].number]
+        if not steps:
+            return cuts[0] if cuts else None
+        call, remedy = "state_dict()", "copy.deepcopy(model.state_dict()), or save it by torch.save"
+        if not loads:
+            call = ".data" if cuts[0].name == "data" else f".{cuts[0].name}()"
+            remedy = f"x{call}.clone()"
+        facts = {"kept": cuts[0].line.site, "steps": counted(len(steps), "step"), "call": call, "remedy": remedy}
+        self.say(LOADS_ITSELF, line.site, state=argument(line, 0, "the state"), **facts)
+        return None
 
     def _loads_an_alias(self, line: Line) -> None:
         """Tell of ``model.load_state_dict(best.state_dict())`` after ``best = model``."""

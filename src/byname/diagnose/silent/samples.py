@@ -7,6 +7,7 @@ import dis
 import gc
 import sys
 import weakref
+from bisect import bisect
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.code import statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
-from byname.tracking.log import logs
+from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import note_of
 from byname.undo import Undo
 
@@ -61,13 +62,16 @@ SHUFFLED_APART = row("shuffled-apart",
 ONE_TENSOR = row("entries-are-one-tensor",
     "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
     "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
+KEPT_REFERENCES = row("entries-are-one-tensor",
+    "{entries} results of {call}{noticed:at}, with steps between them, are one tensor, {name}: they share its memory, "
+    "and all are equal to its latest values", "keep a copy of each: x{call}.clone()")
 NEVER_A_TARGET = row("class-never-occurs",
     "suspicious: class {missing} of {classes} does not occur in the first {count} targets of cross_entropy()"
     "{noticed:at}, and the others occur about equally often: its output only learns to be small",
     "{remedy}; it is right if the class comes later")
 # fmt: on
 
-_MANY, _EQUAL_IN, _ENTRIES, _MOST_CLASSES = 8, 3, 16, 1000
+_MANY, _EQUAL_IN, _ENTRIES, _REFERENCES, _MOST_CLASSES = 8, 3, 16, 3, 1000
 _LOOKED_AT = (0, 1, 3)
 """Steps made before those whose inputs are read."""
 _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
@@ -256,6 +260,8 @@ class Batches(Topic):
             self.say(PIXELS, self._pixels[2].site, kind=self._pixels[0], most=self._pixels[1])
         if followed.is_looked_at:
             self._look_for_one_tensor()
+            with DisableTorchFunction():
+                self._look_for_references()
         if self._watch.made == 2 * _MANY:
             self._tell_of_same()
 
@@ -299,8 +305,28 @@ class Batches(Topic):
                     name = FailureContext().names([tensor])[0]
                     self.say(ONE_TENSOR, lines[-1][1].site, entries=entries, name=name)
 
+    def _look_for_references(self) -> None:
+        """Tell of references to one parameter that were kept on a line at several times, as if they were copies."""
+        kept: dict[Any, dict[int, tuple[Any, Any, DetachPoint]]] = {}
+        for log in logs():
+            steps = [one.number for one in log.steps]
+            for cut in [*log.cuts] if log.of_this_thread() else ():
+                held = cut.result() if cut.result is not None and cut.name in ("detach", "data") else None
+                source = None if held is None else cut.inputs[0][0]()
+                if isinstance(source, nn.Parameter) and held is not None and memory_of(held) is memory_of(source):
+                    same = kept.setdefault((id(memory_of(source)), cut.line.place), {})
+                    same[bisect(steps, cut.number)] = source, held, cut
+        for same in [one for one in kept.values() if len(one) >= _REFERENCES][:1]:
+            source, _, cut = next(iter(same.values()))
+            name, *others = FailureContext().names([source, *(held for _, held, _ in same.values())])
+            call = ".data" if cut.name == "data" else ".detach()"
+            if all(one.path for one in others):  # else they may be garbage
+                self.say(KEPT_REFERENCES, cut.line.site, entries=len(same), call=call, name=name)
+
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         """Tell of what held in the whole run."""
+        with DisableTorchFunction():
+            self._look_for_references()
         if self._watch.made < 2 * _MANY:
             self._tell_of_same()
         self._tell_of_slices()
