@@ -1512,6 +1512,11 @@ def test_what_a_run_learns_wrongly_is_told(program, cause):
     assert all(one.sites and one.remedy for one in found)
 
 
+def test_only_the_entries_of_the_program_are_counted():
+    found = findings_of(history_of_one_tensor(False))
+    assert any(f"{one} entries of containers are one tensor" in str(found[0]) for one in (16, 32, 64))
+
+
 @pytest.mark.grid(fast=12)
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda one: one.__qualname__.replace(".<locals>.program", ""))
 def test_nothing_is_told_of_what_looks_alike_and_is_right(program):
