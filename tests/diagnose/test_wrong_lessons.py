@@ -933,7 +933,48 @@ def one_column_of_probabilities():
     return model
 
 
+class Normalised(nn.Module):
+    def __init__(self, normalise):
+        super().__init__()
+        self.first, self.out, self.normalise = nn.Linear(4, 12), nn.Linear(12, 3), normalise
+        self.running_mean = torch.zeros(12)
+
+    def forward(self, x):
+        return self.out(self.normalise(self, self.first(x).tanh()))
+
+
+def by_the_largest_of_all(module, h):
+    return h / h.abs().max()
+
+
+def by_the_batch(module, h):
+    return (h - h.mean(0)) / (h.std(0) + 1e-5)
+
+
+def by_each_sample(module, h):
+    return (h - h.mean(1, keepdim=True)) / h.abs().amax(1, keepdim=True)
+
+
+def by_running_averages(module, h):
+    module.running_mean = 0.9 * module.running_mean + 0.1 * h.detach().mean(0)
+    return h - (h.mean(0) if module.training else module.running_mean)
+
+
+def normalised(normalise, again=False):
+    def program():
+        model, (x, y) = Normalised(normalise), batch()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            x, y = (x, y) if again else batch()
+            step(model, optimizer, x, y)
+        return model
+
+    return program
+
+
 FAULTY = {
+    normalised(by_the_largest_of_all): "samples-mix",
+    normalised(by_the_batch): "samples-mix",
     loss_in_forward(sees_all): "future-leak",
     probabilities_into(F.cross_entropy): "double-softmax",
     probabilities_into(F.nll_loss): "no-log-probabilities",
@@ -1431,7 +1472,25 @@ def a_window_that_moves_in_place():
     return model, window
 
 
+def decorrelated():
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        x, y = batch()
+        h = model(x)
+        apart = h - h.mean(0)
+        loss = F.cross_entropy(h, y) + (apart.T @ apart).triu(1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
 HEALTHY = [
+    normalised(by_each_sample),
+    normalised(by_running_averages),
+    normalised(by_the_batch, again=True),
+    decorrelated,
     loss_in_forward(sees_the_past),
     probabilities_into(logarithm_into_nll),
     best_copied_back(its_detached_clone),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.causes.loss import Loss, input_of, kind_of, summed
-from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import looking
 from byname.diagnose.silent.topic import HeardCall, Topic, Watch, distinct, row, values_of
 from byname.reading.frames import Line
@@ -29,6 +30,10 @@ SOFTMAX_MIXES = row("softmax-over-batch",
     "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
     "sample depend on the other samples",
     "take the softmax over another dimension, such as dim=1 or dim=-1")
+BATCH_STATISTIC = row("samples-mix",
+    "suspicious: {what}(){made:at} is taken over all samples of the batch, shape {shape}, and each sample is combined "
+    "with it{noticed:at}, in front of further layers: what one gives depends on the others, in evaluation, too",
+    "take it over the other dimensions, such as dim=-1, or use a batch norm, which keeps averages for the evaluation")
 LAYER_MIXES = row("batch-as-time",
     "{kind} is given values of shape {shape}{noticed:at}, and takes the first dimension for the time: it is the batch, "
     "so that samples mix and each depends on others",
@@ -82,6 +87,7 @@ class Sequences(Topic):
         self._batch = 0
         self._shifted: Line | None = None
         self._length = 0
+        self._sums: dict[int, float] = {}  # of the inputs of the first steps
         self._targets: list[torch.Tensor] = []
 
     @property
@@ -95,6 +101,7 @@ class Sequences(Topic):
         words = [one for one in several if one.dtype == torch.long and one.dim() == 2]
         if given and not call.depth:
             self._shape, self._layers, self._batch = tuple(given[0].shape), [], 0
+            self._sums.setdefault(self._watch.made, sum_of(given[0]))
         if given and not call.depth and (words or fact(given[0], "grad_fn") is None):  # else a forward goes on
             self._ids = [values for one in words if (values := values_of(one)) is not None]
             numbers = [one for one in several if one.is_floating_point() and one.dim() in (2, 3)]
@@ -172,6 +179,8 @@ class Sequences(Topic):
             self._look_at_views(loss)
             self._look_at_softmaxes(loss)
             self._look_at_means(loss)
+            if self._watch.made and self._sums.get(0) != self._sums.get(self._watch.made):  # no whole graph each time
+                self._look_at_statistics(loss)
             if self._shifted is not None and (not self._cut or _leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, self._shifted)
             if self._targets or self._ids or self._filled:
@@ -202,6 +211,22 @@ class Sequences(Topic):
             is_first = dim in (0, (1 << 64) - len(shape)) and len(shape) > 1
             if is_first and shape[0] == self._batch > 1 and self._batch not in shape[1:]:
                 self.say(SOFTMAX_MIXES, loss.site(node), shape=str(shape), what=what)
+
+    def _look_at_statistics(self, loss: Loss) -> None:
+        """Look for samples that a module combines with a number of the whole batch, in front of a layer."""
+        is_first = self._batch > 1 and self._shape[:2].count(self._batch) == 1
+        for node in loss.of_kinds(("SubBackward", "DivBackward") if is_first else ()):
+            first, second = (*node.next_functions, (None, 0))[:2]
+            call, shape = loss.context.lookup.call(node), tuple(node._input_metadata[0].shape)
+            statistic = _statistic(second[0], first[0], self._batch)
+            if statistic is None or shape[:1] != (self._batch,) or call is None or call.module is None or call.inside:
+                continue
+            code = call.line.code
+            words = "" if code is None else " ".join([*code.co_names, *code.co_varnames])
+            if code is not None and not _EVALUATES.search(words) and _feeds_a_layer(loss, node):
+                what, made = kind_of(statistic).removesuffix("Backward").lower(), loss.site(statistic)
+                shape = tuple(statistic.next_functions[0][0]._input_metadata[0].shape)
+                self.say(BATCH_STATISTIC, loss.site(node), what=what, made=made, shape=str(shape))
 
     def _look_at_means(self, loss: Loss) -> None:
         """Look for a mean over all positions of a loss that is computed for each of them."""
@@ -292,6 +317,64 @@ def _padding(ids: torch.Tensor) -> int | None:
     several = distinct(lengths) > 1 and distinct(ids[~filled]) > 2
     many = 2 * int(filled[:, -1].sum()) >= len(ids) and int((~filled).sum(1).min()) + 2 <= ids.shape[1]
     return value if value >= 0 and several and many and bool((filled == runs).all()) else None
+
+
+_STATISTICS = "Mean Sum Max Min Amax Amin Std Var LinalgVectorNorm".split()
+_BETWEEN = "Add Sub Mul Div Sqrt Rsqrt Clamp ClampMin Pow Abs Unsqueeze Squeeze Expand View Select".split()
+_EVALUATES = re.compile(r"running|moving|training|momentum|grad_enabled")
+"""Words of code that computes otherwise in evaluation."""
+
+
+def _statistic(below: Any, above: Any, batch: int) -> Any:
+    """Return the node that reduces all samples to the number below a sample, if it is computed from that; else None."""
+    for _ in range(6):
+        if kind_of(below).removesuffix("Backward") in _STATISTICS:
+            break
+        below = _between(below)
+    given = below.next_functions[0][0] if kind_of(below).removesuffix("Backward") in _STATISTICS else None
+    if given is None or tuple(given._input_metadata[0].shape)[:1] != (batch,) or not given.next_functions:
+        return None
+    size, dims = len(given._input_metadata[0].shape), getattr(below, "_saved_dim", None)
+    dims = (dims,) if isinstance(dims, int) else dims
+    origins = [{*_before(one)} for one in (given, above)]
+    return below if (not dims or {0, (1 << 64) - size} & {*dims}) and origins[0] & origins[1] else None
+
+
+def _between(node: Any) -> Any:
+    """Return the node in front of one that works on each number by itself; None of any other."""
+    is_known = kind_of(node).removesuffix("Backward") in _BETWEEN
+    return next((one for one, _ in node.next_functions if one is not None), None) if is_known else None
+
+
+def _before(node: Any) -> Iterator[Any]:
+    """Yield a node, and those before it that work on each number by itself."""
+    for _ in range(6):
+        if node is not None:
+            yield node
+            node = _between(node)
+
+
+def _feeds_a_layer(loss: Loss, node: Any) -> bool:
+    """Return whether a linear or convolutional layer is given a node's result, before any reduction."""
+    walk, waiting = loss.context.walk, [node]
+    for one in waiting:
+        for user in [walk.nodes[number] for number in walk.users[walk.numbers[one]]]:
+            kind = kind_of(user)
+            if kind in _LAYERS and user.next_functions[_LAYERS[kind]][0] is one:
+                return _is_weight(user.next_functions[2 if kind == "AddmmBackward" else 1][0])
+            if len(waiting) < 24 and kind.removesuffix("Backward") not in (*_STATISTICS, "Exp", "Mm", "Bmm"):
+                waiting.append(user)
+    return False
+
+
+def _is_weight(node: Any) -> bool:
+    """Return whether what a node stands for is a parameter, or has no graph."""
+    node = node.next_functions[0][0] if kind_of(node) == "TBackward" else node
+    return node is None or kind_of(node) == "AccumulateGrad"
+
+
+_LAYERS = {"AddmmBackward": 1, "ConvolutionBackward": 0, "MmBackward": 0}
+"""Nodes of layers, and which of their arguments is the input."""
 
 
 def _swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
