@@ -7,6 +7,7 @@ import random
 import textwrap
 from collections import deque
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -972,7 +973,45 @@ def normalised(normalise, again=False):
     return program
 
 
+def arrays():
+    x = numpy.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+    return x, x[:, :3].argmax(1)
+
+
+def epochs_of(x, y):
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        for start in range(0, 60, 12):
+            step(model, optimizer, torch.as_tensor(x[start : start + 12]), torch.as_tensor(y[start : start + 12]))
+    return model
+
+
+def arrays_shuffled_apart():
+    rng, (x, y) = numpy.random.default_rng(1), arrays()
+    rng.shuffle(x)
+    rng.shuffle(y)
+    return epochs_of(x, y)
+
+
+def lists_shuffled_apart():
+    x, y = (one.tolist() for one in arrays())
+    random.shuffle(x)
+    random.shuffle(y)
+    return epochs_of(x, y)
+
+
+def arrays_permuted_apart():
+    rng, (x, y) = numpy.random.default_rng(1), arrays()
+    x, y = x[rng.permutation(60)], y[rng.permutation(60)]
+    x = torch.from_numpy(x)
+    return epochs_of(x, y)
+
+
 FAULTY = {
+    arrays_shuffled_apart: "shuffled-apart",
+    lists_shuffled_apart: "shuffled-apart",
+    arrays_permuted_apart: "shuffled-apart",
     normalised(by_the_largest_of_all): "samples-mix",
     normalised(by_the_batch): "samples-mix",
     loss_in_forward(sees_all): "future-leak",
@@ -1486,7 +1525,36 @@ def decorrelated():
     return model
 
 
+def arrays_shuffled_alike():
+    x, y = arrays()
+    numpy.random.seed(3)
+    numpy.random.shuffle(x)
+    numpy.random.seed(3)
+    numpy.random.shuffle(y)
+    return epochs_of(x, y)
+
+
+def arrays_read_anew():
+    rng, (x, y) = numpy.random.default_rng(1), arrays()
+    rng.shuffle(x)
+    rng.shuffle(y)
+    x, y = arrays()
+    return epochs_of(x, y)
+
+
+def arrays_of_two_sets():
+    rng, (x, y) = numpy.random.default_rng(1), arrays()
+    order, other = numpy.arange(60), numpy.arange(60)
+    rng.shuffle(order)
+    rng.shuffle(other)
+    x, y = x[order], y[order]
+    return epochs_of(x, y)
+
+
 HEALTHY = [
+    arrays_shuffled_alike,
+    arrays_read_anew,
+    arrays_of_two_sets,
     normalised(by_each_sample),
     normalised(by_running_averages),
     normalised(by_the_batch, again=True),

@@ -30,6 +30,7 @@ from byname.diagnose.silent.loading import Loading
 from byname.diagnose.silent.ranks_apart import Ranks
 from byname.diagnose.silent.samples import Batches
 from byname.diagnose.silent.sequences import Sequences
+from byname.diagnose.silent.shuffles import Shuffles
 from byname.diagnose.silent.steps import Clipping, Schedules
 from byname.diagnose.silent.topic import LOSS_FUNCTIONS, HeardCall, Topic, patch
 from byname.diagnose.silent.validation import EvaluationMode
@@ -103,7 +104,7 @@ class RunningCheck:
         self._ungraded: dict[tuple[ThisCode, int], int] = {}
         self._leaf_losses = self._heard = self._over = False
         self._schedules, self._weights = Schedules(self), Weights(self)
-        kinds = (Loading, Clipping, EvaluationMode, Batches, Sequences, Ranks)
+        kinds = (Loading, Clipping, EvaluationMode, Batches, Sequences, Shuffles, Ranks)
         self._topics: list[Topic] = [self._schedules, self._weights, *(kind(self) for kind in kinds)]
         self._hearing = [one.heard for one in self._topics if type(one).heard is not Topic.heard]
         self._running = [one.ran for one in self._topics if type(one).ran is not Topic.ran]

@@ -23,6 +23,7 @@ from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import kind_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.silent.shuffles import SHUFFLED_APART
 from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of
@@ -55,10 +56,6 @@ PIXELS = row("inputs-not-scaled",
     "suspicious: the inputs of the first layer ({kind}){noticed:at} are whole numbers up to {most:g}, such as pixels "
     "of 0 to 255, and the network is freshly initialised: its units saturate, or its steps become too large",
     "scale them: x / 255, or normalise them")
-SHUFFLED_APART = row("shuffled-apart",
-    "suspicious: the inputs{inputs:at} and the targets{noticed:at} of one loss are shuffled by two different calls of "
-    "randperm: no target belongs to its sample any more",
-    "draw one permutation and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]")
 ONE_TENSOR = row("entries-are-one-tensor",
     "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
     "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
@@ -223,7 +220,9 @@ class Batches(Topic):
             with DisableTorchFunction():
                 second = _permutation(targets)
             if first is not None and second is not None and first[0] != second[0]:
-                self.say(SHUFFLED_APART, second[1].site, inputs=first[1].site)
+                self.say(
+                    SHUFFLED_APART, second[1].site, inputs=first[1].site, by="randperm", draw="torch.randperm(len(x))"
+                )
 
     def _note_classes(self, call: HeardCall, targets: torch.Tensor) -> None:
         """Count the targets of each class, where each has an output of a linear layer."""

@@ -1,0 +1,156 @@
+"""Shuffles: arrays or lists of inputs and targets that are shuffled by two draws, so that none belong together."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from itertools import combinations
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.nonfinite.reasons import looking
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, row, values_of
+from byname.reading.frames import variables_of
+from byname.reading.tensor import is_tensor
+from byname.source.code import ThisCode, names_bound, statements_of
+from byname.source.location import PROGRAM, WRITTEN_BY, Site, site_of
+from byname.source.tracebacks import outwards
+
+# fmt: off
+SHUFFLED_APART = row("shuffled-apart",
+    "suspicious: the inputs{inputs:at} and the targets{noticed:at} of one loss are shuffled by two different calls of "
+    "{by}: no target belongs to its sample any more",
+    "draw one permutation and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]")
+# fmt: on
+
+_MOST_ROWS, _MOST_NUMBERS, _COMPARED = 1 << 16, 1 << 22, 4
+_SEEDS = re.compile(r"seed|set_state|default_rng|RandomState|Random\(")
+"""Words of a statement after which the same numbers may be drawn again."""
+
+
+class _Draw(NamedTuple):
+    """A statement that shuffles a variable: its place among the statements, and the call that draws."""
+
+    variable: str
+    call: str
+    at: int
+    site: Site
+
+
+class Shuffles(Topic):
+    """Compares the first inputs and targets with variables that were shuffled one by one."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._input: torch.Tensor | None = None
+        self._pairs: dict[ThisCode, list[tuple[_Draw, _Draw]]] = {}
+
+    def ran(self, call: HeardCall) -> None:
+        """Remember the inputs of the first steps."""
+        if not call.depth and self._watch.made < 2 and torch.is_grad_enabled():
+            self._input = values_of(call.tensors[0]) if call.tensors else None
+
+    def heard(self, call: HeardCall) -> None:
+        """Look whether sample and target stand at one place of two variables that were shuffled one by one."""
+        targets = None if self._input is None or call.targets is None else values_of(call.targets)
+        if self._input is None or targets is None or len(self._input.shape) * targets.dim() == 0:
+            return
+        for frame in outwards(call.frame) if len(targets) == len(self._input) > 1 else ():
+            for first, second in self._pairs_of(frame):
+                given = variables_of(frame)
+                rows = [_rows_of(given.get(one.variable)) for one in (first, second)]
+                for mine, theirs in ((0, 1), (1, 0)):
+                    if _stand_together(rows[mine], rows[theirs], self._input, targets):
+                        sites = (first, second)[mine].site, (first, second)[theirs].site
+                        self.say(SHUFFLED_APART, sites[1], inputs=sites[0], by=first.call)
+        self._input = None
+
+    def _pairs_of(self, frame: FrameType) -> list[tuple[_Draw, _Draw]]:
+        code = frame.f_code
+        if WRITTEN_BY[code.co_filename] != PROGRAM:
+            return []
+        if ThisCode(code) not in self._pairs:
+            self._pairs[ThisCode(code)] = [*_shuffled_apart(code)]
+        return [pair for pair in self._pairs[ThisCode(code)] if max(one.site.line for one in pair) < frame.f_lineno]
+
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Forget what was copied."""
+        self._input = None
+
+
+def _shuffled_apart(code: CodeType) -> Iterator[tuple[_Draw, _Draw]]:
+    """Yield the statements of a body that shuffle two variables by two draws of one generator."""
+    statements = [*statements_of(code)] if "numpy" in sys.modules or "random" in code.co_names else []
+    draws = [draw for at, one in enumerate(statements) for draw in _draws_of(code, at, one)]
+    for first, second in combinations(draws, 2):
+        between = statements[first.at + 1 : second.at]
+        seeded = any(_SEEDS.search(ast.unparse(one)) for one in between if not hasattr(one, "body"))
+        mine = [(one.variable, other) for one in (first, second) for other in statements[one.at + 1 :]]
+        anew = any(name in names_bound(one) and name not in _read_by(one) for name, one in mine)
+        if first.call == second.call and first.variable != second.variable and not seeded and not anew:
+            yield first, second
+
+
+def _read_by(statement: ast.stmt) -> set[str]:
+    return {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+
+
+def _draws_of(code: CodeType, at: int, statement: ast.stmt) -> Iterator[_Draw]:
+    """Yield the variables that a statement shuffles, if nothing decides whether it runs."""
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and statement.value.args:
+        parts = [(statement.value.args[0], statement.value)]
+    elif isinstance(statement, ast.Assign):
+        target, value = statement.targets[0], statement.value
+        both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+        parts = [*zip(target.elts, value.elts, strict=True)] if both else [(target, value)]  # type: ignore[attr-defined]
+    for target, value in parts if not _is_conditional(statement) else ():
+        drawn = value.slice if isinstance(value, ast.Subscript) else value
+        called = ast.unparse(drawn.func) if isinstance(drawn, ast.Call) and not drawn.keywords else ""
+        name, wanted = called.rpartition(".")[2], ("permutation",) if drawn is not value else ("permutation", "shuffle")
+        if isinstance(target, ast.Name) and name in wanted and "(" not in called:
+            yield _Draw(target.id, called, at, site_of(code, statement, target.id, code.co_qualname))
+
+
+def _is_conditional(statement: Any) -> bool:
+    while (statement := getattr(statement, "parent", None)) is not None:
+        if isinstance(statement, ast.If) and "__name__" not in ast.unparse(statement.test):
+            return True
+        if isinstance(statement, ast.Try | ast.Match):
+            return True
+    return False
+
+
+def _rows_of(value: Any) -> torch.Tensor | None:
+    """Return the rows of a tensor, an array or a list of numbers, or None."""
+    if type(value) is list and 1 < len(value) <= _MOST_ROWS and type(value[0]) in (int, float, list):
+        try:
+            value = torch.tensor(value)
+        except (TypeError, ValueError):
+            return None
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "fiub" and value.size < _MOST_NUMBERS:
+        value = torch.from_numpy(value.copy())
+    values = values_of(value, _MOST_NUMBERS) if is_tensor(value) else None
+    return values.reshape(len(values), -1) if values is not None and values.dim() > 0 else None
+
+
+def _stand_together(
+    samples: torch.Tensor | None, labels: torch.Tensor | None, given: torch.Tensor, targets: torch.Tensor
+) -> bool:
+    """Return whether each of the first inputs is one of some samples, and its target the label of the same number."""
+    if samples is None or labels is None or len(samples) != len(labels):
+        return False
+    with looking():
+        given, targets = (one[:_COMPARED].reshape(len(one[:_COMPARED]), -1) for one in (given, targets))
+        if samples.shape[1] != given.shape[1] or labels.shape[1] != targets.shape[1]:
+            return False
+        samples, labels = samples.to(given.dtype), labels.to(targets.dtype)
+        found = [(samples == one).all(1).nonzero().flatten().tolist() for one in given]
+        alone = all(len(one) == 1 for one in found) and len({one[0] for one in found}) == len(found)
+        return alone and torch.equal(labels[[one[0] for one in found]], targets)
