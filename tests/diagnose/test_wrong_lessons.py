@@ -1008,7 +1008,18 @@ def arrays_permuted_apart():
     return epochs_of(x, y)
 
 
+def made_anew_after_loading():
+    saved, model = network().state_dict(), network()
+    model.load_state_dict(saved)
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        step(model, optimizer)
+    return model
+
+
 FAULTY = {
+    made_anew_after_loading: "loads-another-model",
     arrays_shuffled_apart: "shuffled-apart",
     lists_shuffled_apart: "shuffled-apart",
     arrays_permuted_apart: "shuffled-apart",
@@ -1551,7 +1562,38 @@ def arrays_of_two_sets():
     return epochs_of(x, y)
 
 
+def loaded_model_beside_a_new_one(use):
+    def program():
+        saved, model, other = network().state_dict(), network(), network()
+        other.load_state_dict(saved)
+        model = use(model, other)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            step(model, optimizer)
+        with torch.no_grad():
+            other(batch()[0])
+        return model
+
+    return program
+
+
+def a_baseline_for_later(model, other):
+    return model
+
+
+def a_deep_copy(model, other):
+    return copy.deepcopy(other)
+
+
+def its_first_layer(model, other):
+    model[0].load_state_dict(other[0].state_dict())
+    return model
+
+
 HEALTHY = [
+    loaded_model_beside_a_new_one(a_baseline_for_later),
+    loaded_model_beside_a_new_one(a_deep_copy),
+    loaded_model_beside_a_new_one(its_first_layer),
     arrays_shuffled_alike,
     arrays_read_anew,
     arrays_of_two_sets,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext, assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, patch, row
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, called_as, patch, row
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
@@ -39,6 +40,10 @@ LOADS_NO_OTHER = row("loads-nothing",
 LOADS_NOTHING = row("loads-nothing",
     "load_state_dict(strict=False){noticed:at} loads {matched} of the {given} of {state}: their names, such as "
     "'{name}', are not those of {module}, such as '{wanted}'", "{remedy}")
+LOADS_ANOTHER = row("loads-another-model",
+    "load_state_dict(){noticed:at} gives its weights to a {kind} that is never called; {model}{called:at}, another one "
+    "of the same shapes, is trained, and had none of these weights: as where a model is made anew after the loading",
+    "load the weights into the model that is trained, after the last line that makes it")
 INIT_AFTER_LOAD = row("overwritten-after-loading",
     "{names:3} {names:was|were} loaded from a checkpoint{loaded:at}, and overwritten by {operation}(){noticed:at} "
     "before the first step: the initialisation replaces what was loaded",
@@ -50,12 +55,26 @@ _FEW = 0.1
 """The share of a model's tensors below which a load with ``strict=False`` is told, if a prefix would load more."""
 
 
+@dataclass
+class _Load:
+    """A module that was loaded, until it is called, and a module of the same shapes that was called in its place."""
+
+    kind: type
+    shapes: list[torch.Size]
+    parameters: list[weakref.ref[torch.Tensor]]
+    totals: set[float]
+    line: Line
+    twin: Line | None = None
+    keys: frozenset[int] = frozenset()
+
+
 class Loading(Topic):
     """Watches what ``load_state_dict`` is given, and whether it stays."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._loads: dict[int, tuple[weakref.ref[nn.Module], Line, dict[int, int], list[tuple[Any, float]]]] = {}
+        self._uncalled: list[_Load] = []
         self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
 
     def begin(self, block: Undo) -> None:
@@ -76,8 +95,25 @@ class Loading(Topic):
                 self._missed.pop(id(module), None)
                 held = [(weakref.ref(own[key]), sum_of(own[key])) for key in matched if own[key].dim() > 1]
                 self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
+                if not self._watch.made and len(every := parameters_in(module)) > 1:
+                    shapes, references = [one.shape for one in every], [weakref.ref(one) for one in every]
+                    totals = {total for _, total in held}
+                    self._uncalled.append(_Load(type(module), shapes, references, totals, line))
             elif given:
                 self._note_missed(module, own, given, line)
+
+    def ran(self, call: HeardCall) -> None:
+        """Note a call of a module that was loaded, or of one of the same shapes."""
+        mine = parameters_in(call.called) if self._uncalled and not call.depth else []
+        keys = set(map(id, mine))
+        loaded = [any(id(one()) in keys for one in load.parameters) for load in self._uncalled]
+        self._uncalled = [load for load, is_used in zip(self._uncalled, loaded, strict=True) if not is_used]
+        for load in self._uncalled if not any(loaded) and not self._watch.made else ():
+            is_twin = type(call.called) is load.kind and [one.shape for one in mine] == load.shapes
+            if is_twin and load.totals.isdisjoint(map(sum_of, mine)):
+                load.twin, load.keys = load.twin or call.line, frozenset(keys)
+
+    evaluated = ran
 
     def heard(self, call: HeardCall) -> None:
         """Tell of values that are copied to a parameter, and are its own."""
@@ -162,3 +198,7 @@ class Loading(Topic):
             if reference() is not None:
                 self.say(LOADS_NOTHING, **facts)
         self._missed = {}
+        for load in self._uncalled:
+            if load.twin is not None and any(load.keys & followed.keys and followed.steps for followed in every):
+                facts = {"model": variable(called_as(load.twin) or "model"), "called": load.twin.site}
+                self.say(LOADS_ANOTHER, load.line.site, kind=load.kind.__name__, **facts)
