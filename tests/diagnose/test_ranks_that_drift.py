@@ -22,6 +22,11 @@ def average(net):
         dist.all_reduce(one.data)
         one.data /= 2
 
+def average_gradients(parameters):
+    for one in parameters:
+        dist.all_reduce(one.grad)
+        one.grad /= 2
+
 def work(rank, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -37,6 +42,7 @@ def work(rank, port):
             loss = (ddp(x){result} - x.sum(1, keepdim=True)).square().mean()
             optimizer.zero_grad()
             loss.backward()
+        {reduce}
         optimizer.step()
         {after}
     dist.barrier()
@@ -49,20 +55,29 @@ if __name__ == "__main__":
         port = probe.getsockname()[1]
     mp.start_processes(work, args=(port,), nprocs=2, start_method="fork")
 """
+ALONE = "net = ddp = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))"
+BY_HAND = {"change": f"torch.manual_seed(0); {ALONE}", "reduce": "average_gradients(net.parameters())"}
 FAULTY = {
+    "begun apart": ({**BY_HAND, "change": f"torch.manual_seed(rank); {ALONE}"}, "`net[0].weight`"),
+    "one left out": ({**BY_HAND, "reduce": "average_gradients([*net.parameters()][:-1])"}, "`net[2].bias`"),
     "added": ({"change": "net.scale = nn.Parameter(torch.ones(1))", "result": " * net.scale"}, "`net.scale`"),
     "initialised": ({"change": "torch.manual_seed(rank); nn.init.normal_(net[2].weight)"}, "`net[2].weight`"),
 }
 HEALTHY = {
     "wrapped": {},
+    "gradients averaged by hand": BY_HAND,
+    "a part of each rank": {
+        "change": f"torch.manual_seed(0); {ALONE}; nn.init.constant_(net[2].bias, rank)",
+        "reduce": "average_gradients([*net.parameters()][:-1])",
+    },
     "alone": {"around": "ddp.no_sync()"},
     "averaged by hand": {"around": "ddp.no_sync()", "after": "average(net) if step % 3 == 2 else None"},
 }
 
 
-def said(tmp_path, change="", around="torch.enable_grad()", result="", after=""):
+def said(tmp_path, change="", around="torch.enable_grad()", result="", after="", reduce=""):
     source = PROGRAM
-    for name, words in {"change": change, "around": around, "result": result, "after": after}.items():
+    for name, words in {"change": change, "around": around, "result": result, "after": after, "reduce": reduce}.items():
         source = source.replace(f"{{{name}}}", words)
     (tmp_path / "train.py").write_text(source)
     command = "-m byname run --check train.py".split()

@@ -17,10 +17,13 @@ from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import can_look, looking
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, row
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, patch, row
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import living
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact, is_tensor, memory_of
+from byname.undo import Undo
 
 # fmt: off
 BARE_MODULE = row("bare-module",
@@ -29,7 +32,7 @@ BARE_MODULE = row("bare-module",
     "call the wrapped model, ddp(x), in place of ddp.module(x)")
 APART = row("ranks-apart",
     "{name} has other values in rank {rank} than in rank 0 since step {since} of {kind}{noticed:at}{why}: "
-    "{count} of {all} parameters differ, and DistributedDataParallel would keep them equal", "{remedy}")
+    "{count} of {all} parameters differ, and {keeper:-}{keeps}", "{remedy}")
 # fmt: on
 
 _MOST_RANKS, _MOST_NUMBERS, _LOOKS = 9, 1 << 24, 3
@@ -48,6 +51,20 @@ class Ranks(Topic):
         self._wrappers: dict[int, weakref.ref[Any] | None] = {}
         self._sums: dict[int, dict[int, list[tuple[float, float]]]] = {}
         self._apart: dict[tuple[int, int], list[int]] = {}
+        self._averaged: dict[int, Line] = {}  # the memory that all_reduce() was given since the last step
+        self._by_hand: dict[int, tuple[Line, set[int]]] = {}
+        self._equal: dict[tuple[int, int], set[int]] = {}
+
+    def begin(self, block: Undo) -> None:
+        """Watch where gradients are averaged by hand."""
+        for owner in (torch.distributed, getattr(torch.distributed, "distributed_c10d", torch.distributed)):
+            patch(block, owner, "all_reduce", self._reduces)
+
+    def _reduces(self, call: HeardCall, result: Any) -> None:
+        given, group = call.given(0, "tensor"), call.given(2, "group")
+        if is_tensor(given) and group in (None, torch.distributed.GroupMember.WORLD) and len(self._averaged) < 1 << 12:
+            with DisableTorchFunction():
+                self._averaged[id(memory_of(given))] = call.programs_line
 
     def ran(self, call: HeardCall) -> None:
         """Note a call with gradients of a module that is wrapped."""
@@ -67,17 +84,28 @@ class Ranks(Topic):
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Tell of it at the second such step; compare the parameters of the ranks."""
         self._tell_of_bare(followed)
+        averaged, self._averaged = self._averaged, {}
         if not torch.distributed.is_initialized() or self._times or self._is_local:
             return
         if followed.steps == 1:
             self._wrappers[id(followed)] = weakref.ref(wrapper) if (wrapper := _wrapper_of(followed)) else None
         reference = self._wrappers.get(id(followed))
         wrapper = None if reference is None else reference()
+        if wrapper is None and averaged:
+            self._note_averaging(followed, averaged)
         try:
-            if wrapper is not None:
+            if wrapper is not None or id(followed) in self._by_hand:
                 self._share(followed, wrapper, torch.distributed.distributed_c10d._get_default_store())
         except RuntimeError:  # the process that has the store is gone
             self._wrappers.clear()
+
+    def _note_averaging(self, followed: FollowedOptimizer, averaged: dict[int, Line]) -> None:
+        """Note which parameters have gradients that all ranks have added up; those of most, or it is no average."""
+        graded = {id(one): grad for one in followed.parameters() if (grad := fact(one, "grad")) is not None}
+        mine = {key for key, grad in graded.items() if id(memory_of(grad)) in averaged}
+        is_small = sum(map(torch.numel, followed.parameters())) <= _MOST_NUMBERS
+        if is_small and torch.distributed.get_world_size() > 1 and 2 * len(mine) > len(graded) == len(followed.keys):
+            self._by_hand.setdefault(id(followed), (next(iter(averaged.values())), mine))
 
     def _share(self, followed: FollowedOptimizer, wrapper: Any, store: Any) -> None:
         """Let the other ranks read the sums of the parameters, and compare those that they have put by now."""
@@ -99,6 +127,10 @@ class Ranks(Topic):
             for other in ranks:
                 theirs = json.loads(store.get(f"{key}/{step}/{other}"))
                 differ = [at for at, pair in enumerate(zip(mine, theirs, strict=False)) if _differ(*pair)]
+                if id(followed) in self._by_hand:  # one that is not averaged may be the part of a rank
+                    every = [id(one) for one in followed.parameters()]
+                    equal = self._equal.setdefault((id(followed), other), {*range(len(every))} - {*differ})
+                    differ = [at for at in differ if every[at] in self._by_hand[id(followed)][1] or at in equal]
                 since = self._apart.setdefault((id(followed), other), [])
                 since[:] = [*since, step] if differ else []
                 if len(since) == _LOOKS:
@@ -108,7 +140,9 @@ class Ranks(Topic):
         self, followed: FollowedOptimizer, wrapper: Any, facts: dict[str, Any], differ: list[int]
     ) -> None:
         parameters = followed.parameters()
-        known = {id(one) for one in wrapper._module_parameters}
+        line, known = self._by_hand.get(id(followed), (None, set[int]()))
+        if line is None:
+            known = {id(one) for one in wrapper._module_parameters}
         strange = [at for at in differ if id(parameters[at]) not in known]
         first = parameters[(strange or differ)[0]]
         why = ""
@@ -116,6 +150,13 @@ class Ranks(Topic):
         if strange:
             why = ", since it was added after the wrapping and its gradients are not averaged"
             remedy = "wrap the model in DistributedDataParallel when it is complete"
+        keeps = "DistributedDataParallel would keep them equal"
+        if line is not None:
+            why = ", since its gradients are not averaged" if strange else ""
+            remedy = "begin with equal weights: dist.broadcast(one.data, src=0) for each, before the first step"
+            remedy = "average the gradients of all parameters" if strange else remedy
+            keeps = "all_reduce() of the gradients keeps equal only what began so"
+        facts |= {"keeper": None if line is None else line.site, "keeps": keeps}
         counts = {"count": len(differ), "all": len(parameters), "kind": followed.kind}
         names = {"name": FailureContext().names([first])[0], "why": why, "remedy": remedy}
         self.say(APART, followed.site, **facts, **counts, **names)
