@@ -1018,7 +1018,41 @@ def made_anew_after_loading():
     return model
 
 
+class Recurring(nn.Module):
+    def __init__(self, squeezes):
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 20)
+        self.decode, self.squeezes = nn.GRU(8, 8, batch_first=True), squeezes
+
+    def forward(self, ids):
+        each, last = self.rnn(self.embed(ids))
+        if self.squeezes == "repeated":
+            each = last[0].unsqueeze(1).repeat(1, ids.shape[1], 1)
+        if self.squeezes == "decoded":
+            each = self.decode(torch.ones_like(each), last)[0]
+        return self.out(each)
+
+
+def recurring(squeezes):
+    def program():
+        model = Recurring(squeezes)
+        if squeezes != "decoded":
+            del model.decode
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            ids = torch.randint(0, 20, (6, 10))
+            loss = F.cross_entropy(model(ids).transpose(1, 2), ids)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
 FAULTY = {
+    recurring(""): "target-not-shifted",
+    language_model(sees_the_past, shift=0): "target-not-shifted",
     made_anew_after_loading: "loads-another-model",
     arrays_shuffled_apart: "shuffled-apart",
     lists_shuffled_apart: "shuffled-apart",
@@ -1591,6 +1625,9 @@ def its_first_layer(model, other):
 
 
 HEALTHY = [
+    recurring("repeated"),
+    recurring("decoded"),
+    language_model(sees_all, shift=0),
     loaded_model_beside_a_new_one(a_baseline_for_later),
     loaded_model_beside_a_new_one(a_deep_copy),
     loaded_model_beside_a_new_one(its_first_layer),

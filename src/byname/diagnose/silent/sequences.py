@@ -15,6 +15,7 @@ from byname.autograd.slots import held_by_nodes
 from byname.diagnose.causes.loss import Loss, input_of, kind_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import looking
+from byname.diagnose.silent.statistics import statistics_in
 from byname.diagnose.silent.topic import HeardCall, Topic, Watch, distinct, row, values_of
 from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
@@ -41,6 +42,10 @@ LAYER_MIXES = row("batch-as-time",
 FUTURE_LEAKS = row("future-leak",
     "the targets{shifted:at} are the inputs shifted by one, and {what}{noticed:at} lets a position see later ones: it "
     "sees the next one, its own target{how}", "{remedy}")
+NOT_SHIFTED = row("target-not-shifted",
+    "suspicious: the targets of cross_entropy(){noticed:at} are the inputs themselves, and each position sees itself "
+    "and what comes before it: it is given the word that it is to predict",
+    "shift them by one: inputs ids[:, :-1], targets ids[:, 1:]")
 PADDING_LEARNED = row("loss-over-padding",
     "suspicious: the mean{of}{noticed:at} takes in the padding: {padded} of {all} targets are {value}, which fills the "
     "ends of the inputs, too", "cross_entropy(..., ignore_index={value}); by hand, mask = target != {value} and "
@@ -87,6 +92,7 @@ class Sequences(Topic):
         self._batch = 0
         self._shifted: Line | None = None
         self._length = 0
+        self._copied: Line | None = None
         self._sums: dict[int, float] = {}  # of the inputs of the first steps
         self._targets: list[torch.Tensor] = []
 
@@ -147,6 +153,9 @@ class Sequences(Topic):
             self._look_for_shift(given, values, call.line)
         if values.dtype != torch.long:
             return
+        if call.called is F.cross_entropy and self._ids and distinct(values) > 2:
+            same = all(torch.equal(one.flatten(), values.flatten()) for one in self._ids)
+            self._copied = call.line if same else None
         self._targets += [values] if reduction == "none" else []
         for ids in [one for one in self._ids if one.shape[1] > 2]:
             rows = next((one for one in (ids, ids[:, 1:]) if one.numel() == values.numel()), None)
@@ -183,6 +192,8 @@ class Sequences(Topic):
                 self._look_at_statistics(loss)
             if self._shifted is not None and (not self._cut or _leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, self._shifted)
+            if self._copied is not None and _predicts_each(loss, self._ids[0]) and self._sees_the_past(loss):
+                self.say(NOT_SHIFTED, self._copied.site)
             if self._targets or self._ids or self._filled:
                 self._look_at_masks(loss)
         for layer in self._layers if self._batch > 1 else ():
@@ -192,6 +203,7 @@ class Sequences(Topic):
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Forget what was copied."""
         self._targets, self._ids, self._shifted, self._series, self._filled = [], [], None, None, []
+        self._copied = None
 
     def _look_at_views(self, loss: Loss) -> None:
         for node in loss.of_kinds(("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward")):
@@ -215,18 +227,10 @@ class Sequences(Topic):
     def _look_at_statistics(self, loss: Loss) -> None:
         """Look for samples that a module combines with a number of the whole batch, in front of a layer."""
         is_first = self._batch > 1 and self._shape[:2].count(self._batch) == 1
-        for node in loss.of_kinds(("SubBackward", "DivBackward") if is_first else ()):
-            first, second = (*node.next_functions, (None, 0))[:2]
-            call, shape = loss.context.lookup.call(node), tuple(node._input_metadata[0].shape)
-            statistic = _statistic(second[0], first[0], self._batch)
-            if statistic is None or shape[:1] != (self._batch,) or call is None or call.module is None or call.inside:
-                continue
-            code = call.line.code
-            words = "" if code is None else " ".join([*code.co_names, *code.co_varnames])
-            if code is not None and not _EVALUATES.search(words) and _feeds_a_layer(loss, node):
-                what, made = kind_of(statistic).removesuffix("Backward").lower(), loss.site(statistic)
-                shape = tuple(statistic.next_functions[0][0]._input_metadata[0].shape)
-                self.say(BATCH_STATISTIC, loss.site(node), what=what, made=made, shape=str(shape))
+        for node, statistic in statistics_in(loss, self._batch) if is_first else ():
+            what, made = kind_of(statistic).removesuffix("Backward").lower(), loss.site(statistic)
+            shape = tuple(statistic.next_functions[0][0]._input_metadata[0].shape)
+            self.say(BATCH_STATISTIC, loss.site(node), what=what, made=made, shape=str(shape))
 
     def _look_at_means(self, loss: Loss) -> None:
         """Look for a mean over all positions of a loss that is computed for each of them."""
@@ -253,6 +257,16 @@ class Sequences(Topic):
             if layer.bidirectional:
                 facts = {"what": f"a bidirectional {layer.kind}", "how": "", "remedy": "leave out bidirectional=True"}
                 self.say(FUTURE_LEAKS, layer.line.site, shifted=shifted.site, **facts)
+
+    def _sees_the_past(self, loss: Loss) -> bool:
+        """Return whether all words go through one recurrent layer, or through attention that sees no later ones."""
+        length = self._ids[0].shape[1]
+        if any(one.kind in ("RNN", "LSTM", "GRU") for one in self._layers):
+            return len(self._layers) == 1 and not self._layers[0].bidirectional
+        every = [node for kind, nodes in loss.nodes.items() if _ATTENDS.match(kind) for node in nodes]
+        held = [(slot, tuple(one.shape)) for _, slot, one in held_by_nodes(every)]
+        sizes = [shape[-2:] if slot == "result" else (shape[-2],) * 2 for slot, shape in held if slot in _QUERIES]
+        return (length, length) in sizes and not any(True for _ in _seeing_later(loss, length))
 
     def _look_at_masks(self, loss: Loss) -> None:
         attending = [one for one in loss.nodes if one.startswith("ScaledDotProduct") or one in _SOFTMAXES]
@@ -281,6 +295,19 @@ class Sequences(Topic):
                 later = of == "input" and torch.equal(kept[:, :-1], values[:, 1:] == value)  # of the shifted targets
                 if only or later:
                     self.say(MASK_INVERTED, site, of=of if only else "target", value=value)
+
+
+def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
+    """Return whether a linear layer computes the scores of each word from what belongs to its position."""
+    given: Any = next(map(input_of, loss.of_kinds(("LogSoftmaxBackward",))), None)
+    given = input_of(given) if kind_of(given) == "AddBackward" else given  # of the bias
+    repeats = [*loss.of_kinds(("ExpandBackward", "RepeatBackward"))]
+    shapes = [(tuple(one._input_metadata[0].shape), tuple(one._saved_self_sym_sizes)) for one in repeats]
+    is_layer = kind_of(given) in ("AddmmBackward", "MmBackward") and given._input_metadata[0].shape[0] == ids.numel()
+    return is_layer and all(after[:2] != tuple(ids.shape) or before == after for after, before in shapes)
+
+
+_ATTENDS, _QUERIES = re.compile("ScaledDotProduct|(Safe)?SoftmaxBackward"), ("result", "query")
 
 
 def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
@@ -317,64 +344,6 @@ def _padding(ids: torch.Tensor) -> int | None:
     several = distinct(lengths) > 1 and distinct(ids[~filled]) > 2
     many = 2 * int(filled[:, -1].sum()) >= len(ids) and int((~filled).sum(1).min()) + 2 <= ids.shape[1]
     return value if value >= 0 and several and many and bool((filled == runs).all()) else None
-
-
-_STATISTICS = "Mean Sum Max Min Amax Amin Std Var LinalgVectorNorm".split()
-_BETWEEN = "Add Sub Mul Div Sqrt Rsqrt Clamp ClampMin Pow Abs Unsqueeze Squeeze Expand View Select".split()
-_EVALUATES = re.compile(r"running|moving|training|momentum|grad_enabled")
-"""Words of code that computes otherwise in evaluation."""
-
-
-def _statistic(below: Any, above: Any, batch: int) -> Any:
-    """Return the node that reduces all samples to the number below a sample, if it is computed from that; else None."""
-    for _ in range(6):
-        if kind_of(below).removesuffix("Backward") in _STATISTICS:
-            break
-        below = _between(below)
-    given = below.next_functions[0][0] if kind_of(below).removesuffix("Backward") in _STATISTICS else None
-    if given is None or tuple(given._input_metadata[0].shape)[:1] != (batch,) or not given.next_functions:
-        return None
-    size, dims = len(given._input_metadata[0].shape), getattr(below, "_saved_dim", None)
-    dims = (dims,) if isinstance(dims, int) else dims
-    origins = [{*_before(one)} for one in (given, above)]
-    return below if (not dims or {0, (1 << 64) - size} & {*dims}) and origins[0] & origins[1] else None
-
-
-def _between(node: Any) -> Any:
-    """Return the node in front of one that works on each number by itself; None of any other."""
-    is_known = kind_of(node).removesuffix("Backward") in _BETWEEN
-    return next((one for one, _ in node.next_functions if one is not None), None) if is_known else None
-
-
-def _before(node: Any) -> Iterator[Any]:
-    """Yield a node, and those before it that work on each number by itself."""
-    for _ in range(6):
-        if node is not None:
-            yield node
-            node = _between(node)
-
-
-def _feeds_a_layer(loss: Loss, node: Any) -> bool:
-    """Return whether a linear or convolutional layer is given a node's result, before any reduction."""
-    walk, waiting = loss.context.walk, [node]
-    for one in waiting:
-        for user in [walk.nodes[number] for number in walk.users[walk.numbers[one]]]:
-            kind = kind_of(user)
-            if kind in _LAYERS and user.next_functions[_LAYERS[kind]][0] is one:
-                return _is_weight(user.next_functions[2 if kind == "AddmmBackward" else 1][0])
-            if len(waiting) < 24 and kind.removesuffix("Backward") not in (*_STATISTICS, "Exp", "Mm", "Bmm"):
-                waiting.append(user)
-    return False
-
-
-def _is_weight(node: Any) -> bool:
-    """Return whether what a node stands for is a parameter, or has no graph."""
-    node = node.next_functions[0][0] if kind_of(node) == "TBackward" else node
-    return node is None or kind_of(node) == "AccumulateGrad"
-
-
-_LAYERS = {"AddmmBackward": 1, "ConvolutionBackward": 0, "MmBackward": 0}
-"""Nodes of layers, and which of their arguments is the input."""
 
 
 def _swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
