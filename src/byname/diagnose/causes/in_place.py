@@ -139,6 +139,7 @@ class _Change:
             "" if where is None else where.statement,
             "" if change is None else change.operation,
             self.name.path,
+            sets_item=any(one.site == where and one.operation == "__setitem__" for one in self.changes),
             reads_it=where is not None and where == self.saved,
             keeps_graph=base is not None and fact(base, "grad_fn") is not None,
         )
@@ -255,7 +256,7 @@ def _changed_variables(context: FailureContext) -> Iterator[_ChangedVariable]:
             target = target.value
         if failing is not None and site is not None and isinstance(target, ast.Name | ast.Attribute):
             method, path = getattr(getattr(failing.node, "func", None), "attr", ""), ast.unparse(target)
-            advice = instead_of(site.statement, method, path, reads_it=False, keeps_graph=False)
+            advice = instead_of(site.statement, method, path, sets_item=False, reads_it=False, keeps_graph=False)
             yield _ChangedVariable(Name(path, "local", site.function, exact=False), failing.value(target), advice)
 
 

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from byname.diagnose.context import parsed as parsed_of
 
 
-def instead_of(statement: str, operation: str, variable: str, *, reads_it: bool, keeps_graph: bool) -> str:
+def instead_of(
+    statement: str, operation: str, variable: str, *, sets_item: bool, reads_it: bool, keeps_graph: bool
+) -> str:
     """Return advice on what to write instead of a statement that changes a tensor in place.
 
     Args:
         statement, operation: the source, empty if it is unknown, and the function that it calls, such as ``add_``.
         variable: the name of the tensor that autograd had saved; empty if it has none.
+        sets_item: whether the statement is known to assign an item of a tensor, not of a list.
         reads_it: whether autograd saved the tensor during the same statement.
         keeps_graph: whether the changed tensor is the result of an operation since.
     """
     parsed = parsed_of(statement)
     target = None if parsed is None else _target(parsed, operation)
-    if parsed is None or target is None:
+    part = target is not None and _is_part(target, variable, sets_item)
+    whole = _whole(target, variable) if part and target is not None else target
+    if parsed is None or target is None or whole is None:
         return (
             f"change a copy instead: take {variable or 'the tensor'}.clone() before the change, or use an operation "
             "that returns a new tensor (no trailing underscore, inplace=False, no out=; torch.where to change some "
             "elements)"
         )
-    if not _is_part(target, variable):
+    if not part:
         plain = _rewritten(parsed, operation)
         return f"write it out of place: {plain}" if plain else _on_a_copy(target, statement)
-    whole = _whole(target)
     reading = _reading_copies(parsed, ast.unparse(whole)) if reads_it else None
     if reading is not None:
         return (
@@ -123,25 +128,41 @@ def _is_path(node: ast.expr) -> bool:
     return isinstance(node, ast.Name)
 
 
-def _is_part(target: ast.expr, variable: str) -> bool:
+def _is_part(target: ast.expr, variable: str, sets_item: bool) -> bool:
     """Return whether a path is a part of a tensor, which out of place would be assigned in place all the same.
 
     ``y[..., :2]`` is; ``states[0]`` is an item of a list unless `variable` says that ``states`` is the tensor.
     """
     if not isinstance(target, ast.Subscript):
         return False
-    if isinstance(target.slice, ast.Slice | ast.Tuple):
+    if sets_item or isinstance(target.slice, ast.Slice | ast.Tuple):
         return True
     if isinstance(target.slice, ast.Constant) and target.slice.value is Ellipsis:
         return True
-    return ast.unparse(_whole(target)).rpartition(".")[2] == variable.rpartition(".")[2]
+    return any(_is_called(one, variable) for one in _holding(target))
 
 
-def _whole(target: ast.expr) -> ast.expr:
-    """Return ``y`` of ``y[0][:, 1]``."""
-    while isinstance(target, ast.Subscript):
-        target = target.value
-    return target
+def _whole(part: ast.expr, variable: str) -> ast.expr | None:
+    """Return ``y`` of ``y[0][:, 1]`` if the tensor has that name, or ``y["h"]`` of ``y["h"][0]``; None if unclear."""
+    holding = list(_holding(part))
+    named = [one for one in holding if _is_called(one, variable) or _is_value_of_dict(one)]
+    return named[0] if named else holding[0] if len(holding) == 1 else None
+
+
+def _holding(path: ast.expr) -> Iterator[ast.expr]:
+    """Yield ``y[0]`` and ``y`` of ``y[0][:, 1]``."""
+    while isinstance(path, ast.Subscript):
+        path = path.value
+        yield path
+
+
+def _is_called(path: ast.expr, variable: str) -> bool:
+    return ast.unparse(path).rpartition(".")[2] == variable.rpartition(".")[2]
+
+
+def _is_value_of_dict(path: ast.expr) -> bool:
+    """Return whether a path ends with a text in brackets, which no tensor takes as an index."""
+    return isinstance(path, ast.Subscript) and isinstance(path.slice, ast.Constant) and type(path.slice.value) is str
 
 
 def _rewritten(parsed: ast.stmt, operation: str) -> str | None:
@@ -179,7 +200,7 @@ class _Copies(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, ast.Attribute) and node.attr in ("shape", "size", "dtype", "device", "ndim", "clone"):
             return node
-        if isinstance(node, ast.expr) and ast.unparse(_whole(node)) == self._whole:
+        if isinstance(node, ast.expr) and any(ast.unparse(one) == self._whole for one in (node, *_holding(node))):
             return ast.Call(ast.Attribute(node, "clone", ast.Load()), [], [])
         return self.generic_visit(node)
 
