@@ -27,7 +27,7 @@ from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import source_of
-from byname.source.location import Instruction, Site, is_library, is_torch, locate
+from byname.source.location import Instruction, Site, is_library, is_torch, locate, statements_binding
 from byname.source.tracebacks import PassedFrame
 from byname.tracking.lookup import site_of_tensor
 
@@ -178,6 +178,15 @@ class FailureContext:
         except SyntaxError:  # the name of a value that no expression reaches
             return None
         return value_of(node, self.variables())
+
+    def can_assign(self, path: str) -> bool:
+        """Return whether a path leads to a value at that line, and its function may assign it without ``global``."""
+        user = self._users_frame
+        if user is None or self.value_at(path) is None:
+            return False
+        own = (*user.code.co_varnames, *user.code.co_cellvars)
+        at_top = user.code.co_name == "<module>"
+        return at_top or not path.isidentifier() or path in own or bool(statements_binding(user.code, path))
 
     @property
     def _outside(self) -> list[PassedFrame]:

@@ -153,27 +153,25 @@ def letting_go(context: FailureContext, name: Name, made: Site | None) -> str:
     paths = [_from_outside(context, path) for path in name.path.split(", ")]
     if len(paths) > 1 and all(paths):
         return f"put `{', '.join(paths)} = {', '.join(f'{path}.detach()' for path in paths)}` after the backward"
-    if not name.path or not paths[0]:
-        return "detach it at the beginning of each iteration"
     path = paths[0]
     holder = path[: path.rindex("[")] if path.endswith("]") else path
     kind = type(context.value_at(holder))
+    if not all(paths) or (kind is tuple and not context.can_assign(holder)):
+        return "detach it at the beginning of each iteration"
     if holder != path and made is not None and f".{holder.rpartition('.')[2]}.append(" in f".{made.statement}":
         return f"empty the list after the backward, `{holder}.clear()`, since it holds what was appended before"
     if kind in (list, tuple):
-        parts = f"one.detach() for one in {holder}"
-        return f"put `{holder} = {f'[{parts}]' if kind is list else f'tuple({parts})'}` after the backward"
+        start, end = ("[:] = [", "]") if kind is list else (" = tuple(", ")")
+        return f"put `{holder}{start}one.detach() for one in {holder}{end}` after the backward"
     return f"put `{path} = {path}.detach()` after the backward"
 
 
 def _from_outside(context: FailureContext, path: str) -> str:
-    """Return a path as the line that called backward can write it; empty if that is unknown."""
-    here, root = context.variables(), path.split(".")[0].split("[")[0]
-    if root in here:
-        return path
+    """Return a path as the line that called backward can assign it; empty if that is unknown."""
     names = filter(None, map(context.describer.living_result, sorted(context.describer.living)))
     ending = path.removeprefix("self")
-    return next((name.path for name in names if path.startswith("self.") and name.path.endswith(ending)), "")
+    inside = (name.path for name in names if path.startswith("self.") and name.path.endswith(ending))
+    return next(filter(context.can_assign, (path, *inside)), "")
 
 
 _SAME_LINE = (
