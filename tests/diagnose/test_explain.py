@@ -135,6 +135,14 @@ def test_what_a_backward_of_the_program_changes_in_place_is_told_by_its_lines():
     assert "autograd saved `scaled`" in note and "scaled.add_(1)  (in Squaring.backward" in note
 
 
+def test_an_error_in_the_head_of_a_loop_is_told_by_its_head():
+    with pytest.raises(RuntimeError) as caught, byname.explaining():
+        for gradient in map(torch.Tensor.backward, [torch.ones(2)]):
+            print(gradient)
+    assert "in map(torch.Tensor.backward, [torch.ones(2)]):" in caught.value.__notes__[0]
+    assert "print" not in caught.value.__notes__[0]
+
+
 @named(lambda program: program.kind == "non-finite")
 def test_the_operation_that_first_gives_nan_or_inf_is_found(program):
     found = []

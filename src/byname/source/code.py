@@ -149,7 +149,7 @@ def _nodes(source: Any) -> tuple[dict[Position, ast.AST], dict[tuple[int, int], 
     exact: dict[Position, ast.AST] = {}
     calls: dict[tuple[int, int], list[ast.Call]] = {}
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.expr | ast.AugAssign):
+        if isinstance(node, ast.expr | ast.AugAssign | ast.For):
             exact.setdefault((node.lineno, node.end_lineno, node.col_offset, node.end_col_offset), node)
         if isinstance(node, ast.Call):
             assert node.end_lineno is not None
@@ -164,7 +164,7 @@ def expression_at(source: executing.Source, position: Position) -> ast.AST | Non
     node = exact.get(position)
     if node is None and position[1] is not None and position[3] is not None:
         # The compiler locates a method call over several lines from the method's name on, not from its object.
-        ending = calls.get((position[1], position[3]), [])
+        ending = [one for one in calls.get((position[1], position[3]), []) if one.lineno <= (position[0] or 0)]
         node = ending[0] if len(ending) == 1 else None
     return node
 
