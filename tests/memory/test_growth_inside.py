@@ -41,3 +41,11 @@ def test_a_growth_that_was_not_entered_has_no_rows_to_ask_for(ask):
     with pytest.raises(byname.errors.BadArgumentError, match="enter it first, as in `with byname.growth"):
         ask(byname.growth())
     assert "not entered" in str(byname.growth())
+
+
+def test_an_argument_of_a_running_call_is_no_growth():
+    growth = byname.growth()
+    torch.ones(3), growth.__enter__()
+    _, rows = torch.ones(3), growth.rows()
+    growth.__exit__(None, None, None)
+    assert rows == []

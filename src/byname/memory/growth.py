@@ -293,9 +293,13 @@ def _longer(
 def _renamed(
     look: HeapSnapshot, groups: dict[Key, Group], first: Mapping[Key, Size], old: Collection[int]
 ) -> dict[Key, Size]:
-    """Return the former sizes of groups with a new name or none: a new name for an old tensor is no growth."""
+    """Return the former sizes of groups with a new name or none: a new name for an old tensor is no growth.
+
+    Nor is a tensor without a name that stands in place of another, such as the argument of a call.
+    """
     fresh = set(range(len(look.blocks))).difference(old)
-    return {key: group.size(look, fresh) for key, group in groups.items() if key not in first or not key.pattern}
+    renamed = [key for key in groups if key not in first or not key.pattern]
+    return {key: max(groups[key].size(look, fresh), first.get(key, Size())) for key in renamed}
 
 
 def _widened(
