@@ -166,7 +166,8 @@ def test_a_custom_function_that_never_reads_what_it_saved_is_not_blamed():
         ("F.relu_(h)", None),
         ("h.copy_(b)", None),
         ("h[0] = 1", None),
-        ("for one in [h]: one.clamp_(0, 1)", "one = one.clamp(0, 1)"),
+        ("for one in [h]: one.clamp_(0, 1)", "one = one.clamp(0, 1); `h` then keeps its values"),
+        ("r = h[:2]; r /= r.norm()", "r = r / r.norm(); the tensor that it is a view of then keeps its values"),
     ],
 )
 def test_a_rewritten_statement_does_what_was_meant(statement, remedy, tmp_path):
@@ -182,6 +183,41 @@ def test_a_rewritten_statement_does_what_was_meant(statement, remedy, tmp_path):
 
     assert why.cause == "modified-in-place"
     assert why.remedy.startswith(f"write it out of place: {remedy}" if remedy else "change a copy instead"), why.remedy
+
+
+STATES = """
+from collections import namedtuple
+State = namedtuple("State", "h")
+state, states, other, gru = State(w), [torch.zeros(1, 3)], w, torch.nn.GRU(4, 3)
+def named():
+    global state
+    state = State(torch.tanh(state.h))
+    return state.h.sum()
+def outside():
+    global other
+    other = torch.tanh(other)
+    return other.sum()
+def run(step):
+    for _ in range(2):
+        step().backward()
+"""
+
+
+LOOP = "for _ in range(2):\n    "
+UNPACKED = f"{LOOP}out, h = gru(w[None], states[-1])\n    states.append(h)\n    out.sum().backward()"
+
+
+@pytest.mark.parametrize("run", [f"{LOOP}named().backward()", UNPACKED, "run(outside)"])
+def test_no_line_is_advised_that_does_not_detach_what_is_carried_over(run, tmp_path):
+    file = tmp_path / "cell.py"
+    file.write_text(source := f"{STATES}{run}\n")
+    why = explained(
+        lambda: exec(compile(source, str(file), "exec"), {"w": torch.ones(4, requires_grad=True), "torch": torch})
+    )
+
+    assert why.cause == "backward-twice"
+    assert "detach it at the beginning" in why.remedy
+    assert "put `" not in why.remedy
 
 
 def test_a_note_crosses_processes_as_text():

@@ -142,6 +142,7 @@ class _Change:
             sets_item=any(one.site == where and one.operation == "__setitem__" for one in self.changes),
             reads_it=where is not None and where == self.saved,
             keeps_graph=base is not None and fact(base, "grad_fn") is not None,
+            is_view=base is not self._slot.tensor,
         )
 
     def facts_of_step(self, others: Sequence[Name]) -> Facts:
@@ -256,7 +257,9 @@ def _changed_variables(context: FailureContext) -> Iterator[_ChangedVariable]:
             target = target.value
         if failing is not None and site is not None and isinstance(target, ast.Name | ast.Attribute):
             method, path = getattr(getattr(failing.node, "func", None), "attr", ""), ast.unparse(target)
-            advice = instead_of(site.statement, method, path, sets_item=False, reads_it=False, keeps_graph=False)
+            advice = instead_of(
+                site.statement, method, path, sets_item=False, reads_it=False, keeps_graph=False, is_view=False
+            )
             yield _ChangedVariable(Name(path, "local", site.function, exact=False), failing.value(target), advice)
 
 

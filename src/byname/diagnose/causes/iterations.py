@@ -20,7 +20,7 @@ from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import modules_in, registered
 from byname.reading.objects import attributes_of, found_in, snapshot
-from byname.reading.tensor import fact
+from byname.reading.tensor import fact, is_tensor
 from byname.source.code import is_kept, returns
 from byname.source.location import Site, assignments_calling
 from byname.table import counted
@@ -149,21 +149,28 @@ def _upwards(context: FailureContext, number: int, earlier: Collection[int]) -> 
 
 
 def letting_go(context: FailureContext, name: Name, made: Site | None) -> str:
-    """Return how to detach a value that is carried over, with a line to write after the backward."""
+    """Return how to detach a value that is carried over; with a line to write after the backward, if one is certain."""
     paths = [_from_outside(context, path) for path in name.path.split(", ")]
-    if len(paths) > 1 and all(paths):
+    if not all(paths) or (name.relation and len(paths) > 1):
+        return _DETACH
+    if len(paths) > 1:
         return f"put `{', '.join(paths)} = {', '.join(f'{path}.detach()' for path in paths)}` after the backward"
     path = paths[0]
-    holder = path[: path.rindex("[")] if path.endswith("]") else path
-    kind = type(context.value_at(holder))
-    if not all(paths) or (kind is tuple and not context.can_assign(holder)):
-        return "detach it at the beginning of each iteration"
-    if holder != path and made is not None and f".{holder.rpartition('.')[2]}.append(" in f".{made.statement}":
+    holder, owner = path[: path.rindex("[")] if path.endswith("]") else path, path.rpartition(".")[0]
+    held = context.value_at(holder)
+    if type(held) is list and made is not None and f".{holder.rpartition('.')[2]}.append(" in f".{made.statement}":
         return f"empty the list after the backward, `{holder}.clear()`, since it holds what was appended before"
-    if kind in (list, tuple):
-        start, end = ("[:] = [", "]") if kind is list else (" = tuple(", ")")
-        return f"put `{holder}{start}one.detach() for one in {holder}{end}` after the backward"
+    if type(held) is list and all(map(is_tensor, held)):
+        return f"put `{holder}[:] = [one.detach() for one in {holder}]` after the backward"
+    if type(held) is tuple and all(map(is_tensor, held)) and context.can_assign(holder):
+        return f"put `{holder} = tuple(one.detach() for one in {holder})` after the backward"
+    fixed = any(issubclass(type(one), tuple) for one in (held, context.value_at(owner)))
+    if fixed or not is_tensor(context.value_at(path)):
+        return _DETACH
     return f"put `{path} = {path}.detach()` after the backward"
+
+
+_DETACH = "detach it at the beginning of each iteration"
 
 
 def _from_outside(context: FailureContext, path: str) -> str:

@@ -9,7 +9,7 @@ from byname.diagnose.context import parsed as parsed_of
 
 
 def instead_of(
-    statement: str, operation: str, variable: str, *, sets_item: bool, reads_it: bool, keeps_graph: bool
+    statement: str, operation: str, variable: str, *, sets_item: bool, reads_it: bool, keeps_graph: bool, is_view: bool
 ) -> str:
     """Return advice on what to write instead of a statement that changes a tensor in place.
 
@@ -19,6 +19,7 @@ def instead_of(
         sets_item: whether the statement is known to assign an item of a tensor, not of a list.
         reads_it: whether autograd saved the tensor during the same statement.
         keeps_graph: whether the changed tensor is the result of an operation since.
+        is_view: whether the tensor that autograd had saved is a view of another.
     """
     parsed = parsed_of(statement)
     target = None if parsed is None else _target(parsed, operation)
@@ -32,7 +33,11 @@ def instead_of(
         )
     if not part:
         plain = _rewritten(parsed, operation)
-        return f"write it out of place: {plain}" if plain else _on_a_copy(target, statement)
+        rest = "the tensor that it is a view of" * is_view
+        if variable and isinstance(target, ast.Name) and target.id != variable:
+            rest = f"`{variable}`"
+        kept = f"; {rest} then keeps its values" if rest else ""
+        return f"write it out of place: {plain}{kept}" if plain else _on_a_copy(target, statement)
     reading = _reading_copies(parsed, ast.unparse(whole)) if reads_it else None
     if reading is not None:
         return (

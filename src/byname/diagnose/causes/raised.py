@@ -237,7 +237,11 @@ def _gradients_returned(context: FailureContext) -> Iterator[Facts]:
             last = f"; if the last {'one needs' if wanted - got == 1 else f'{wanted - got} need'} none: "
             last += f"`{returned.statement}{', None' * (wanted - got)}`"
         inputs = f" ({', '.join(given)})" if len(given) == wanted else ""
-        facts = {"got": counted(got, "gradient"), "asked": counted(wanted, "input"), "wanted": wanted}
+        facts = {
+            "got": counted(got, "gradient"),
+            "asked": counted(wanted, "input"),
+            "wanted": counted(wanted, "gradient"),
+        }
         yield {"backward": _backward_of(custom), "returned": returned, "inputs": inputs, "last": last, **facts}
 
 
@@ -369,7 +373,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         _gradients_returned,
         "{backward} returned {got}{returned:at}, and its forward has {asked}{inputs}: backward returns one for each, "
         "in their order, and None for those that need none",
-        "return {wanted} gradients in the order of the inputs{inputs}, None where no gradient is needed{last}"),
+        "return {wanted} in the order of the inputs{inputs}, None where no gradient is needed{last}"),
     Cause("gradient-shape",
         Raised(
             RuntimeError,
