@@ -203,6 +203,18 @@ def test_a_mask_leaves_out_what_is_false_whatever_it_is(shape):
     assert found.nans == 0
 
 
+def test_weights_go_with_their_values_whatever_the_strides():
+    tokens, wide = data(torch.float32, 1.0, (2, 5, 8)), data(torch.float32, 1.0, (2, 4, 15))
+    for values in (tokens.mT, wide.chunk(3, -1)[1], wide[..., ::3].mT, wide[:1, :, :4].mT):
+        values.masked_fill_(torch.rand(values.shape) < 0.2, float("nan"))
+        for weights in (torch.rand(len(values), 1, 1), torch.rand(values.shape)):
+            found = Moments(channel=1).add(values, weights.expand(values.shape))
+            for channel, share in enumerate(weights.expand(values.shape).unbind(1)):
+                expected = Moments().add(values[:, channel].reshape(-1, 1), share.reshape(-1, 1))
+                check(found.mean()[channel], expected.mean().numpy())
+                check(found.kurtosis()[channel], expected.kurtosis().numpy())
+
+
 def test_nothing_masked_in_is_like_nothing_added():
     found = Variance().add(torch.full((3, 2), 1e30), torch.zeros(3, dtype=torch.bool))
     assert found.mean().isnan().all()

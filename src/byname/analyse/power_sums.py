@@ -74,7 +74,7 @@ def sums_of(samples: Tensor, weights: Tensor | None, order: int, channel: int | 
     counts: float | Tensor = laid.numel() // max(1, laid.shape[1])
     share = None
     if weights is not None:
-        share = _laid_out(weights.double().expand(samples.shape), channel)
+        share = _laid_out(weights.double().expand(samples.shape), channel, laid.ndim == 2)
         counts = share.sum(_over(share))
     pivot, *sums = (torch.zeros(figures, dtype=torch.float64, device=laid.device) for _ in range(order + 1))
     flat = [one.view(-1) for one in sums]  # what is kept is no view, which would keep its base alive
@@ -121,14 +121,14 @@ def _finite(figures: Tensor) -> Tensor:
     return torch.where(figures.isfinite(), figures, 0.0)
 
 
-def _laid_out(samples: Tensor, channel: int | None) -> Tensor:
-    """Return samples in shape ``(rows, figures)`` or ``(rows, figures, positions)``; a view of most layouts."""
+def _laid_out(samples: Tensor, channel: int | None, as_rows: bool | None = None) -> Tensor:
+    """Return samples in shape ``(rows, figures)``, or else ``(rows, figures, positions)``; a view of most layouts."""
     if channel is None and samples.ndim == 2:
         return samples
     if channel is None:
         return samples.reshape(samples.shape[0], math.prod(samples.shape[1:]))
     last = samples.movedim(channel, -1)
-    if last.is_contiguous():
+    if last.is_contiguous() if as_rows is None else as_rows:
         return last.reshape(math.prod(last.shape[:-1]), last.shape[-1])
     second = samples.movedim(channel, 1)
     return second.reshape(*second.shape[:2], math.prod(second.shape[2:]))

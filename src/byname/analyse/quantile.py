@@ -149,7 +149,7 @@ class Quantile(Statistic):
         if sketch is None or not len(sketch.buffer):
             return 0.0
         off = (sketch.over + sketch.under + 1) // 2  # values
-        return float((off / (sketch.each() - 1).clamp(min=1)).max())
+        return float((off.double() / (sketch.each() - 1).clamp(min=1)).max())
 
     def quantile(self, q: float | Sequence[float] | Tensor, *, interpolation: str = "linear") -> Tensor:
         """The values below which shares of all values are: of the figures' shape, or (len(q), ...) for several shares.
