@@ -1,5 +1,8 @@
 """Snapshots while the real Trainer of transformers trains."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -124,6 +127,12 @@ def test_a_training_that_raises_has_no_snapshot_at_its_end_and_leaves_the_analys
         train(tmp_path, model, [callback])
     assert times(evaluation) == [("start", 0, None, 0), ("batch", 0, 1, 2)]
     assert not evaluation.analyser.enabled
+    for observation in evaluation.analyser.observations:
+        observation.handle.remove()
+    gone = weakref.ref(model)
+    del model, observation
+    gc.collect()
+    assert gone() is None, "the callback keeps it, which was not told of the end"
 
 
 def test_a_training_that_stops_early_has_one(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import length_hint
@@ -257,7 +258,7 @@ class Snapshots:
         self.epoch = epoch
         self.steps = 0
         self._evaluation = evaluation
-        self._model = model
+        self._model = weakref.ref(model)  # not every trainer tells its callbacks that the training has failed
         self._over = False
         self._latest = LatestState()
 
@@ -273,9 +274,12 @@ class Snapshots:
 
     def take(self, event: str, batch: int | None = None) -> Record:
         """Takes a snapshot now, whether one is due or not."""
-        record = self._evaluation.take(self._model, event, self.epoch, batch, self.steps)
+        model = self._model()
+        if model is None:
+            raise BadArgumentError("the model of these snapshots is no more")
+        record = self._evaluation.take(model, event, self.epoch, batch, self.steps)
         if self.schedule.end:
-            self._latest.taken(self._model, self.steps)
+            self._latest.taken(model, self.steps)
         return record
 
     def __enter__(self) -> Self:
@@ -285,8 +289,9 @@ class Snapshots:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        unseen = not (self._over or self._latest.same(self._model, self.steps))
-        if kind is None and self.schedule.end and unseen:
+        model = self._model()
+        seen = self._over or model is None or self._latest.same(model, self.steps)
+        if kind is None and self.schedule.end and not seen:
             self.take("end")
         self._over = True
 

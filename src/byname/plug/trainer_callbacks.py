@@ -100,11 +100,6 @@ class TakesSnapshots(TrainingListener):
         self._snapshots.steps = at.step
         with at.around():
             self._snapshots.__exit__(None, None, None)
-        del self._snapshots  # and with it the model
-
-    def fails(self) -> None:
-        """Lets go of the model."""
-        vars(self).pop("_snapshots", None)
 
     def _counted(self, at: Progress) -> int:
         return at.step if self._count == "step" else at.batches
