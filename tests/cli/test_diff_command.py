@@ -1,5 +1,7 @@
 """``byname diff``: exit codes as those of diff(1), what is printed, and a page."""
 
+import os
+
 import pytest
 import torch
 from processes import Fork
@@ -41,6 +43,18 @@ def test_what_cannot_be_read_is_2(runs, capsys, tmp_path):
         with pytest.raises(SystemExit) as ended:
             raise SystemExit(main(["diff", f"--tolerance={wrong}", str(runs / "a.h5"), str(runs / "b.h5")]))
         assert ended.value.code == 2
+
+
+def test_a_reader_that_has_read_enough_is_no_file_that_cannot_be_read(runs):
+    program = (
+        "import sys\nsys.stdout.reconfigure(line_buffering=True)\nfrom byname.cli import main\n"
+        f"sys.exit(main(['diff', {str(runs / 'a.h5')!r}, {str(runs / 'b.h5')!r}]))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Fork(["-c", program], stdout=writer, stderr=-1, text=True) as ended:
+        os.close(writer)
+        assert (ended.communicate(timeout=60)[1], ended.returncode) == ("", 1)
 
 
 def test_a_page_has_the_first_difference_and_bars_by_place(runs, tmp_path):

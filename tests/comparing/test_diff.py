@@ -174,6 +174,19 @@ def test_what_only_one_has_is_told_and_is_no_first_difference():
     assert several.only == ("only a has values of rank 1",)
 
 
+def test_an_iteration_that_was_not_asked_for_is_nothing_that_only_one_has():
+    def recorded(steps, **options):
+        model = nn.Identity()
+        with byname.record(model, "forward", **options) as recorder:
+            for step in range(steps):
+                model(torch.ones(1, 2) * step)
+        return recorder
+
+    every, third = recorded(6), recorded(6, every=3)
+    assert byname.diff(every, third).equal and byname.diff(third, every).equal
+    assert byname.diff(recorded(7), third).only == ("only a has values after iteration 3, up to 6",)
+
+
 def test_places_without_a_moment_in_common_are_not_called_equal():
     model = nn.Linear(2, 2)
     recorders = []

@@ -267,6 +267,8 @@ class DiffCommand:
         except KeyboardInterrupt:
             say("interrupted")
             return 130
+        except BrokenPipeError:  # of the output, no file that cannot be read
+            raise
         except (BynameError, OSError) as error:
             raise CommandError(str(error), exit_code=2) from None
         sys.stdout.flush()

@@ -169,7 +169,8 @@ def _longer(a: Side, b: Side) -> Iterator[str]:
     """Yield which of the two runs goes further."""
     for mode, rank in sorted({*a.last, *b.last}):
         last = [run.last.get((mode, rank), -1) for run in (a, b)]
-        if last[0] != last[1]:
+        every = (a, b)[last[1] < last[0]].every if min(last) >= 0 else 1
+        if max(last) >= min(last) + every:  # else the shorter one may have run as far, with nothing asked for
             of = " in evaluation" * mode + f" of rank {rank}" * bool(rank)
             after = f" after iteration {min(last)}, up to {max(last)}" if min(last) >= 0 else ""
             yield f"only {'ab'[last[1] > last[0]]} has values{of}{after}"

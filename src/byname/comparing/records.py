@@ -42,6 +42,7 @@ class Side:
     Attributes:
         order: the places in the order in which they run: parameters are recorded late, and were there before.
         last: the last iteration of each mode and rank.
+        every: how many iterations lie at most between two values, as far as was asked.
         modes: the moments of a place that was recorded in both modes, in the order in which they came.
     """
 
@@ -56,6 +57,7 @@ class Side:
         self.name, self.places, self.cut, self.turns, self.kinds = name, places, cut, turns, kinds or {}
         self.order = sorted(places, key=lambda path: not ((how := places[path].sampling) and how.state))
         self.last: dict[tuple[int, int], int] = {}
+        self.every = min((how.every for one in places.values() if (how := one.sampling)), default=1)
         self.modes: Array | None = None
         for series in places.values():
             every = moments_of(series)
