@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from byname.codec import bytes_of, dtype_named
-from byname.errors import BadArgumentError
 from byname.recording.frame import COLUMNS, ENTRY, SEVERAL, StoredPlace, framed
 from byname.recording.recording_file import FORMAT, MARK, VERSION, RecordingFile
 from byname.recording.stored import Numbers, OpenFile, StoredValues, neighbours
@@ -35,8 +34,6 @@ _LARGE, _AT_ONCE = 1 << 17, 1 << 24
 """Bytes of a run of values from which on the system copies it, and of which it copies so many at once."""
 _CHUNK = 1 << 20
 """Bytes of a chunk that gzip packs, or one row that has more."""
-ASKED = {"dtype": "converted_to"}
-"""Attributes with other names than what was asked has: the attribute `dtype` says what the values are."""
 _TAKEN = (".", "byname")
 """Names that HDF5 gives a meaning, or a recording."""
 _TOGETHER = 4000
@@ -54,22 +51,6 @@ def group_name(path: str) -> str:
     """
     safe = path.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return f"%{ord(safe[0]):02X}{safe[1:]}" if safe in _TAKEN else safe
-
-
-def compression_of(compression: Any) -> int | None:
-    """Return the level of gzip that ``compression=`` means, None for none.
-
-    Raises:
-        BadArgumentError: if there is no such compression.
-    """
-    name, level = compression if type(compression) is tuple and len(compression) == 2 else (compression, 4)
-    if name is None and compression is None:
-        return None
-    if name == "gzip" and type(level) is int and 0 <= level <= 9:
-        return level
-    raise BadArgumentError(
-        f"compression={compression!r:.60} is not known; there are None, 'gzip', and ('gzip', 0) (fast) to ('gzip', 9)"
-    )
 
 
 @lru_cache(maxsize=64)
@@ -236,11 +217,15 @@ class _Writer:
         self, group: Any, place: StoredPlace, values: StoredValues
     ) -> tuple[str, NDArray[Any], Sequence[ValueType]]:
         """Write the values in the layout that fits them; return it, and the entries and types that speak of them."""
+        import h5py
+
         types, entries, pieces = values.types, _together(place.entries, values), self._pieces(place.entries)
         layout = _layout(values)
         row = () if layout == "bytes" else _row(types)
         if layout == "bytes":
-            self._texts(group, values)
+            texts = [_text(values, number) for number in range(len(values))]
+            group.create_dataset("values", data=texts, dtype=h5py.string_dtype())
+            self._attach(group, "values", ("iterations",))
         elif len({kind.shape for kind in types}) > 1 or any(kind.unpadded is not None for kind in types):
             shapes = numpy.array([kind.own_shape for kind in types], "<i8").reshape(len(types), len(row))
             self._column(group, "shapes", shapes[values.which], dims=("axes",))
@@ -260,14 +245,6 @@ class _Writer:
         if dims[0] == "iterations":
             group["values"].attrs["coordinates"] = "ranks calls modes"
         return layout, entries, types
-
-    def _texts(self, group: Any, values: StoredValues) -> None:
-        """Write text that says what the values are which have no array of one type."""
-        import h5py
-
-        texts = [_text(values, number) for number in range(len(values))]
-        group.create_dataset("values", data=texts, dtype=h5py.string_dtype())
-        self._attach(group, "values", ("iterations",))
 
     def _pieces(self, entries: NDArray[Any]) -> Iterator[Any]:
         """Return the bytes of entries in pieces: long runs as such, if they need not be packed."""
@@ -367,7 +344,9 @@ def _attributes(place: StoredPlace, types: Sequence[ValueType], layout: str) -> 
         several = [None if kind.shard is None else asdict(kind.shard) for kind in types]
         found["shard"] = json.dumps(several[0] if len(shards) == 1 else several)
     asked = {} if place.sampling is None else place.sampling.facts()
-    return found | {ASKED.get(name, name): fact for name, fact in asked.items()}
+    if "dtype" in asked:  # the attribute of this name says what the values are
+        asked["converted_to"] = asked.pop("dtype")
+    return found | asked
 
 
 def _layout(values: StoredValues) -> str:

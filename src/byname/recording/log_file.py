@@ -15,12 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from byname.errors import RecordingError, RecordingExistsError, RecordingWarning, recording_error
+from byname.errors import BadArgumentError, RecordingError, RecordingExistsError, RecordingWarning, recording_error
 from byname.reading.interrupts import defer_signals
 from byname.recording.descriptors import hold, let_go, opened, same_file, write_together
 from byname.recording.finish import finish_log, new_name, remove_left
 from byname.recording.frame import FrameWriter
-from byname.recording.hdf5 import compression_of
 from byname.recording.memory import Store
 from byname.recording.recording_file import LOG_MAGIC, RecordingFile, is_log, log_of
 from byname.recording.series import Series
@@ -57,7 +56,7 @@ class LogStore(Store):
         if finish:
             needs_h5py("recording to a file")
         self.path = target(path, overwrite=overwrite)
-        level = compression_of(compression)
+        level = _level_of(compression)
         self._log, self._finishes = _free_log(self.path, overwrite), finish
         self._owner, self._identity = os.getpid(), os.urandom(16)
         self._waiting: list[Series] = []
@@ -250,6 +249,22 @@ class LogStore(Store):
                 RecordingWarning,
                 stacklevel=4,
             )
+
+
+def _level_of(compression: Any) -> int | None:
+    """Return the level of gzip that ``compression=`` means, None for none.
+
+    Raises:
+        BadArgumentError: if there is no such compression.
+    """
+    name, level = compression if type(compression) is tuple and len(compression) == 2 else (compression, 4)
+    if name is None and compression is None:
+        return None
+    if name == "gzip" and type(level) is int and 0 <= level <= 9:
+        return level
+    raise BadArgumentError(
+        f"compression={compression!r:.60} is not known; there are None, 'gzip', and ('gzip', 0) (fast) to ('gzip', 9)"
+    )
 
 
 def _free_log(path: Path, overwrite: bool) -> Path:
