@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -36,10 +36,6 @@ class Picked(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.position)
 
-    @overload
-    def __getitem__(self, which: int) -> Any: ...
-    @overload
-    def __getitem__(self, which: slice) -> Picked: ...
     def __getitem__(self, which: int | slice) -> Any:
         if isinstance(which, slice):
             return Picked(self.parts, self.part[which], self.position[which])

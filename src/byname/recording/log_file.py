@@ -214,7 +214,7 @@ class LogStore(Store):
             else:
                 self._ended = "closed" in facts
                 self._records += sum(map(len, waiting))
-                self._last = max([self._last, *(max(series.iterations) for series in waiting)])
+                self._last = max([self._last, *(int(series.records["iteration"].max()) for series in waiting)])
         if failure is not None:
             self._give_up(failure)
 

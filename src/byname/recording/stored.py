@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy
 from numpy.typing import NDArray
@@ -205,10 +205,6 @@ class StoredValues(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.at)
 
-    @overload
-    def __getitem__(self, which: int) -> Any: ...
-    @overload
-    def __getitem__(self, which: slice) -> StoredValues: ...
     def __getitem__(self, which: int | slice) -> Any:
         if isinstance(which, slice):
             return self.taken(which)

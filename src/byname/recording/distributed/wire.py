@@ -69,7 +69,7 @@ _LONGEST = 1 << 40
 
 def last_iteration(window: Window, before: int | None = None) -> int | None:
     """The last iteration of which a window has something; ``before`` where it has nothing."""
-    return max((series.iterations[-1] for series in window.values() if len(series)), default=before)
+    return max((int(series.records["iteration"][-1]) for series in window.values() if len(series)), default=before)
 
 
 def weight(window: Window) -> int:
