@@ -506,7 +506,7 @@ def test_the_log_of_another_recording_is_never_replaced(tmp_path):
     store = LogStore(tmp_path / "x.log", run={})
     store.append({"a": series("a", [1.0])})
     other = LogStore(tmp_path / "x", run={})  # whose log has the name of the first one's file
-    with pytest.warns(RecordingWarning, match=r"x\.log has become the log of another recording"):
+    with pytest.warns(RecordingWarning, match=r"there is another file x\.log now"):
         store.close()
     other.append({"b": series("b", [2.0])})
     other.close()
@@ -514,6 +514,16 @@ def test_the_log_of_another_recording_is_never_replaced(tmp_path):
         assert recording.paths == ("b",)
     with byname.open(tmp_path / "x.log.log") as recording:
         assert recording.paths == ("a",) and recording.complete
+
+
+def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path):
+    path = tmp_path / "run.h5"
+    store = LogStore(path, run={})
+    store.append({"a": series("a", [1.0])})
+    path.write_text("notes")
+    with pytest.warns(RecordingWarning, match=r"there is another file run\.h5 now, which was not touched"):
+        store.close()
+    assert path.read_text() == "notes" and list(byname.open(path)["a"].values) == [1.0]
 
 
 def test_a_recording_that_is_replaced_while_it_is_opened_is_found(tmp_path, monkeypatch):

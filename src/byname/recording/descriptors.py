@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 try:
@@ -110,3 +111,15 @@ def taken_over(descriptor: int) -> bool | None:
     except OSError as error:
         return False if error.errno in _BUSY else None
     return True
+
+
+def give_name(new: Path, path: Path) -> None:
+    """Give a file a name that no other has; FileExistsError if one has it."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if path.exists():
+            raise FileExistsError(str(path)) from None
+        new.replace(path)

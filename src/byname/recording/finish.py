@@ -20,7 +20,7 @@ from byname.errors import (
     recording_error,
 )
 from byname.reading.interrupts import defer_signals
-from byname.recording.descriptors import same_file, taken_over, write_at
+from byname.recording.descriptors import give_name, same_file, taken_over, write_at
 from byname.recording.distributed.ranks import rank_files
 from byname.recording.hdf5 import BUFFER, ByteRange, laid_out
 from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, marked
@@ -177,9 +177,10 @@ def finish_log(log: RecordingFile, path: Path) -> None:
         with defer_signals(also_repeated=True):
             if not same_file(log.file.descriptor, log.file.path):
                 raise OSError("another program has removed or replaced it")
-            if is_log(path):
-                raise OSError(f"{printable(path.name)} has become the log of another recording")
-            new.replace(os.path.realpath(path))
+            try:
+                give_name(new, Path(os.path.realpath(path)))
+            except FileExistsError:
+                raise OSError(f"there is another file {printable(path.name)} now, which was not touched") from None
             log.file.path.unlink()
     finally:
         new.unlink(missing_ok=True)

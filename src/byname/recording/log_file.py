@@ -17,7 +17,7 @@ from typing import Any
 
 from byname.errors import BadArgumentError, RecordingError, RecordingExistsError, RecordingWarning, recording_error
 from byname.reading.interrupts import defer_signals
-from byname.recording.descriptors import hold, let_go, opened, same_file, write_together
+from byname.recording.descriptors import give_name, hold, let_go, opened, same_file, write_together
 from byname.recording.finish import finish_log, new_name, remove_left
 from byname.recording.frame import FrameWriter
 from byname.recording.memory import Store
@@ -188,7 +188,7 @@ class LogStore(Store):
                 new.replace(self._log)
                 Path(os.path.realpath(self.path)).unlink(missing_ok=True)
             else:
-                _link(new, self._log)
+                give_name(new, self._log)
         except BaseException:
             os.close(descriptor)
             raise
@@ -292,15 +292,3 @@ def _free_log(path: Path, overwrite: bool) -> Path:
             "name: move it away, or record to another name"
         )
     return log
-
-
-def _link(new: Path, path: Path) -> None:
-    """Give a file a name that no other has; FileExistsError if one has it."""
-    try:
-        os.link(new, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        if path.exists():
-            raise FileExistsError(str(path)) from None
-        new.replace(path)
