@@ -50,24 +50,12 @@ def test_rows_say_what_is_inside(recording):
 
 
 def test_values_are_sliced_like_a_list_and_their_array_like_numpy(recording):
-    values, array = recording["layers.0.forward"].values, recording["layers.0.forward"].values.array
-    whole = numpy.stack([one.numpy() for one in values])
+    series = recording["layers.0.forward"]
+    values, whole = series.values, numpy.stack([one.numpy() for one in series])
     assert bits(list(values[::-1])) == bits(list(values)[::-1]) and bits(values[-1]) == bits(list(values)[3])
     assert bits(list(values[1:][1:])) == bits(list(values)[2:])
-    for key in (
-        2,
-        -1,
-        slice(1, 3),
-        slice(None, None, -2),
-        (slice(None), 0),
-        (..., 1),
-        (1, 1, 1),
-        ([0, 3, 0],),
-        (slice(2, 2),),
-    ):
-        numpy.testing.assert_array_equal(array[key], whole[key])
-    numpy.testing.assert_array_equal(array[[True, False, True, False]], whole[[True, False, True, False]])
-    numpy.testing.assert_array_equal(numpy.asarray(values[1:3].array), whole[1:3])
+    for key in (slice(1, 3), slice(None, None, -2), [0, 3, 0], [-1], [True, False, True, False]):
+        numpy.testing.assert_array_equal(series[key].to_numpy(), whole[key])
     with pytest.raises(IndexError):
         values[4]
 
@@ -152,7 +140,7 @@ def test_a_large_recording_opens_without_reading_it(finish, tmp_path):
     before = read()
     with byname.open(tmp_path / "run.h5") as recording:
         assert recording.rows()[0]["bytes"] == 64 * 2**20
-        assert recording["a"].values.array.shape == (64, 1024, 256)
+        assert recording["a"].shapes == [(1024, 256)] * 64
         assert read() - before < 100_000
         assert recording["a"].values[33].sum() == 1024 * 256
         assert read() - before < 100_000 + 2**20
