@@ -85,6 +85,9 @@ def test_a_mapping_is_for_recordings(verb):
     "of", ["layers", lambda model: model.layers, lambda model: nn.ModuleList], ids=["path", "module", "class"]
 )
 def test_a_container_that_is_never_called_is_refused_by_all(verb, of):
+    def layers(x):  # a function of the program that has the same name
+        return x
+
     model = Lists()
     with pytest.raises(NoMatchError) as refused:
         TAKES[verb](model, of if isinstance(of, str) else of(model))

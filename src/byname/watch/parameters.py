@@ -79,9 +79,8 @@ class States:
     def _computed(self, place: ReportedPlace, module: nn.Module, *given: Any) -> Any:
         spot = place.spot
         value = module.__dict__.get(spot.name) if spot.name else given[-1]  # what a parametrization returns
-        if value is None or not (
-            self._running.thread.here.depth or (not spot.name and torch._C._current_graph_task_id() != -1)
-        ):
+        again = not spot.name and torch._C._current_graph_task_id() != -1  # a checkpoint's second run
+        if value is None or not (self._running.thread.here.depth or again):
             return None
         new = self._running.report(place, value)
         if spot.name and new is not value:

@@ -324,18 +324,21 @@ class Run:
     @dynamo_skip
     def has_moved(self, variable: str) -> bool:
         """Return whether the value of a variable may have been changed in place since it was last reported."""
-        return variable in self.known and self._changed(self.known[variable])
+        if variable not in self.known:
+            return False
+        known = self.known[variable]
+        return self.items if known is None else (tensor := known[0]()) is not None and version_of(tensor) != known[1]
 
     @dynamo_skip
     def moved(self) -> bool:
-        """Return whether the value of any variable may have been changed in place since it was last reported."""
-        return any(map(self._changed, tuple(self.known.values())))
+        """Return whether the value of any variable may have been changed in place since it was last reported.
 
-    def _changed(self, known: tuple[weakref.ref[Any], int] | None) -> bool:
-        """Return whether a tensor was changed; of a container that is known only by a look at the requested items."""
-        if known is None:
-            return self.items
-        return (tensor := known[0]()) is not None and version_of(tensor) != known[1]
+        Which items a container has is known only by a look at those that were asked for.
+        """
+        for known in tuple(self.known.values()):
+            if self.items if known is None else (tensor := known[0]()) is not None and version_of(tensor) != known[1]:
+                return True
+        return False
 
 
 class FunctionReceiver:
