@@ -200,6 +200,20 @@ def test_a_checkpoint_runs_with_a_replaced_weight_again_or_refuses_to(reentrant,
     assert handle.notes == ()
 
 
+def test_what_works_in_place_inside_of_a_transform_is_observed_and_refuses_an_edit() -> None:
+    model, x = OnViews(), torch.randn(2, 4, 3)
+    state = {name: one.detach() for name, one in model.named_parameters()}
+
+    def gradients() -> dict[str, Tensor]:
+        return torch.func.grad(lambda state: torch.func.functional_call(model, state, (x,)))(state)
+
+    plain = gradients()
+    with attach(model, ["relu_", "sigmoid_"], lambda event: None):
+        assert all(torch.equal(one, plain[name]) for name, one in gradients().items())
+    with interject(model, "sigmoid_", doubled), pytest.raises(InterjectionError, match="inside of torch.func.grad"):
+        gradients()
+
+
 class GivesBack(nn.Module):
     """Calls functions that return what they are given, and uses both."""
 

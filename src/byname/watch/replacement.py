@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
@@ -144,7 +144,7 @@ def saved_apart(changed: Tensor) -> Iterator[None]:
     where nothing can reach what it saved, nor what a checkpoint or other hooks have packed (PyTorch 2.13).
     """
     hooks = _hooks_on_saved()
-    if not (torch.is_grad_enabled() and (hooks or changed._is_view())):
+    if _in_transform(changed) or not (torch.is_grad_enabled() and (hooks or changed._is_view())):
         yield
         return
     memory, (pack, unpack) = changed.untyped_storage().data_ptr(), hooks or (_packed, _unpacked)
@@ -178,7 +178,7 @@ def _hooks_on_saved() -> Any:
 def is_fixed(output: Tensor) -> bool:
     """Return whether the output of a module that worked in place cannot be overwritten: see `saved_apart`."""
     tracked = torch.is_grad_enabled() and output.requires_grad
-    return tracked and (output._is_view() or _hooks_on_saved() is not None)
+    return tracked and (output._is_view() or _hooks_on_saved() is not None or _in_transform(output))
 
 
 @dynamo_skip
@@ -191,9 +191,19 @@ def overwrite(changed: Tensor, value: Tensor, first: Any = None) -> None:
     """
     first = changed.grad_fn if first is None else first
     if torch.is_grad_enabled() and first is not None:
+        if _in_transform(changed):
+            raise InterjectionError(_TRANSFORMED)
         last = [node for node in (first, value.grad_fn) if node is not None]  # a gradient, even if zero, reaches both
         _keep_saved(last, first, changed.untyped_storage().data_ptr())
     changed.copy_(value)
+
+
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined, unused-ignore]
+_in_transform: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+_TRANSFORMED = (
+    "a value that was changed in place cannot be replaced inside of torch.func.grad and its like, which has saved it "
+    "for the backward; replace the value of a variable"
+)
 
 
 def _keep_saved(last: list[Any], first: Any, memory: int) -> None:
