@@ -1050,7 +1050,47 @@ def recurring(squeezes):
     return program
 
 
+class HeadsByView(nn.Module):
+    def __init__(self, splits, joins):
+        super().__init__()
+        self.qkv, self.out, self.splits, self.joins = nn.Linear(32, 96), nn.Linear(32, 3), splits, joins
+
+    def forward(self, x):
+        q, k, v = (self.splits(one) for one in self.qkv(x).chunk(3, -1))
+        mixed = self.joins((q @ k.transpose(-1, -2)).softmax(-1) @ v)
+        return self.out(mixed.reshape(len(x), x.shape[1], 32).mean(1))
+
+
+def split_by_view(x):
+    return x.reshape(len(x), 4, x.shape[1], 8)
+
+
+def split_rightly(x):
+    return x.reshape(len(x), x.shape[1], 4, 8).transpose(1, 2)
+
+
+def join_by_view(x):
+    return x
+
+
+def join_rightly(x):
+    return x.transpose(1, 2)
+
+
+def heads_by(splits, joins):
+    def program():
+        model = HeadsByView(splits, joins)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            step(model, optimizer, torch.randn(6, 10, 32), torch.randint(0, 3, (6,)))
+        return model
+
+    return program
+
+
 FAULTY = {
+    heads_by(split_by_view, join_rightly): "view-mixes",
+    heads_by(split_rightly, join_by_view): "view-mixes",
     recurring(""): "target-not-shifted",
     language_model(sees_the_past, shift=0): "target-not-shifted",
     made_anew_after_loading: "loads-another-model",
@@ -1625,6 +1665,7 @@ def its_first_layer(model, other):
 
 
 HEALTHY = [
+    heads_by(split_rightly, join_rightly),
     recurring("repeated"),
     recurring("decoded"),
     language_model(sees_all, shift=0),

@@ -27,6 +27,10 @@ VIEW_MIXES = row("view-mixes",
     "a view{noticed:at} gives values of shape {before} the shape {after}: it deals them out anew in the order of "
     "memory, and does not transpose: samples mix, and the output of one depends on others",
     "swap the dimensions: x.transpose(0, 1), then reshape what follows")
+HEADS_MIX = row("view-mixes",
+    "a view{noticed:at} gives values of shape {before} the shape {after}: it deals them out anew in the order of "
+    "memory, and does not transpose: the heads of attention get values of several positions mixed",
+    "x.view(batch, length, heads, -1).transpose(1, 2) makes heads; transpose(1, 2) before the view joins them again")
 SOFTMAX_MIXES = row("softmax-over-batch",
     "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
     "sample depend on the other samples",
@@ -214,6 +218,9 @@ class Sequences(Topic):
             mixes = (is_known and _swaps(before, after)) or _leads(self._batch, before, after)
             if call is not None and not call.inside and mixes:
                 self.say(VIEW_MIXES, loss.site(node), before=str(before), after=str(after))
+            length = before[-2] if _mixes_heads(before, after) else 0
+            if length and call is not None and not call.inside and (length, length) in _attended(loss):
+                self.say(HEADS_MIX, loss.site(node), before=str(before), after=str(after))
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
         found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
@@ -263,10 +270,7 @@ class Sequences(Topic):
         length = self._ids[0].shape[1]
         if any(one.kind in ("RNN", "LSTM", "GRU") for one in self._layers):
             return len(self._layers) == 1 and not self._layers[0].bidirectional
-        every = [node for kind, nodes in loss.nodes.items() if _ATTENDS.match(kind) for node in nodes]
-        held = [(slot, tuple(one.shape)) for _, slot, one in held_by_nodes(every)]
-        sizes = [shape[-2:] if slot == "result" else (shape[-2],) * 2 for slot, shape in held if slot in _QUERIES]
-        return (length, length) in sizes and not any(True for _ in _seeing_later(loss, length))
+        return (length, length) in _attended(loss) and not any(True for _ in _seeing_later(loss, length))
 
     def _look_at_masks(self, loss: Loss) -> None:
         attending = [one for one in loss.nodes if one.startswith("ScaledDotProduct") or one in _SOFTMAXES]
@@ -308,6 +312,13 @@ def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
 
 
 _ATTENDS, _QUERIES = re.compile("ScaledDotProduct|(Safe)?SoftmaxBackward"), ("result", "query")
+
+
+def _attended(loss: Loss) -> list[tuple[int, ...]]:
+    """Return how many positions see how many, of each attention in the graph."""
+    every = [node for kind, nodes in loss.nodes.items() if _ATTENDS.match(kind) for node in nodes]
+    held = [(slot, tuple(one.shape)) for _, slot, one in held_by_nodes(every) if slot in _QUERIES]
+    return [shape[-2:] if slot == "result" else (shape[-2],) * 2 for slot, shape in held]
 
 
 def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
@@ -352,6 +363,14 @@ def _swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
         return False
     joined = (before[1], before[0] * math.prod(before[2:]))
     return after == (before[1], before[0], *before[2:]) or after == joined
+
+
+def _mixes_heads(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a view makes ``(b, heads, t, d)`` of ``(b, t, c)``, or the other way, without a transpose."""
+    joined, parts = (before, after) if len(before) == 3 else (after, before)
+    if len(joined) != 3 or len(parts) != 4 or 1 in parts[1:3] or parts[1] == parts[2]:
+        return False
+    return joined == (parts[0], parts[2], parts[1] * parts[3])
 
 
 def _leads(batch: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool:

@@ -39,7 +39,7 @@ UNUSED_OPTIMIZER = row("scheduler-of-another-optimizer",
     "step{since}; the steps are those of another, {other}",
     "make the scheduler for the optimizer that makes the steps, after that is made")
 RATE_TOO_SMALL = row("rate-too-small",
-    "no step changes one bit of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
+    "no step changes {share} of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
     "learning rate (lr) is {rate:.2g} there{fall}", "{remedy}")
 CLIPS_TOO_SOON = row("clips-at-the-wrong-place",
     "`{clip.statement}`{noticed:at} clips nothing that a step uses: whenever it runs, no backward has reached the "
@@ -57,6 +57,8 @@ CLIPS_ANOTHER = row("clips-another-model",
 _MANY, _ENOUGH, _CLIPPED_IN = 8, 3, 64
 _SMALL = 1e-6
 """Learning rates that may be too small from the first step on."""
+_FEW = 0.02
+"""The share of the numbers with a gradient that a step changes, next to 0 for example, while the others stay."""
 _MOST_NUMBERS = 1 << 21
 """Numbers of an optimizer whose parameters are compared, at most."""
 
@@ -89,6 +91,7 @@ class Schedules(Topic):
         super().__init__(watch)
         self._schedules: list[_Schedule] = []
         self._rates: dict[int, list[float]] = {}  # at first; the step since which none changes a bit, and then
+        self._changes = False  # a step changed some numbers, but few
         self.before: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
 
     def begin(self, block: Undo) -> None:
@@ -127,6 +130,7 @@ class Schedules(Topic):
         parameters = [one for one in followed.parameters() if fact(one, "grad") is not None]
         with looking():
             plain = all(type(one) in PLAIN and one.dtype.itemsize > 2 and can_look(one) for one in parameters)
+            plain = plain and all(fact(one, "grad").layout is torch.strided for one in parameters)
             if plain and sum(map(torch.numel, parameters)) <= _MOST_NUMBERS:
                 self.before = [(weakref.ref(one), one.detach().clone()) for one in parameters]
 
@@ -135,8 +139,10 @@ class Schedules(Topic):
         before, self.before, rate = self.before, [], self._rates[id(followed)]
         alive = [(one, old) for reference, old in before if (one := reference()) is not None]
         with looking():
-            same = all(torch.equal(one.detach(), old) for one, old in alive)
-        moving = [one for one, _ in alive if not has_zero_gradient(one)] if same else []
+            every = sum(int(torch.count_nonzero(fact(one, "grad"))) for one, _ in alive)
+            changed = sum(int(torch.count_nonzero(one.detach() != old)) for one, old in alive)
+        moving = [one for one, _ in alive if not has_zero_gradient(one)] if changed <= _FEW * every else []
+        self._changes = self._changes or (changed > 0 and bool(moving))
         if not moving:
             rate[1:] = 0, 0
         elif not rate[1]:
@@ -181,6 +187,7 @@ class Schedules(Topic):
         called = known[0].called.site if known and known[0].called is not None else followed.site
         names = followed.names_of(followed.names)
         facts = {"since": int(since), "steps": followed.steps, "rate": then, "fall": fall, "remedy": remedy}
+        facts["share"] = f"more than {_FEW:.0%} of the numbers" if self._changes else "one bit"
         self.say(RATE_TOO_SMALL, called, names=names, **facts)
 
 
