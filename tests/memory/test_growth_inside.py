@@ -49,3 +49,40 @@ def test_an_argument_of_a_running_call_is_no_growth():
     _, rows = torch.ones(3), growth.rows()
     growth.__exit__(None, None, None)
     assert rows == []
+
+
+def test_a_generator_that_a_loop_holds_is_named_by_its_variables():
+    def batches():
+        seen = []
+        while True:
+            seen.append(torch.ones(3, requires_grad=True).exp())
+            yield seen[-1].shape
+
+    with byname.growth() as growth:
+        for step, _ in enumerate(batches()):
+            if step == 2:
+                (row,) = growth.rows()
+                break
+    assert (row["name"], row["count"], row["cause"]) == ("seen[*]", 3, "stored-graph")
+
+
+def test_a_row_without_a_name_tells_of_new_tensors_and_not_of_old_ones():
+    class Deep:
+        def __init__(self, tensor):
+            self.inside = tensor
+
+    old, new = Deep(torch.ones(3)), torch.ones(5)
+    for _ in range(30):
+        old = Deep(old)
+    with byname.growth() as growth:
+        for _ in range(30):
+            new = [new]
+    assert growth.rows() == []
+    with byname.growth() as growth:
+        new = [torch.ones(7)]
+        for _ in range(30):
+            new = [new]
+    (row,) = growth.rows()
+    assert "7" in row["name"]
+    assert row["holder"] == "a list, to which byname found no variable"
+    assert old is not new

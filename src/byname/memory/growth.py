@@ -27,6 +27,7 @@ from byname.memory.patterns import (
     widened,
 )
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest
+from byname.naming.search import Targets
 from byname.reading.quiet import dynamo_skip
 from byname.table import Column, Rows, Tabled, bytes_text, counted
 
@@ -258,8 +259,17 @@ def _grown(
         if _more(before, now) and fresh.pieces:  # otherwise it only took over memory that others held before
             claimed |= group.blocks
             between = [mark.get(key, Size()) for mark in marks[1:-1]]
-            found.append(_row(leak_of(look, group, [before, *between, now]), before, now, between, course.at))
+            leak = leak_of(look, _new_part(look, group, old), [before, *between, now])
+            found.append(_row(leak, before, now, between, course.at))
     return tuple(sorted(found, key=lambda row: -row.bytes))
+
+
+def _new_part(look: HeapSnapshot, group: Group, old: Collection[int]) -> Group:
+    """Return the new tensors of the group without a name, in which old ones may have other holders; else the group."""
+    if group.ways:
+        return group
+    tensors = Targets(one for one in group.tensors if look.block_of(one) not in old)
+    return replace(group, tensors=tensors, blocks=group.blocks.difference(old))
 
 
 def _is_new(group: Group, course: Course) -> bool:

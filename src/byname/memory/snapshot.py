@@ -25,7 +25,7 @@ from byname.naming.name import Name, quote
 from byname.naming.names import Named, NameIndex, Question
 from byname.naming.reference_path import ReferencePath
 from byname.naming.referrers import Climb, climb
-from byname.naming.roots import FOREIGN, Root
+from byname.naming.roots import FOREIGN, Root, roots_of_suspended
 from byname.naming.search import Ours, OursById, SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import PLAIN, fact
@@ -55,10 +55,22 @@ class HeapSnapshot:
         self._find_graphs()
         self.climbed = self._climbed(asked)
         if self.climbed is not None:
-            self._deep = NameIndex([self.climbed.reached], frozenset())
-            if any(fact(one, "grad_fn") is not None for one in self._deep.tensors()):
-                self._find_graphs()
+            self._go_deep(self.climbed.reached)
         self.garbage = frozenset() if self.climbed is None or asked is not None else self._garbage(self.climbed)
+        if self.climbed is not None and (suspended := self._suspended(self.climbed)):
+            self._go_deep(self.climbed.reached, search(suspended))
+
+    def _go_deep(self, *found: SearchResult) -> None:
+        self._deep = NameIndex([*found], frozenset())
+        if any(fact(one, "grad_fn") is not None for one in self._deep.tensors()):
+            self._find_graphs()
+
+    def _suspended(self, climbed: Climb) -> list[Root]:
+        """Return the variables of suspended generators that are in use though no variable leads to them."""
+        met = climbed.met.items()
+        return roots_of_suspended(
+            one for ident, one in met if ident not in self.garbage and ident not in climbed.reached.numbers
+        )
 
     def _find_graphs(self) -> None:
         self.graphs = GraphsByVariable(self)
@@ -152,7 +164,7 @@ class HeapSnapshot:
         if any(id(one) in self.garbage for one in tensors):
             return "only a reference cycle, which the garbage collector would free"
         holder = end_of(tensors, self._upward)
-        return _NOBODY if holder is None else f"{holder}, which no variable leads to"
+        return _NOBODY if holder is None else f"{holder}, to which byname found no variable"
 
     def owner_text(self, link: Link) -> str:
         """Return the owner of a tensor in words."""
@@ -278,9 +290,9 @@ _BEGINNINGS = {"tag": "a tag", "given": "what was given", "task": "a task", "err
 
 
 def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
-    """Return the nearest holder that can be recognised: a variable of a function, or an object of some class."""
+    """Return the nearest holder that can be recognised: a variable of a function, an object of a class, or a list."""
     wanted = set(map(id, tensors))
-    passed = set(wanted)
+    passed, nearest = set(wanted), ""
     while wanted:
         above = Ours(one for ident in wanted for one in holders.get(ident, ()) if id(one) not in passed)
         functions = [_in_function(one, passed) for one in above if type(one) is types.FunctionType]
@@ -289,9 +301,10 @@ def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> st
             return printable(min(functions))
         if classes:
             return f"an object of class {printable(min(classes))}"
+        nearest = nearest or next((f"a {type(one).__name__}" for one in above if type(one) in _COMMON[:5]), "")
         wanted = set(map(id, above))
         passed |= wanted
-    return None
+    return nearest or None
 
 
 def _in_function(function: types.FunctionType, passed: Collection[int]) -> str:

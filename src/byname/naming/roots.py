@@ -10,9 +10,9 @@ import dis
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -124,15 +124,24 @@ def given_root(value: object) -> Root:
 
 def _frame_roots() -> Iterator[Root]:
     for frame, distance, foreign in running_frames():
-        if in_a_module(frame):
-            continue
-        code = frame.f_code
-        library = is_library(code.co_filename)
-        scope = scope_of(code)
-        for variable, value in locals_of(frame):
-            if type(value) not in ATOMS and not _is_dunder(variable) and writable(variable):
-                quality = FOREIGN if library else _quality(variable, code)
-                yield Root(variable, value, "local", scope, True, quality, distance + 100 * foreign, code, foreign)
+        if not in_a_module(frame):
+            yield from _variables_of(frame, distance + 100 * foreign, foreign)
+
+
+def roots_of_suspended(objects: Iterable[object]) -> list[Root]:
+    """Return the variables of the suspended generators among some objects, which a ``for`` may hold by itself."""
+    frames = [one.gi_frame for one in objects if type(one) is GeneratorType and not one.gi_running]
+    return [root for frame in frames if frame is not None for root in _variables_of(frame, _FAR, False)]
+
+
+def _variables_of(frame: FrameType, distance: int, foreign: bool) -> Iterator[Root]:
+    code = frame.f_code
+    library = is_library(code.co_filename)
+    scope = scope_of(code)
+    for variable, value in locals_of(frame):
+        if type(value) not in ATOMS and not _is_dunder(variable) and writable(variable):
+            quality = FOREIGN if library else _quality(variable, code)
+            yield Root(variable, value, "local", scope, True, quality, distance, code, foreign)
 
 
 def _user_module_roots() -> Iterator[Root]:
