@@ -207,7 +207,13 @@ LOOP = "for _ in range(2):\n    "
 UNPACKED = f"{LOOP}out, h = gru(w[None], states[-1])\n    states.append(h)\n    out.sum().backward()"
 
 
-@pytest.mark.parametrize("run", [f"{LOOP}named().backward()", UNPACKED, "run(outside)"])
+AVERAGED = f"""mean = None
+{LOOP}loss = (w ** 2).sum()
+    mean = loss if mean is None else 0.9 * mean + 0.1 * loss
+    (loss / mean).backward()"""
+
+
+@pytest.mark.parametrize("run", [f"{LOOP}named().backward()", UNPACKED, AVERAGED, "run(outside)"])
 def test_no_line_is_advised_that_does_not_detach_what_is_carried_over(run, tmp_path):
     file = tmp_path / "cell.py"
     file.write_text(source := f"{STATES}{run}\n")

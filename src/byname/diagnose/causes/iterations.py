@@ -151,7 +151,7 @@ def _upwards(context: FailureContext, number: int, earlier: Collection[int]) -> 
 def letting_go(context: FailureContext, name: Name, made: Site | None) -> str:
     """Return how to detach a value that is carried over; with a line to write after the backward, if one is certain."""
     paths = [_from_outside(context, path) for path in name.path.split(", ")]
-    if not all(paths) or (name.relation and len(paths) > 1):
+    if not all(paths):
         return _DETACH
     if len(paths) > 1:
         return f"put `{', '.join(paths)} = {', '.join(f'{path}.detach()' for path in paths)}` after the backward"
@@ -240,9 +240,8 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
         return
     number, stamped = found.possible[0], found.stamped
     carrier = carrier_of(context, number, stamped)
-    if carrier is None:
-        carrier = CarriedOver(context.variable(number, stamped), context.site(number), None)
-    variable, made, join = carrier
+    detach = _DETACH if carrier is None else letting_go(context, carrier.name, carrier.made)
+    variable, made, join = carrier or (context.variable(number, stamped), context.site(number), None)
     run = freed_by(context.walk.nodes[number])
     freed = None if run is None else run.line.site
     where = "" if join is None else f", which is written{at(join)} and carries the graph on,"
@@ -257,9 +256,7 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
         "lines": [made, join, freed],
         "where": where,
         "by": "an earlier backward freed them" if run is None else f"the backward{at(freed)} freed them",
-        "remedy": tell(
-            remedy, it=f"`{variable.path}`" if variable.path else "it", detach=letting_go(context, variable, made)
-        ),
+        "remedy": tell(remedy, it=f"`{variable.path}`" if variable.path else "it", detach=detach),
     }
 
 
