@@ -79,8 +79,9 @@ def left_behind():
     return sorted(path.name for path in FOLDER.iterdir()) if FOLDER.exists() else []
 
 
-def test_a_process_tells_what_it_does_and_goes_on_as_without(started, capsys):
-    process = started("-m", "byname", "run", "--census-on-signal", "train.py")
+def test_a_process_tells_what_it_does_and_goes_on_as_without(started, capsys, tmp_path):
+    (tmp_path / "byname").write_text("import sys\nfrom byname.cli import main\nsys.exit(main())\n")  # as pip does
+    process = started("byname", "run", "--census-on-signal", "train.py")
     before = left_behind()
     assert main(["status", "--pid", str(process.pid)]) == 0
     told = capsys.readouterr().out
@@ -90,7 +91,7 @@ def test_a_process_tells_what_it_does_and_goes_on_as_without(started, capsys):
     assert "  in a call of blocks.0 (Block) of Net\n" in main_thread
     assert "    train.py:27  sys.stdin.readline()\n" in rest
     assert re.search(r"alive: \d+ storages, .*parameter 80 B", told)
-    assert "byname/" not in told and "runpy" not in told
+    assert "byname" not in told and "runpy" not in told
     assert main(["census", "--pid", str(process.pid), "--top", "3"]) == 0
     told = capsys.readouterr().out
     assert "net.blocks[0].lin.weight" in told and "1 row more" in told
