@@ -208,6 +208,8 @@ TEXTS: dict[str, Callable] = {
     "no rewritten model": lambda folder: byname.rewrite(Model(), f"x{ESCAPE}", nothing, example=X),
     "a drawing": lambda folder: byname.draw(Model(), example=X),
     "the text of a drawing": lambda folder: byname.draw(Model(), example=X).svg,
+    "a drawing as DOT": lambda folder: byname.draw(Model(), example=X).dot,
+    "a drawing as Mermaid": lambda folder: byname.draw(Model(), example=X).mermaid,
     "a recorder": lambda folder: recorded(folder),
     "the notes of a recorder": lambda folder: recorded(folder, ["*", f"u{NAME}", "forward.values['nope']"]).notes,
     "a file that is there": lambda folder: [recorded(folder), recorded(folder)],

@@ -30,7 +30,7 @@ def with_article(name: str) -> str:
 
 def quoted_for_dot(words: str) -> str:
     """Return text for the DOT language of Graphviz, escaped and in double quotes."""
-    escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\0", "")
+    escaped = printable_lines(words).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 

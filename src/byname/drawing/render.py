@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from byname.drawing.nested_boxes import HEADER, LABEL, SUBTITLE, TITLE
 from byname.drawing.words import shape_text, shortened, text_width
-from byname.text import quoted_for_dot
+from byname.text import printable_lines, quoted_for_dot
 
 NOTE_HEIGHT = 16.0
 _HALO = ' stroke="#ffffff" stroke-width="2.5" paint-order="stroke"'
@@ -376,7 +376,7 @@ def _mermaid_text(words: str) -> str:
     >>> _mermaid_text('a "b" <c>#1')
     '"a #quot;b#quot; #lt;c#gt;#35;1"'
     """
-    return f'"{words.translate(_CODES)}"'
+    return f'"{printable_lines(words).translate(_CODES)}"'
 
 
 _CODES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "\n": "<br>", "`": "#96;"})
