@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import by_hook
+from tiny import at, by_hook
 from torch import nn
 from transformers import (
     BertConfig,
@@ -78,15 +78,6 @@ def first(output):
     return output[0] if isinstance(output, tuple) or hasattr(output, "to_tuple") else output
 
 
-def changed(dim, at, how):
-    def change(value):
-        value = value.clone()
-        value.movedim(dim, 0)[at] = how(value.movedim(dim, 0)[at])
-        return value
-
-    return change
-
-
 @pytest.mark.grid(fast=8)
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "path", "dim"), CASES)
@@ -97,15 +88,15 @@ def test_channels_are_those_of_what_made_the_value(name, path, dim):
     last = torch.zeros(byname.capture(model, path)(*x)[path].shape[dim], dtype=torch.bool)
     last[-1] = True
     plain = first(model(*x))
-    for at in (3, [1, 5], slice(2, 4), last):
+    for ch in (3, [1, 5], slice(2, 4), last):
         for edit, how in (
-            (lambda at: byname.ablate(model, path, channels=at), torch.zeros_like),
-            (lambda at: byname.patch(model, path, lambda part: part * 2 + 1, channels=at), lambda part: part * 2 + 1),
-            (lambda at: byname.steer(model, path, torch.tensor(5.0), scale=2, channels=at), lambda part: part + 10.0),
+            (lambda ch: byname.ablate(model, path, channels=ch), torch.zeros_like),
+            (lambda ch: byname.patch(model, path, lambda part: part * 2 + 1, channels=ch), lambda part: part * 2 + 1),
+            (lambda ch: byname.steer(model, path, torch.tensor(5.0), scale=2, channels=ch), lambda part: part + 10.0),
         ):
-            with edit(at):
+            with edit(ch):
                 found = first(model(*x))
-            assert torch.equal(found, first(by_hook(model, path, changed(dim, at, how), *x)))
+            assert torch.equal(found, first(by_hook(model, path, at(dim, ch, how), *x)))
     assert torch.equal(first(model(*x)), plain)
 
 
@@ -120,7 +111,7 @@ def test_channels_of_an_image_without_a_batch(path, more):
     model, x = cnn(*more), torch.randn(3, 10, 12)
     with byname.ablate(model, path, channels=2):
         found = model(x)
-    assert torch.equal(found, by_hook(model, path, changed(0, 2, torch.zeros_like), x))
+    assert torch.equal(found, by_hook(model, path, at(0, 2, torch.zeros_like), x))
     mean = byname.capture(model, path)(x)[path].mean((1, 2))[2]
     with byname.ablate(model, path, "mean", reference=[x], channels=2):
         found = byname.capture(model, path)(x)[path]
@@ -147,7 +138,7 @@ class Folding(nn.Module):
 def test_where_the_channels_cannot_be_known_the_error_advises_what_works():
     model, x = Folding(), torch.randn(8, 3, 4, 4)
     refused(byname.ablate(model, "forward.rows", channels=1), model, x, r"use patch\(model, 'forward.rows', f\)")
-    with byname.patch(model, "forward.rows", changed(1, 1, torch.zeros_like)):
+    with byname.patch(model, "forward.rows", at(1, 1, torch.zeros_like)):
         assert not model(x)[:, 1].any()
     refused(
         byname.ablate(model, "conv.weight", channels=1), model, x, r"is a parameter, which has no channels; use pat"
@@ -169,6 +160,6 @@ def test_channels_of_plain_features_are_the_last():
         for x in (torch.randn(6, 4), torch.randn(3, 4)):
             with byname.ablate(model, path, channels=[0, -1]):
                 found = model(x)
-            assert torch.equal(found, by_hook(model, path, changed(-1, [0, -1], torch.zeros_like), x))
+            assert torch.equal(found, by_hook(model, path, at(-1, [0, -1], torch.zeros_like), x))
     with byname.ablate(model[0], "forward", channels=1):
         assert model[0](torch.randn(4))[1] == 0

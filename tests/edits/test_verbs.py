@@ -3,7 +3,7 @@
 import pytest
 import torch
 from test_steps import GENERATED, MODELS, same
-from tiny import untouched
+from tiny import at, untouched
 
 import byname
 
@@ -42,17 +42,6 @@ def hooked(model, path, change, run, *, pre=False, count=None):
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def at(dim, index, change):
-    """A function that changes a part of a tensor along one dimension."""
-
-    def part(value):
-        made = value.clone()
-        made.movedim(dim, 0)[index] = change(made.movedim(dim, 0)[index])
-        return made
-
-    return part
 
 
 VERBS = {

@@ -94,6 +94,17 @@ def by_hook(model, path, change, *args, pre=False):
         handle.remove()
 
 
+def at(dim, index, change):
+    """A function that changes a part of a tensor along one dimension."""
+
+    def part(value):
+        made = value.clone()
+        made.movedim(dim, 0)[index] = change(made.movedim(dim, 0)[index])
+        return made
+
+    return part
+
+
 def seen_by_hook(model, path, *args):
     found = []
     by_hook(model, path, found.append, *args)
