@@ -140,7 +140,7 @@ class Recorder:
         """Ends the recording: the model is as before, and everything is stored. Once more does nothing.
 
         Ctrl-C waits until that is done; pressed again it stops it, and `close` goes on from there when it is called
-        once more.
+        once more. If it stops the making of the HDF5 file, the log stays, and `byname.finish` makes the file of it.
 
         Raises:
             RecordingError: if the file could not be written to its end; what was written can be read.
