@@ -2,12 +2,14 @@
 
 import functools
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_series import series_of
 
+import byname
 from byname.errors import BadArgumentError, BynameError
 from byname.recording.callbacks import applied, callables, stack, stack_padded, values_called
 from byname.recording.series import Series
@@ -276,3 +278,18 @@ def test_on_value_gets_through_containers_that_contain_themselves_and_inference_
     with torch.inference_mode():
         made = torch.ones(2)
     assert values_called(lambda path, value, iteration: value.sum(), "fc1", made, 0) == 2
+
+
+def test_arrays_that_a_callback_returns_have_their_shapes():
+    model = torch.nn.Linear(2, 3)
+    arrays = {"after_gather": lambda _, series: series.with_values([one.numpy() for one in series])}
+    for options in (arrays, {"at_end": arrays["after_gather"]}):
+        with byname.record(model, "forward", on_change=False, **options) as recorder:
+            for size in (1, 2):
+                model(torch.ones(size, 2))
+        series = recorder.results["forward"]
+        assert series.shapes == [(1, 3), (2, 3)]
+        assert [one.shape for one in series.to_pandas().value] == [(1, 3), (2, 3)]
+    with byname.record(model, "forward", after_gather=lambda _, series: numpy.stack([*series]).mean(0)) as recorder:
+        model(torch.ones(1, 2))
+    assert recorder.results["forward"].shapes == [(1, 3)]

@@ -20,7 +20,7 @@ from byname.recording.distributed.dtensor import Shard
 from byname.recording.distributed.gather import Gatherer
 from byname.recording.memory import MemoryStore, SeriesOnDemand, Store
 from byname.recording.sampling import Sampling, Time
-from byname.recording.series import Series
+from byname.recording.series import Series, shape_of
 from byname.recording.values.change import NOTHING, Last, same
 from byname.recording.values.copy import Copies, plain_copy
 from byname.source.tracebacks import warn
@@ -116,14 +116,10 @@ class PlaceValues:
             ranks=[rank] * len(records),
             calls=[record.call for record in records],
             modes=[record.time.mode for record in records],
-            shapes=[_shape(record.value) for record in records],
+            shapes=[shape_of(record.value) for record in records],
             shards=[record.shard for record in records],
             sampling=self.sampling,
         )
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
 _SECONDS = 1.0

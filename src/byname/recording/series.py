@@ -154,7 +154,7 @@ class Series(SeriesRecords):
         new, old = one_each(values, len(self), self.path), self.values
         before = [tuple(shape) for shape in self.shapes]
         as_before = isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape == old.shape  # padded or not
-        shapes = before if as_before else [_shape(value) for value in new]
+        shapes = before if as_before else [shape_of(value) for value in new]
         if shapes == before:
             return self.but(values=new)
         columns = self.iterations, self.ranks, self.calls, self.modes
@@ -361,8 +361,9 @@ def _turns(evaluation: np.ndarray[Any, Any]) -> Positions:
     return np.cumsum(np.diff(evaluation, prepend=evaluation[:1]), dtype=np.int64)
 
 
-def _shape(value: object) -> tuple[int, ...]:
-    return tuple(value.shape) if issubclass(type(value), Tensor) else ()  # type: ignore[attr-defined]
+def shape_of(value: object) -> tuple[int, ...]:
+    """Return the shape of a tensor or array, and () for all else."""
+    return tuple(value.shape) if issubclass(type(value), Tensor | np.ndarray) else ()  # type: ignore[attr-defined]
 
 
 def _some(numbers: Positions) -> str:
