@@ -246,9 +246,10 @@ _BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
 
 
 def names_bound(statement: ast.AST) -> set[str]:
-    """Return the names that a statement, without its blocks, binds or deletes, with those of its handlers and cases."""
+    """Return the names, attributes and items that a statement binds or deletes: in its handlers, not in its blocks."""
     parts = (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))
-    return {name for part in parts for name in bound_by(part)}
+    found = (one for part in parts for one in targets(part))
+    return {name_of(one) or (ast.unparse(one) if isinstance(one, ast.expr) else "") for one in found}
 
 
 def definition_of(code: CodeType) -> Function | None:
@@ -280,18 +281,11 @@ def is_kept(code: CodeType, path: str, line: int) -> bool:
         loops = [one for one in body if isinstance(one, ast.For | ast.While) and _spans(one, line)]
         body = [one for one in body if loops and _spans(loops[0], one.lineno)]
     others = [one for one in body if one.lineno != line]
-    return bool(body) and not any(path in names_bound(one) or path in _places_bound(one) for one in others)
+    return bool(body) and not any(path in names_bound(one) for one in others)
 
 
 def _spans(block: ast.stmt, line: int) -> bool:
     return block.lineno <= line <= (block.end_lineno or 0)
-
-
-def _places_bound(statement: ast.stmt) -> set[str]:
-    """Return the attributes and items that a simple statement assigns or deletes."""
-    parts = () if hasattr(statement, "body") else ast.walk(statement)
-    places = (one for one in parts if isinstance(one, ast.Attribute | ast.Subscript))
-    return {ast.unparse(one) for one in places if not isinstance(one.ctx, ast.Load)}
 
 
 def returns(code: CodeType, variable: str | None, line: int) -> bool:
@@ -321,7 +315,6 @@ def binds_alone(code: CodeType, variable: str) -> bool:
         return False
     if code.co_name != "<module>":
         return variable in code.co_varnames
-    source = source_of(code)
-    if source is None or source.tree is None:
-        return False
-    return not any(isinstance(node, ast.Global) and variable in node.names for node in ast.walk(source.tree))
+    source: Any = source_of(code)
+    declared = () if source is None else (one for one in ast.walk(source.tree) if isinstance(one, ast.Global))
+    return source is not None and not any(variable in one.names for one in declared)

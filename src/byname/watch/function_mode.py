@@ -243,7 +243,7 @@ class Functions:
         if kwargs or found.in_place:
             kwargs = kwargs or {}
             inputs, changed = (*args, *kwargs.values()), changed_by(func, args, kwargs)
-        with _NOTHING if changed is None else saved_apart(changed):
+        with nullcontext() if changed is None else saved_apart(changed):
             result = func(*args, **kwargs) if kwargs else func(*args)
             node = None if changed is None else changed.grad_fn
             value = whole = (
@@ -321,9 +321,6 @@ class _InSteps:
         if self.__name__ == ATTENTIONS[0]:
             return explicit_attention(self.see, *args, **kwargs)
         return explicit_multi_head(self.see, self.function, *args, **kwargs)
-
-
-_NOTHING = nullcontext()
 
 
 def _in_checkpoint(module: nn.Module) -> bool:

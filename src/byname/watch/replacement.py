@@ -147,17 +147,14 @@ def saved_apart(changed: Tensor) -> Iterator[None]:
     if _in_transform(changed) or not (torch.is_grad_enabled() and (hooks or changed._is_view())):
         yield
         return
-    memory, (pack, unpack) = changed.untyped_storage().data_ptr(), hooks or (_packed, _unpacked)
+    memory = changed.untyped_storage().data_ptr()
+    pack, unpack = hooks or (lambda kept: (kept, kept._version), _unpacked)
 
     def copied(saved: Tensor) -> Any:
         return pack(_copy(saved) if saved.untyped_storage().data_ptr() == memory else saved)
 
     with torch.autograd.graph.saved_tensors_hooks(copied, unpack):
         yield
-
-
-def _packed(kept: Tensor) -> tuple[Tensor, int]:
-    return kept, kept._version
 
 
 def _unpacked(packed: tuple[Tensor, int]) -> Tensor:
