@@ -257,9 +257,7 @@ def _changed_variables(context: FailureContext) -> Iterator[_ChangedVariable]:
             target = target.value
         if failing is not None and site is not None and isinstance(target, ast.Name | ast.Attribute):
             method, path = getattr(getattr(failing.node, "func", None), "attr", ""), ast.unparse(target)
-            advice = instead_of(
-                site.statement, method, path, sets_item=False, reads_it=False, keeps_graph=False, is_view=False
-            )
+            advice = instead_of(site.statement, method, path)
             yield _ChangedVariable(Name(path, "local", site.function, exact=False), failing.value(target), advice)
 
 

@@ -9,7 +9,14 @@ from byname.diagnose.context import parsed as parsed_of
 
 
 def instead_of(
-    statement: str, operation: str, variable: str, *, sets_item: bool, reads_it: bool, keeps_graph: bool, is_view: bool
+    statement: str,
+    operation: str,
+    variable: str,
+    *,
+    sets_item: bool = False,
+    reads_it: bool = False,
+    keeps_graph: bool = False,
+    is_view: bool = False,
 ) -> str:
     """Return advice on what to write instead of a statement that changes a tensor in place.
 

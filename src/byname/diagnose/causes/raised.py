@@ -237,11 +237,8 @@ def _gradients_returned(context: FailureContext) -> Iterator[Facts]:
             last = f"; if the last {'one needs' if wanted - got == 1 else f'{wanted - got} need'} none: "
             last += f"`{returned.statement}{', None' * (wanted - got)}`"
         inputs = f" ({', '.join(given)})" if len(given) == wanted else ""
-        facts = {
-            "got": counted(got, "gradient"),
-            "asked": counted(wanted, "input"),
-            "wanted": counted(wanted, "gradient"),
-        }
+        numbers = counted(got, "gradient"), counted(wanted, "input"), counted(wanted, "gradient")
+        facts = dict(zip(("got", "asked", "wanted"), numbers, strict=True))
         yield {"backward": _backward_of(custom), "returned": returned, "inputs": inputs, "last": last, **facts}
 
 
