@@ -134,7 +134,11 @@ class _Change:
                 f"change {it} after the backward, or before the forward: backward needs its values unchanged until then"
             )
         where = None if change is None else change.site
-        base = self._base()
+        base, others = self._base(), ""
+        if base is not self._slot.tensor:
+            others = "the tensor that it is a view of"
+        elif where is not None and self.saved is not None and where.function != self.saved.function:
+            others = "every other variable of this tensor"
         return instead_of(
             "" if where is None else where.statement,
             "" if change is None else change.operation,
@@ -142,7 +146,7 @@ class _Change:
             sets_item=any(one.site == where and one.operation == "__setitem__" for one in self.changes),
             reads_it=where is not None and where == self.saved,
             keeps_graph=base is not None and fact(base, "grad_fn") is not None,
-            is_view=base is not self._slot.tensor,
+            others=others,
         )
 
     def facts_of_step(self, others: Sequence[Name]) -> Facts:

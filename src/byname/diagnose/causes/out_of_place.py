@@ -16,7 +16,7 @@ def instead_of(
     sets_item: bool = False,
     reads_it: bool = False,
     keeps_graph: bool = False,
-    is_view: bool = False,
+    others: str = "",
 ) -> str:
     """Return advice on what to write instead of a statement that changes a tensor in place.
 
@@ -26,7 +26,7 @@ def instead_of(
         sets_item: whether the statement is known to assign an item of a tensor, not of a list.
         reads_it: whether autograd saved the tensor during the same statement.
         keeps_graph: whether the changed tensor is the result of an operation since.
-        is_view: whether the tensor that autograd had saved is a view of another.
+        others: what else has the changed values, in words; empty if nothing is known to.
     """
     parsed = parsed_of(statement)
     target = None if parsed is None else _target(parsed, operation)
@@ -40,10 +40,9 @@ def instead_of(
         )
     if not part:
         plain = _rewritten(parsed, operation)
-        rest = "the tensor that it is a view of" * is_view
         if variable and isinstance(target, ast.Name) and target.id != variable:
-            rest = f"`{variable}`"
-        kept = f"; {rest} then keeps its values" if rest else ""
+            others = f"`{variable}`"
+        kept = f"; {others} then keeps its values" if others else ""
         return f"write it out of place: {plain}{kept}" if plain else _on_a_copy(target, statement)
     reading = _reading_copies(parsed, ast.unparse(whole)) if reads_it else None
     if reading is not None:
