@@ -113,8 +113,7 @@ def _extreme(samples: Tensor, mask: Tensor | None, largest: bool, known: _Found 
             where[better] = (beyond.argmax(0) if largest else beyond.argmin(0)).to(where.device)
         return values, where
     if mask is None:
-        values, where = samples.max(0) if largest else samples.min(0)
-        return values, where
+        return samples.max(0) if largest else samples.min(0)
     filled = samples.masked_fill(~mask, end_of(samples.dtype, lowest=largest))
     values = filled.amax(0) if largest else filled.amin(0)
     has = mask & ((samples == values) | (samples.isnan() & values.isnan()))

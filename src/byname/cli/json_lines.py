@@ -10,7 +10,6 @@ from byname.cli.command import CommandError
 from byname.cli.watcher import Watcher, failure
 from byname.diagnose.finding import Finding, explained
 from byname.memory.census import Census, StorageRow
-from byname.memory.growth import Growth
 from byname.source.location import Site
 from byname.text import printable
 
@@ -34,11 +33,6 @@ def _storage_facts(one: StorageRow) -> dict[str, Any]:
     row = one.row()
     sites = {"site": one.site, "caller": one.site and one.site.caller}
     return {"holders": row.pop("held_by"), **row, **{key: site and site_facts(site) for key, site in sites.items()}}
-
-
-def growth_facts(found: Growth) -> dict[str, Any]:
-    """Return what grew as values that JSON has."""
-    return {"rows": [one.row() | {"marks": one.marks} for one in found]}
 
 
 def site_facts(site: Site) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from byname.cli.command import say
-from byname.cli.json_lines import JsonLines, census_facts, growth_facts
+from byname.cli.json_lines import JsonLines, census_facts
 from byname.cli.watcher import Calls, Watcher, census_text, failure, unnoticed, where
 from byname.memory.census import census
 from byname.memory.growth import Growth
@@ -101,7 +101,8 @@ class GrowthShown(Watcher):
         span = f"from {self._looks[0]} to {self._looks[-1]}, {counted(len(self._looks), 'look')}"
         say(f"growth {span}\n{found.head(self._top, width=table_width(sys.__stderr__))}")
         if self._lines is not None:
-            self._lines.write("growth", {"looks": self._looks, **growth_facts(found)})
+            rows = [one.row() | {"marks": one.marks} for one in found]
+            self._lines.write("growth", {"looks": self._looks, "rows": rows})
 
 
 _LOOKS = 3

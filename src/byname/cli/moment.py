@@ -102,9 +102,6 @@ class ThreadNow:
         return {"name": self.name, "sites": sites, "module": self.module, "library": self.library}
 
 
-_MAIN = str(Path(__file__).with_name("__init__.py"))
-
-
 def _threads(frame: FrameType | None) -> Iterator[ThreadNow]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
@@ -115,7 +112,8 @@ def _threads(frame: FrameType | None) -> Iterator[ThreadNow]:
 
 def _thread(name: str, innermost: FrameType) -> ThreadNow:
     frames = [frame for frame, _ in traceback.walk_stack(innermost)][::-1]
-    main = [number for number, frame in enumerate(frames) if frame.f_code.co_filename == _MAIN]
+    cli = sys.modules["byname.cli"].__file__
+    main = [number for number, frame in enumerate(frames) if frame.f_code.co_filename == cli]
     frames = frames[main[-1] :] if main else frames  # what has called it is the script of the command, not the program
     program = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
     library = ""

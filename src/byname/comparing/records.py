@@ -194,7 +194,7 @@ def _compared(
     step = min(MOST, max(1, BLOCK // (8 * max(largest, 1))))
     for begin in range(0, len(in_a), step):
         block = slice(begin, begin + step)
-        one, other = (x[at[block]].to_numpy() if step > 1 else _NOTHING for x, at in ((a, in_a), (b, in_b)))
+        one, other = (x[at[block]].to_numpy() if step > 1 else np.empty(0, object) for x, at in ((a, in_a), (b, in_b)))
         if one.dtype != object and other.dtype != object and one.shape == other.shape:
             allowed = tolerance.allowed(*_dtypes(a, in_a[begin], b, in_b[begin]))
             found = errors(one, other, allowed)
@@ -204,9 +204,6 @@ def _compared(
             each = measured(_value(a, in_a[number]), _value(b, in_b[number]), tolerance)
             error = math.nan if each.error is None else each.error
             yield slice(number, number + 1), bool(each.elements) or each.beyond, each.beyond, error
-
-
-_NOTHING = np.empty(0, object)
 
 
 def _value(series: Series, number: int) -> Any:
