@@ -96,6 +96,19 @@ def test_a_tracker_that_fails_ends_no_training(model):
     assert len(told) == 1 and recorder.results["forward"].iterations == [0, 1, 2]
 
 
+def test_a_whole_number_that_no_float_holds_is_not_sent_and_ends_no_training():
+    class Huge(nn.Module):
+        def forward(self, x):
+            seed = 10**400  # noqa: F841 - a place
+            return x
+
+    model, kept = Huge(), Kept()
+    with byname.record(model, ["forward.seed", "forward.x"], on_value=live(kept)) as recorder:
+        model(torch.tensor(2.0))
+    assert kept.logged == [(0, "forward.x", 2.0)]
+    assert send(recorder, Kept()) == 1
+
+
 def test_figures_of_analysers_and_evaluations(model):
     units, kept = byname.analyse.DeadUnits(), Kept()
     handle = byname.observe(model, "1", units)

@@ -155,7 +155,8 @@ def _of_series(series: Series) -> _Named:
 
 def _of_value(name: str, value: Any) -> dict[str, float]:
     if isinstance(value, bool | int | float):
-        return {name: float(value)}
+        held = not isinstance(value, int) or value.bit_length() < 1024  # else no float is as large
+        return {name: float(value)} if held else {}
     if not isinstance(value, torch.Tensor) or value.is_complex() or value.layout is not torch.strided:
         return {}
     with torch.no_grad(), DisableTorchFunction():
