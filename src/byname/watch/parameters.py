@@ -90,6 +90,8 @@ class States:
     def install(self) -> None:
         """Hook the parameters whose gradients are requested."""
         self._awaiting = True
+        for hooks in self._refusing.values():
+            hooks.install()
         self._await_all()
 
     def _await_all(self) -> None:
@@ -125,7 +127,6 @@ class States:
         """Remove the hooks, and put every parameter back."""
         self.put_back()
         remove_all(self._refusing.values())
-        self._refusing.clear()
         with self._changing:
             self._awaiting = False
             for _, hook in self._awaited.values():
