@@ -182,6 +182,7 @@ def finish_log(log: RecordingFile, path: Path) -> None:
             except FileExistsError:
                 raise OSError(f"there is another file {printable(path.name)} now, which was not touched") from None
             log.file.path.unlink()
+            new.unlink(missing_ok=True)
     finally:
         new.unlink(missing_ok=True)
 
