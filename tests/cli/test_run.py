@@ -181,3 +181,36 @@ def test_the_versions_are_those_of_this_environment(files, forks):
     torch, python = metadata.version("torch"), platform.python_version()
     assert (told.code, told.err) == (0, b"")
     assert told.out.decode() == f"byname {byname.__version__} (PyTorch {torch}, Python {python})\n"
+
+
+SPAWNED = """
+    import multiprocessing, sys
+
+    def work(modules):
+        if "torch" in modules:
+            import torch
+            loss = torch.ones(3, requires_grad=True).exp().sum()
+            loss.backward()
+            loss.backward()
+        print(sorted({"torch", "byname.diagnose"} & {*sys.modules}), flush=True)
+
+    def main(modules, method):
+        process = multiprocessing.get_context(method).Process(target=work, args=(modules,))
+        process.start()
+        process.join()
+
+    class Imported:
+        def __reduce__(self):
+            return __import__, ("torch",)
+
+    if __name__ == "__main__":
+        main([], "spawn")
+        main(["torch", Imported()], "forkserver")
+"""
+
+
+def test_errors_in_processes_with_a_python_of_their_own_are_explained_if_they_have_imported_pytorch(tmp_path, forks):
+    (tmp_path / "train.py").write_text(textwrap.dedent(SPAWNED))
+    done = forks.run(tmp_path, ["run", "train.py"])
+    assert done.out.decode() == "[]\n"
+    assert "byname: backward-twice: this backward at train.py:9 goes through" in done.err.decode()

@@ -53,7 +53,7 @@ if __name__ == "__main__":
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(work, args=(port,), nprocs=2, start_method="fork")
+    mp.start_processes(work, args=(port,), nprocs=2, start_method="{start}")
 """
 ALONE = "net = ddp = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))"
 BY_HAND = {"change": f"torch.manual_seed(0); {ALONE}", "reduce": "average_gradients(net.parameters())"}
@@ -61,10 +61,12 @@ FAULTY = {
     "begun apart": ({**BY_HAND, "change": f"torch.manual_seed(rank); {ALONE}"}, "`net[0].weight`"),
     "one left out": ({**BY_HAND, "reduce": "average_gradients([*net.parameters()][:-1])"}, "`net[2].bias`"),
     "added": ({"change": "net.scale = nn.Parameter(torch.ones(1))", "result": " * net.scale"}, "`net.scale`"),
+    "spawned": ({"start": "spawn", "change": "net.a = nn.Parameter(torch.ones(1))", "result": " * net.a"}, "`net.a`"),
     "initialised": ({"change": "torch.manual_seed(rank); nn.init.normal_(net[2].weight)"}, "`net[2].weight`"),
 }
 HEALTHY = {
     "wrapped": {},
+    "spawned": {"start": "spawn"},
     "gradients averaged by hand": BY_HAND,
     "a part of each rank": {
         "change": f"torch.manual_seed(0); {ALONE}; nn.init.constant_(net[2].bias, rank)",
@@ -75,9 +77,10 @@ HEALTHY = {
 }
 
 
-def said(tmp_path, change="", around="torch.enable_grad()", result="", after="", reduce=""):
+def said(tmp_path, **changed):
     source = PROGRAM
-    for name, words in {"change": change, "around": around, "result": result, "after": after, "reduce": reduce}.items():
+    plain = {"change": "", "around": "torch.enable_grad()", "result": "", "after": "", "reduce": "", "start": "fork"}
+    for name, words in (plain | changed).items():
         source = source.replace(f"{{{name}}}", words)
     (tmp_path / "train.py").write_text(source)
     command = "-m byname run --check train.py".split()
@@ -93,7 +96,7 @@ def test_ranks_that_drift_apart_are_told_with_the_first_parameter_and_the_step(n
     assert (
         f"ranks-apart: {parameter} has other values in rank 1 than in rank 0 since step 1 of SGD at train.py:" in told
     )
-    assert ("added after the wrapping" in told) == (name == "added")
+    assert ("added after the wrapping" in told) == (name in ("added", "spawned"))
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from byname.cli.ask import add_pid, print_answer
 from byname.cli.command import CommandError, cause, positive
@@ -74,6 +74,7 @@ class RunCommand:
 
 
 def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
+    from byname.cli.spawned import Spawned
     from byname.cli.watcher import ToldFindings
     from byname.diagnose.explaining import Explaining
     from byname.diagnose.handbook import heeded
@@ -105,7 +106,18 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
         watchers.append(track(allocations=True))
     checked, non_finite = (tell if wanted else None for wanted in (options.check, options.non_finite))
     watchers.append(Explaining(checked=checked, non_finite=non_finite))
+    watchers.append(Spawned({name: getattr(options, name) for name in ("check", "non_finite", "ignore")}))
     return watchers if recorded is None else [*watchers, recorded]
+
+
+def watch_spawned(given: dict[str, Any]) -> None:
+    """Look for the same problems in a process that the program has started with a new Python."""
+    from byname.cli.spawned import run_inside
+
+    parser = argparse.ArgumentParser()
+    RunCommand().add_arguments(parser)
+    options = parser.parse_args([], argparse.Namespace(**given))
+    run_inside(lambda: _watchers(options))
 
 
 def _recorded(options: argparse.Namespace) -> Recorded | None:

@@ -1,0 +1,71 @@
+"""Spawned: processes that a program starts with a new Python, of which byname would know nothing.
+
+`multiprocessing` gives each of them some data to prepare itself, which they unpickle before anything else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from byname.undo import Patch
+
+_BEGIN = """
+try:
+    from byname.cli.run import watch_spawned
+except ImportError:
+    pass
+else:
+    watch_spawned({!r})
+"""
+
+
+class _Begin:
+    """Is nothing but a statement that runs where it is unpickled; a process that cannot import byname goes on."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str, dict[str, Any]]]:
+        return exec, (_BEGIN.format(self._options), {})
+
+
+class Spawned:
+    """A block in which processes that a program starts by ``spawn`` or ``forkserver`` begin with the same options."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._patch = Patch(multiprocessing.spawn, "get_preparation_data", self._made)
+        self._options = options
+
+    def _made(self, prepared: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+        return lambda name: {**prepared(name), "byname": _Begin(self._options)}
+
+    def __enter__(self) -> None:
+        self._patch.install()
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.remove()
+
+
+def run_inside(watchers_of: Callable[[], Sequence[AbstractContextManager[object]]]) -> None:
+    """Have this new process run its function inside contexts, if its program has imported PyTorch by then."""
+    bootstrap: Any = BaseProcess._bootstrap  # type: ignore[attr-defined]
+
+    def watched(process: Any, *args: Any, **named: Any) -> Any:
+        run = process.run
+
+        def inside() -> None:
+            with ExitStack() as stack:
+                for watcher in watchers_of():
+                    stack.enter_context(watcher)
+                run()
+
+        if "torch" in sys.modules:
+            process.run = inside
+        return bootstrap(process, *args, **named)
+
+    BaseProcess._bootstrap = watched  # type: ignore[attr-defined]
