@@ -86,3 +86,17 @@ def test_a_row_without_a_name_tells_of_new_tensors_and_not_of_old_ones():
     assert "7" in row["name"]
     assert row["holder"] == "a list, to which byname found no variable"
     assert old is not new
+
+
+class Link:
+    def __init__(self, value, before):
+        self.value, self.before = value, before
+
+
+def test_the_links_of_a_chain_are_one_place():
+    last = Link(torch.ones(3), Link(torch.ones(3), Link(torch.ones(3), Link(torch.ones(3), None))))
+    with byname.growth() as growth:
+        for _ in range(6):
+            last = Link(torch.ones(3), last)
+            growth.mark()
+    assert [(row.name, row.count) for row in growth] == [("last.before*.value", 6)]

@@ -190,13 +190,17 @@ class Names:
 
 
 def pattern_of(way: ReferencePath) -> str:
-    """Return a path in words, with ``[*]`` where one entry differs from the next: ``trainer.history[*]['loss']``."""
+    """Return a path in words, with ``[*]`` where one entry differs from the next: ``trainer.history[*]['loss']``.
+
+    The links of a chain, three or more, are one: ``last.before*.value``.
+    """
     text = _start(way.root)
     for step in way.steps:
         text = text.then(step if step.wild is None else step._replace(write=step.wild))
-    return printable(text.whole().words)
+    return printable(_CHAIN.sub(r"\1*", text.whole().words))
 
 
+_CHAIN = re.compile(r"(\.[^\W\d]\w*)\1{2,}(?!\w)")
 _PARAMETRIZATION = re.compile(r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\d*)$")
 
 
