@@ -67,8 +67,8 @@ def in_order(words):
     """The files of tests that run in each fork: those that want a small heap, None, the others.
 
     Each the largest first, so that no fork is left to run alone at the end; but of the first ones the largest is the last,
-    as it runs while the libraries are imported, and of the others those of the command line, of recipes and of no folder
-    are the first, as they take longer than they look.
+    as it runs while the libraries are imported, and of the others scenarios and those of the command line, of recipes and
+    of no folder are the first, as they take longer than they look.
     """
     paths = [PROJECT / word for word in words] or [PROJECT / "tests"]
     found = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py")))
@@ -79,7 +79,9 @@ def in_order(words):
         if not beside or size(together[-1]) > TOGETHER:
             together.append([])
         together[-1].append(file)
-    together.sort(key=lambda files: (files[0].parent.name in ("cli", "tests", "recipes"), size(files)), reverse=True)
+    together.sort(
+        key=lambda files: (files[0].parent.name in ("cli", "tests", "recipes", "scenarios"), size(files)), reverse=True
+    )
     alone.sort(key=size, reverse=True)
     return [*alone[1:], *alone[:1], None, *together]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from byname.watch.attach import attach
+from byname import attach
 from byname.watch.attachment import Event
 
 

@@ -28,10 +28,10 @@ from interrupting import (
 from torch import nn
 
 import byname
+from byname import Recorder
 from byname.cli.watcher import Calls
 from byname.diagnose.explaining import Explaining
 from byname.edits.capture import Stopped
-from byname.recording.recorder import Recorder
 from byname.tracing.eager import EAGERLY
 from byname.watch.handle import Handle
 

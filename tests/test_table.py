@@ -8,8 +8,8 @@ import re
 import pandas
 import pytest
 
+from byname import Finding
 from byname.axes import colours
-from byname.diagnose.finding import Finding
 from byname.table import Column, Lazy, Rows, Tabled, text, to_html
 
 ROWS = [{"name": "<b>", "count": 3, "bytes": 2048}, {"name": "x", "count": None, "bytes": 1}]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import byname
+from byname import Name, Site
 from byname.diagnose.cause import Cause, Sentence, Subject, always, nothing_more, tell
 from byname.diagnose.causes.losses import LOSSES
 from byname.diagnose.causes.not_reached import NO_GRAD_PATH
@@ -17,8 +18,6 @@ from byname.diagnose.explain import ERRORS
 from byname.diagnose.nonfinite.backward import IN_BACKWARD
 from byname.diagnose.nonfinite.watch import BY_STEP, IN_FORWARD
 from byname.diagnose.silent import loading, ranks_apart, samples, sequences, steps, validation, weights
-from byname.naming.name import Name
-from byname.source.location import Site
 
 W, B, NAMELESS = Name("model.w", "parameter"), Name("model.b", "parameter"), Name("", "unnamed", exact=False)
 MADE, STEP = Site("train.py", 3), Site("train.py", 9)

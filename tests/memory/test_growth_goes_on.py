@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import byname
-from byname.memory.growth import Growth
+from byname import Growth
 
 
 @pytest.mark.slow

@@ -7,9 +7,8 @@ import torch
 from small import net
 from torch import nn
 
+from byname import attach, select
 from byname.errors import BadArgumentError, NoMatchError
-from byname.model.select import select
-from byname.watch.attach import attach
 
 
 class Odd(nn.Module):

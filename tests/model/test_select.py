@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import byname
-from byname import select
+from byname import attach, select
 from byname.errors import BadArgumentError, BadPathError, NoMatchError, NotASelectorError
 from byname.model.call_graph import Flow, ModelCall
 from byname.model.operations import MOVES
 from byname.model.selectors import Look
 from byname.tracing.tracer import trace
-from byname.watch.attach import attach
 
 torch.set_num_threads(1)
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from byname import Series
 from byname.recording.log_file import LogStore
-from byname.recording.series import Series
 
 
 def series(path, values, *, start=0, rank=0, call=0, mode="train", shard=None):

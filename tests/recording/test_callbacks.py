@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from test_series import series_of
 
 import byname
+from byname import Series, stack, stack_padded
 from byname.errors import BadArgumentError, BynameError
-from byname.recording.callbacks import applied, callables, stack, stack_padded, values_called
-from byname.recording.series import Series
+from byname.recording.callbacks import applied, callables, values_called
 
 
 def mean_of_window(path, series):

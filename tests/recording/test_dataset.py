@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import byname
+from byname import Series
 from byname.errors import BadArgumentError, BynameError
 from byname.recording.dataset import Samples
-from byname.recording.series import Series
 
 
 def series_of(values, path="h"):

@@ -7,10 +7,9 @@ import torch
 import torch.distributed as dist
 from several import run_ranks
 
+from byname import Series, assembled
 from byname.errors import BadArgumentError, NotStorableError, RecordingError
-from byname.recording.distributed.assemble import assembled
 from byname.recording.distributed.dtensor import Shard, indices, is_distributed, local_part
-from byname.recording.series import Series
 
 gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 

@@ -5,12 +5,12 @@ import torch
 import torch.distributed as dist
 from several import KILLED, run_ranks
 
+from byname import Series
 from byname.errors import BadArgumentError, NotStorableError, RecordingError
 from byname.recording.distributed.dtensor import Shard
 from byname.recording.distributed.gather import combined
 from byname.recording.distributed.gather import gatherer as made
 from byname.recording.distributed.wire import body_length, header, packed, unpacked, weight
-from byname.recording.series import Series
 
 gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 

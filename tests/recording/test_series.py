@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from byname import Series, stack, stack_padded
 from byname.errors import BadArgumentError, BynameError, NoMatchError
-from byname.recording.callbacks import stack, stack_padded
 from byname.recording.distributed.dtensor import Shard
 from byname.recording.lazy import Picked
-from byname.recording.series import Series, joined
+from byname.recording.series import joined
 
 
 def series_of(values, iterations=None, ranks=None, calls=None, modes=None, path="fc1", shards=()):

@@ -13,9 +13,9 @@ from stored_runs import written
 from test_series import series_of
 
 import byname
+from byname import Series, stack_padded
 from byname.errors import BadArgumentError, BynameError
-from byname.recording.callbacks import stack_padded
-from byname.recording.series import Series, joined
+from byname.recording.series import joined
 from byname.recording.stored import OpenFile
 
 

@@ -10,7 +10,7 @@ from pages import Page
 from torch import nn
 
 import byname
-from byname.analyse.evaluation import Evaluation
+from byname.analyse import Evaluation
 from byname.recording.series_by_path import SeriesByPath
 
 HOSTILE = [

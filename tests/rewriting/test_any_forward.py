@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import byname
-from byname.rewriting.rewrite import rewrite
+from byname import rewrite
 
 
 class Base(nn.Module):

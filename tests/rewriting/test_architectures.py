@@ -12,8 +12,7 @@ from architectures import NAMES, architecture, cache_word
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from byname import rewrite, select
-from byname.watch.interject import interject
+from byname import interject, rewrite, select
 
 FIVE = ("gpt2", "llama", "bert", "vit", "t5")
 

@@ -13,8 +13,7 @@ from processes import run_forked_file
 from torch import nn
 
 import byname
-from byname.model.select import select
-from byname.rewriting.rewrite import rewrite
+from byname import rewrite, select
 
 dynamo = pytest.importorskip("torch._dynamo")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from byname.rewriting.rewrite import rewrite
+from byname import rewrite
 
 
 def keep(name, module, value):

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.functional import softmax
 
 import byname
+from byname import rewrite
 from byname.rewriting import operation_sites
 from byname.rewriting.narrow import narrowed
-from byname.rewriting.rewrite import rewrite
 
 NAMES = [
     f"{name}{number}" for name in ("softmax", "relu", "sigmoid") for number in ("", "_1", "_2", "_3", "_4", "_5", "_6")

@@ -28,17 +28,18 @@ from forwards import (
 )
 from torch import nn
 
-from byname.errors import BadExampleError, InterjectionError, NoMatchError, NotAnInterjectionError, RewriteError
-from byname.model.call_graph import is_place
-from byname.model.select import select
-from byname.rewriting.rewrite import rewrite, sites_of
-from byname.tracing.tracer import trace
-from byname.watch.interject import (
+from byname import (
     ForwardInterjection,
     WrappedForwardBackwardInterjection,
     WrappedForwardInterjection,
     interject,
+    rewrite,
+    select,
 )
+from byname.errors import BadExampleError, InterjectionError, NoMatchError, NotAnInterjectionError, RewriteError
+from byname.model.call_graph import is_place
+from byname.rewriting.rewrite import sites_of
+from byname.tracing.tracer import trace
 
 NAMES = sorted(set(examples()) - {"encoder"})
 QUICK = {"decides", "gpt", "several", "shared_twice", "signs", "unet"}

@@ -10,8 +10,9 @@ import torch
 from processes import start
 
 import byname
+from byname import Site
 from byname.source.code import ThisCode, source_of, stands_for
-from byname.source.location import Site, is_library, locate, short_names
+from byname.source.location import is_library, locate, short_names
 
 STEP = "def forward(x, w):\n    h = x * w\n    return h\n"
 

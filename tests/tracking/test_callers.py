@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from byname.source.location import Site
+from byname import Site
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from byname import attach, select
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError, NothingSeenWarning
-from byname.model.select import select
-from byname.watch.attach import attach
 
 
 def paths(events):

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
 
 import byname
+from byname import attach
 from byname.errors import BadArgumentError
-from byname.watch.attach import attach
 
 dynamo = pytest.importorskip("torch._dynamo")
 from torch._dynamo import eval_frame  # noqa: E402

@@ -11,10 +11,8 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import byname
+from byname import attach, interject, select
 from byname.errors import NothingSeenWarning
-from byname.model.select import select
-from byname.watch.attach import attach
-from byname.watch.interject import interject
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 

@@ -3,7 +3,7 @@
 import pytest
 from small import footprint, net, nothing_left
 
-from byname.watch.attach import attach
+from byname import attach
 from byname.watch.forwards import follow_forwards
 
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import byname
+from byname import attach
 from byname.errors import NoMatchError, NothingSeenWarning
 from byname.model.items import lacking
-from byname.watch.attach import attach
 
 
 class Net(nn.Module):

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import byname
-from byname import points
-from byname.watch.attach import attach
+from byname import attach, points
 
 torch.set_num_threads(1)
 

@@ -6,9 +6,8 @@ from small import net
 from torch import nn
 
 import byname
-from byname import points, select
+from byname import attach, points, select
 from byname.errors import BadArgumentError, BadExampleError, BadPathError, NoMatchError, NotAModuleError
-from byname.watch.attach import attach
 
 torch.set_num_threads(1)
 

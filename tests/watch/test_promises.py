@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import byname
-from byname import interject, select
+from byname import attach, interject, select
 from byname.errors import InterjectionError
 from byname.tracing.eager import EAGERLY
-from byname.watch.attach import attach
 
 
 class InPlace(nn.Module):

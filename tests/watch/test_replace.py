@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from byname import interject, replace, select
 from byname.errors import BadArgumentError, NoMatchError, NothingSeenWarning
-from byname.model.select import select
-from byname.watch.interject import interject
-from byname.watch.replace import replace
 
 
 class Block(nn.Module):

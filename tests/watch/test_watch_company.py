@@ -14,7 +14,7 @@ from processes import run_forked_file
 from torch.utils._pytree import tree_map
 from watching import Log, differences, everything, quick_ones, run, run_plain, same, state
 
-from byname.watch.attach import attach
+from byname import attach
 
 SPECIMENS = {specimen.name: specimen for specimen in specimens()}
 

@@ -5,7 +5,7 @@ import torch
 from models import Note, specimens
 from watching import Log, close, differences, everything, quick_ones, run, run_plain, same, state
 
-from byname.watch.attach import attach
+from byname import attach
 
 SPECIMENS = {specimen.name: specimen for specimen in specimens()}
 EDITS = [(name, where, change) for name, specimen in SPECIMENS.items() for where, change in specimen.edits]

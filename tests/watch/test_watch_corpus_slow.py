@@ -7,7 +7,7 @@ import torch
 from models import shaken
 from watching import Log, close, differences, everything, run, same, state, tensors
 
-from byname.watch.attach import attach
+from byname import attach
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # transformers' own
 

@@ -10,7 +10,7 @@ from models import specimens
 from torch import nn
 from watching import Log, differences, everything, quick_ones, run, run_plain, state
 
-from byname.watch.attach import attach
+from byname import attach
 
 SPECIMENS = {
     specimen.name: specimen

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.overrides import _get_current_function_mode_stack as function_modes
 
 import byname
-from byname.watch.attach import attach
+from byname import attach
 
 
 class Calls(nn.Module):

@@ -11,8 +11,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
+from byname import attach
 from byname.errors import BadArgumentError
-from byname.watch.attach import attach
 
 PLACES = [
     "blocks.1.qkv",

@@ -6,8 +6,8 @@ from processes import run
 from torch import nn
 
 import byname
+from byname import Series
 from byname.errors import BadArgumentError, NoMatchError, RecordingError
-from byname.recording.series import Series
 
 COUNTING = """
 import sys, tempfile, torch, byname

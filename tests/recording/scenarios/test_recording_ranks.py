@@ -342,7 +342,7 @@ model = net
 @pytest.mark.parametrize("gather", [None, 2])
 @pytest.mark.parametrize("world", [2, 4])
 def test_sharded_parameters_and_gradients_are_put_together_again(tmp_path, gather, world):
-    from byname.recording.distributed.assemble import assembled
+    from byname import assembled
 
     told = run_ranks(
         tmp_path,

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import byname
+from byname import Series
 from byname.recording.log_file import LogStore
-from byname.recording.series import Series
 
 
 class Many(nn.Module):

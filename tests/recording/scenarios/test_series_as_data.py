@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import byname
+from byname import Series
 from byname.errors import BadArgumentError, BynameError
-from byname.recording.series import Series
 
 
 @pytest.fixture
