@@ -331,10 +331,7 @@ class Run:
 
     @dynamo_skip
     def moved(self) -> bool:
-        """Return whether the value of any variable may have been changed in place since it was last reported.
-
-        Which items a container has is known only by a look at those that were asked for.
-        """
+        """Return whether the value of any variable may have been changed in place since it was last reported."""
         for known in tuple(self.known.values()):
             if self.items if known is None else (tensor := known[0]()) is not None and version_of(tensor) != known[1]:
                 return True
