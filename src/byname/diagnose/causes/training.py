@@ -279,7 +279,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
     Cause("left-in-evaluation",
         lambda one: one.over and 2 * ENOUGH <= one.evaluating < one.steps <= 2 * one.evaluating,
         nothing_more,
-        "{backward:-}suspicious: {modal} in the model were in training mode at first, and the model is in evaluation "
+        "{backward:-}suspicious: {modal} in the model ran in training mode at first, and the model is in evaluation "
         "mode in the last {evaluating} of {steps}: no dropout, and fixed statistics, as after model.eval() without a "
         "model.train()",
         "call `model.train()` after each evaluation, or as each epoch begins; it is right if this is meant"),
