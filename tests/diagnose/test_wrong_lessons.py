@@ -299,9 +299,9 @@ class LastHidden(nn.Module):
         return self.out(hidden.reshape(len(x), -1))
 
 
-def hidden_by_view(mend):
+def classifies_sequences(make):
     def program():
-        model = LastHidden(mend)
+        model = make()
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(STEPS):
             x = torch.randn(12, 7, 4)
@@ -309,6 +309,10 @@ def hidden_by_view(mend):
         return model
 
     return program
+
+
+def hidden_by_view(mend):
+    return classifies_sequences(lambda: LastHidden(mend))
 
 
 class TinyLM(nn.Module):
@@ -721,15 +725,7 @@ class Weighted(nn.Module):
 
 
 def softmax_by_hand(dim):
-    def program():
-        model = Weighted(dim)
-        optimizer = torch.optim.Adam(model.parameters())
-        for _ in range(STEPS):
-            x = torch.randn(12, 7, 4)
-            step(model, optimizer, x, x[:, :, :3].sum(1).argmax(1))
-        return model
-
-    return program
+    return classifies_sequences(lambda: Weighted(dim))
 
 
 def best_is(copied):
@@ -830,15 +826,7 @@ def inputs_by_contiguous_transpose(x):
 
 
 def time_first_by(swap):
-    def program():
-        model = TimeFirstBy(swap)
-        optimizer = torch.optim.Adam(model.parameters())
-        for _ in range(STEPS):
-            x = torch.randn(12, 7, 4)
-            step(model, optimizer, x, x[:, :, :3].sum(1).argmax(1))
-        return model
-
-    return program
+    return classifies_sequences(lambda: TimeFirstBy(swap))
 
 
 class GivenTargets(TinyLM):
