@@ -179,6 +179,13 @@ def broadcast():
     return model, optimizer
 
 
+def broadcast_with_its_arguments_swapped():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained(optimizer, lambda x, y: F.mse_loss(y[:, 0], model(x)))
+    return model, optimizer
+
+
 def micro_batches_cleared_too_soon():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -448,6 +455,7 @@ LINEAR = ["model.bias", "model.weight"]
         (softmax_twice, "double-softmax", []),
         (sigmoid_twice, "double-softmax", []),
         (broadcast, "broadcast-loss", []),
+        (broadcast_with_its_arguments_swapped, "broadcast-loss", []),
         (micro_batches_cleared_too_soon, "zeroed-before-step", LINEAR),
         (no_backward, "never-learns", LINEAR),
         (one_layer_unused, "never-learns", ["unused.bias", "unused.weight"]),

@@ -299,8 +299,11 @@ class Log:
 
     def carrier_of(self, tensor: torch.Tensor) -> Carrier | None:
         """Return the record that has the detach points of a tensor, or None."""
-        records = (self.inner.get(id(tensor)), self.made.get(id(tensor)))
-        return next((one for one in records if one is not None and one() is tensor), None)
+        for records in (self.inner, self.made):  # no generator: a call of `stack` asks for each of its tensors
+            record = records.get(id(tensor))
+            if record is not None and record() is tensor:
+                return record
+        return None
 
     def mutations(self, owner: object) -> list[Mutation]:
         """Return the changes recorded for a storage."""

@@ -19,7 +19,6 @@ from byname.diagnose.causes.loss import (
     MOVES,
     Loss,
     dim_of,
-    input_of,
     is_first,
     kind_of,
 )
@@ -38,8 +37,9 @@ from byname.tracking.lookup import note_of, site_of_tensor
 
 
 def _broadcast(loss: Loss) -> Iterator[Facts]:
-    for node in loss.of_kinds(COMPARING):
-        expanded, lookup = input_of(node), loss.context.lookup
+    compared = [(below, node) for node in loss.of_kinds(COMPARING) for below, _ in node.next_functions]
+    for expanded, node in compared:
+        lookup = loss.context.lookup
         if kind_of(expanded) == "ExpandBackward":
             before, after = tuple(expanded._saved_self_sym_sizes), tuple(expanded._input_metadata[0].shape)
             if before != after and lookup.call(expanded) == lookup.call(node):  # not expanded by the program

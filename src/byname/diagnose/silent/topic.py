@@ -23,7 +23,7 @@ from byname.diagnose.nonfinite.reasons import looking
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of, programs_frame
 from byname.reading.quiet import dynamo_skip
-from byname.reading.tensor import PLAIN, is_tensor
+from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.undo import Patch, Undo
 
 
@@ -58,14 +58,19 @@ class HeardCall:
 
     @property
     def targets(self) -> torch.Tensor | None:
-        """The targets of a loss; None of any other call."""
-        found = self.given(1, "target") if self.called in LOSS_FUNCTIONS else None
-        return found if is_tensor(found) and is_tensor(self.given(0, "input")) else None
+        """The targets of a loss; None of any other call. A difference has two sides: the one without a graph."""
+        sides: list[torch.Tensor] = [self.given(0, "input"), self.given(1, "target")]
+        if self.called not in LOSS_FUNCTIONS or not all(map(is_tensor, sides)):
+            return None
+        output, target = sides
+        is_swapped = self.called in _DIFFERENCES and fact(target, "requires_grad") and not fact(output, "requires_grad")
+        return output if is_swapped else target
 
 
+_DIFFERENCES = {F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss}
 LOSS_FUNCTIONS = {
-    *(F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div),
-    *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
+    *(F.cross_entropy, F.nll_loss, F.kl_div, F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
+    *_DIFFERENCES,
 }
 
 
