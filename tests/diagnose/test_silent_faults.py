@@ -198,6 +198,31 @@ def test_a_model_that_stays_in_evaluation_mode_while_it_learns_is_told(after):
     assert [site.statement for site in found.sites] == ["F.mse_loss(model(x), y).backward()", "optimizer.step()"]
 
 
+def test_a_model_that_an_evaluation_before_the_first_step_leaves_in_its_mode_is_told():
+    (found,) = findings_of(epochs, evaluate, nothing)
+    assert found.cause == "left-in-evaluation"
+    assert found.message.startswith(
+        "suspicious: `model` and its `BatchNorm1d` and `Dropout` are in evaluation mode in all 20"
+    )
+    assert [site.statement for site in found.sites] == ["optimizer.step()", "model(torch.randn(8, 4))"]
+    assert found.remedy.startswith("call model.train() after each evaluation")
+
+
+def test_a_mode_that_the_training_loop_chooses_after_an_evaluation_is_healthy():
+    def program():
+        model = Normed()
+        optimizer = torch.optim.Adam(model.parameters())
+        evaluate(model, 0)
+        for _ in range(20):
+            model.eval()
+            optimizer.zero_grad()
+            F.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1)).backward()
+            optimizer.step()
+        return model, optimizer
+
+    assert findings_of(program) == []
+
+
 def train(model, epoch):
     model.train()
 
@@ -217,6 +242,10 @@ def draw_in_evaluation(model, epoch):
     model.drop.train()
 
 
+def choose_evaluation(model, epoch):
+    model.eval()
+
+
 def at_the_end(model, epoch):
     if epoch == 3:
         model.eval()
@@ -228,7 +257,7 @@ def at_the_end(model, epoch):
         (train, evaluate, {}),
         (train_with_a_frozen_norm, evaluate, {}),
         (freeze_the_norm_later, nothing, {}),
-        (evaluate, nothing, {}),
+        (choose_evaluation, nothing, {}),
         (nothing, draw_in_evaluation, {}),
         (nothing, at_the_end, {}),
         (nothing, evaluate, {"p": 0.0, "stats": False}),

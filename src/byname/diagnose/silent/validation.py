@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import ast
 import re
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from byname.diagnose.cause import variable
-from byname.diagnose.followed_optimizer import FollowedOptimizer, has_modes, is_training
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, called_as, row, values_of
+from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer, has_modes, is_training
+from byname.diagnose.silent.topic import HeardCall, Topic, Watch, called_as, patch, row, values_of
+from byname.naming.name import Name
 from byname.reading.frames import Line, users_frame
 from byname.reading.modules import modules_in, parameters_in
 from byname.source.code import enclosing_statement
 from byname.source.location import is_library
 from byname.tracking.log import logs
+from byname.undo import Undo
 
 # fmt: off
 TRAINS_IN_VALIDATION = row("evaluated-in-training-mode",
@@ -26,6 +30,11 @@ TRAINS_IN_VALIDATION = row("evaluated-in-training-mode",
     "after training steps: dropout drops values, and a batch norm uses and keeps the statistics of these batches",
     "call {module.path}.eval() before the evaluation and {module.path}.train() after it; it is right for Monte Carlo "
     "dropout")
+STAYS_IN_EVALUATION = row("left-in-evaluation",
+    "suspicious: {module} and its {modal} are in evaluation mode in all {steps} steps{stepped:at}, as in the forwards "
+    "without gradients{noticed:at} before them: no dropout, and fixed statistics, as after {module.path}.eval() "
+    "without a {module.path}.train()",
+    "call {module.path}.train() after each evaluation, or as each epoch begins; it is right if this is meant")
 DROPS_IN_EVALUATION = row("dropout-in-evaluation",
     "suspicious: dropout(){noticed:at} drops values although {module} is in evaluation mode, after eval(): the "
     "function does so unless it is given training=False", "F.dropout(..., training=self.training), or an nn.Dropout")
@@ -56,18 +65,46 @@ class _Forwards:
     is_meant: bool = False
 
 
+@dataclass
+class _Early:
+    """A module that an evaluation before the first step ran in evaluation mode, and the optimizer that trains it."""
+
+    line: Line
+    modules: list[weakref.ref[nn.Module]]  # itself, then those that compute otherwise in training
+    modal: tuple[Name, ...]
+    owner: FollowedOptimizer | None = None
+    is_meant: bool = False
+
+
 class EvaluationMode(Topic):
     """Watches the outermost calls of modules without gradients."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._lines: dict[Any, _Forwards] = {}
+        self._early: dict[int, _Early] = {}
+
+    def begin(self, block: Undo) -> None:
+        """Watch in which mode a module is put between an evaluation and the first step."""
+        patch(block, nn.Module, "train", self._put)
+
+    def _put(self, call: HeardCall, result: Any) -> None:
+        early = self._early.get(id(call.args[0])) if not self._watch.made else None
+        if early is not None:
+            code = call.programs_line.code
+            trains = call.given(1, "mode", True) or code is None or "backward" in code.co_names
+            early.is_meant = early.is_meant or trains
 
     def evaluated(self, call: HeardCall) -> None:
         """Note a call without gradients of a module that an optimizer trains."""
         user, inside = users_frame(call.frame)
         if inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
             return
+        if not self._watch.made and _evaluates(call.line):
+            modes = [one for one in modules_in(call.called) if has_modes(one)]
+            kinds = tuple(map(variable, sorted({type(one).__name__ for one in modes})))
+            references = [*map(weakref.ref, [call.called, *modes])]
+            self._early[id(call.called)] = _Early(call.line, references, kinds, is_meant=not modes)
         known = self._lines.get(call.line.place)
         if known is None:
             keys = set(map(id, parameters_in(call.called)))
@@ -96,8 +133,23 @@ class EvaluationMode(Topic):
             if is_on and spot and not is_library(spot.site.file) and module is not None and not is_training(module):
                 self.say(DROPS_IN_EVALUATION, spot.site, module=variable(type(module).__name__))
 
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Note whether what an evaluation left in its mode is in it still."""
+        for early in [one for one in self._early.values() if not one.is_meant]:
+            looked_at = early.modules if followed.steps == 1 else early.modules[:2]
+            alive = [one for known in looked_at if (one := known()) is not None]
+            early.is_meant = any(map(is_training, alive)) or len(alive) < len(looked_at)
+            trained = parameters_in(alive[0]) if followed.steps == 1 and not early.is_meant else []
+            if not followed.keys.isdisjoint(map(id, trained)):
+                early.owner = followed
+
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         """Tell of the lines that looked so in the whole run."""
+        for early in [one for one in self._early.values() if not one.is_meant]:
+            if early.owner is not None and early.owner.steps >= 2 * ENOUGH:
+                facts = {"steps": early.owner.steps, "stepped": early.owner.site, "modal": early.modal}
+                module = variable(called_as(early.line) or "the model")
+                self.say(STAYS_IN_EVALUATION, early.line.site, module=module, **facts)
         for known in self._lines.values():
             if not known.is_meant and known.owner.steps > 1 and _evaluates(known.line):
                 name = variable(called_as(known.line) or "model")
