@@ -10,6 +10,7 @@ import random
 import resource
 import shutil
 import signal
+import struct
 import sys
 import traceback
 import warnings
@@ -18,50 +19,71 @@ from pathlib import Path
 
 import numpy
 import torch
-from stored_runs import series
+from stored_runs import Writer, written
 
 import byname
+from byname import Series
 from byname.errors import BynameError
-from byname.recording.distributed.dtensor import Shard
-from byname.recording.frame import ENTRY, HEADER, MARK
-from byname.recording.log_file import LogStore
-from byname.recording.recording_file import LOG_MAGIC, MAGIC, log_of, marked
-from byname.recording.recording_file import MARK as FILE_MARK
+
+# as docs/hdf5.md has it
+LOG_MAGIC, MAGIC, MARK = b"byname log 3".ljust(16, b"\0"), b"byname HDF5 3.1\n", b"bnF1"
+FILE_MARK, HEADER = struct.Struct("<16s16sQQI"), struct.Struct("<4sIIIQ")
+NUMBERS_OF_AN_ENTRY = {
+    "place": 4,
+    "type": 4,
+    "count": 4,
+    "rank": 4,
+    "records": 8,
+    "values": 8,
+    "size": 8,
+    "first": 8,
+    "last": 8,
+}
+ENTRY = numpy.dtype([(name, f"<i{size}") for name, size in NUMBERS_OF_AN_ENTRY.items()])
+PART = {"mesh": [1], "names": ["x"], "coordinate": [0], "placements": ["Shard(0)"], "shape": [3], "offset": [0]}
 
 ROOM, PATIENCE = 2 << 30, 20
 """Bytes of addresses, and seconds of the processor, that one file may take."""
 
 
+def log_of(path):
+    return path.with_name(f"{path.name}.log")
+
+
 def make(directory):
     """The recordings that are changed: plain, packed, and the log of a writer that was killed."""
     torch.manual_seed(0)
+    part = written(directory / "part.h5", {"s": [torch.ones(3)]})
+    change_index(part, lambda index: index["types"][0].__setitem__(4, PART))
+    with byname.open(part) as recording:
+        (shard,) = recording["s"].shards
+    part.unlink()
+
+    def sharded(path, series):
+        if path == "s":
+            columns = series.iterations, series.ranks, series.calls, series.modes, series.shapes
+            return Series(path, list(series.values), *columns, [shard] * len(series))
+
     for name, compression in (("plain", None), ("gzip", "gzip")):
-        store = LogStore(directory / f"{name}.h5", run={"note": {"k": [1, "x"]}}, compression=compression)
-        fill(store)
-        store.close()
+        written(directory / f"{name}.h5", PLACES, compression=compression, gather_every=100, before_gather=sharded)
     killed = directory / "killed.h5"
-    store = LogStore(killed, run={})
-    for number in range(4):
-        fill(store, start=100 * number)
-        store.flush()
+    writer = Writer(killed, PLACES, gather_every=11, before_gather=sharded)
+    for _ in range(5):  # a window is written when the next one begins
+        writer.window(PLACES)
     shutil.copy(log_of(killed), log_of(directory / "left.h5"))
-    store.close()
+    writer.close()
     killed.unlink()
 
 
-def fill(store, start=0):
-    shard = Shard((1,), ("x",), (0,), ("Shard(0)",), (3,), (0,))
-    store.append(
-        {
-            "a": series("a", [torch.randn(4, 5) for _ in range(5)], start=start),
-            "n": series("n", [{"k": [torch.ones(3), (one, None, 2.5j)]} for one in range(3)], start=start),
-            "r": series("r", [torch.ones(one) for one in range(11)], start=start),
-            "t": series("t", ["x" * one for one in range(4)], start=start),
-            "s": series("s", [torch.ones(3)] * 4, shard=shard, start=start),
-            "b": series("b", [torch.ones(2, dtype=torch.bfloat16)] * 4, start=start),
-            "i": series("i", [1, 2, 3, None], start=start),
-        }
-    )
+PLACES = {
+    "a": [torch.arange(20.0).view(4, 5) * one for one in range(5)],
+    "n": [{"k": [torch.ones(3), (one, None, 2.5j)]} for one in range(3)],
+    "r": [torch.ones(one) for one in range(11)],
+    "t": ["x" * one for one in range(4)],
+    "s": [torch.ones(3)] * 4,
+    "b": [torch.ones(2, dtype=torch.bfloat16)] * 4,
+    "i": [1, 2, 3, None],
+}
 
 
 def changed(directory, chance):
@@ -150,7 +172,8 @@ def change_index(path, change):
     entries = entries_of(index.pop("entries", [])).tobytes()
     text = json.dumps(index).encode()
     frame = HEADER.pack(MARK, zlib.crc32(text + entries), len(text), len(entries), 0) + text + entries
-    whole[at : at + FILE_MARK.size] = marked(identity, len(whole), len(whole))
+    mark = FILE_MARK.pack(MAGIC, identity, len(whole), len(whole), 0)[:-4]
+    whole[at : at + FILE_MARK.size] = mark + zlib.crc32(mark).to_bytes(4, "little")
     path.write_bytes(whole + frame)
 
 

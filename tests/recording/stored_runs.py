@@ -1,26 +1,95 @@
 """Short ways to write recordings for the tests of files."""
 
+from contextlib import contextmanager
+from itertools import zip_longest
+
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from byname import Series
-from byname.recording.log_file import LogStore
-
-
-def series(path, values, *, start=0, rank=0, call=0, mode="train", shard=None):
-    count = len(values)
-    shapes = [tuple(one.shape) if isinstance(one, torch.Tensor) else () for one in values]
-    shards = [shard] * count if shard else ()
-    return Series(
-        path, values, list(range(start, start + count)), [rank] * count, [call] * count, [mode] * count, shapes, shards
-    )
+import byname
 
 
-def written(path, places, *, complete=True, **run):
+class Given(nn.Module):
+    """Returns the value that it is handed."""
+
+    def forward(self, value):
+        return value
+
+
+class Places(nn.Module):
+    """A module for each path; a forward hands values to them, in order."""
+
+    def __init__(self, paths):
+        super().__init__()
+        for path in paths:
+            *outer, last = path.split(".")
+            module = self
+            for name in outer:
+                if name not in module._modules:
+                    module.add_module(name, nn.Module())
+                module = module._modules[name]
+            module.add_module(last, Given())
+
+    def forward(self, values):
+        for path, value in values:
+            if value is not NOTHING:
+                self.get_submodule(path)(value)
+
+
+NOTHING = object()
+
+
+class Writer:
+    """A recorder of `Places`; `how` is for `byname.record`."""
+
+    def __init__(self, to, paths, **how):
+        self.model = Places(paths)
+        places = [self.model.get_submodule(path) for path in paths]
+        self.recorder = byname.record(self.model, places, to=to, on_change=False, **how)
+        self.close = self.recorder.close
+
+    def forward(self, **values):
+        """One iteration, with a value of each place."""
+        self.model(values.items())
+
+    def window(self, places):
+        """An iteration for each value of the longest list, and a flush; `places` maps paths to lists of values."""
+        for values in zip_longest(*places.values(), fillvalue=NOTHING):
+            self.model(zip(places, values))
+        self.recorder.flush()
+
+
+def written(path, places, **how):
     """A file with these values; `places` maps paths to lists of values."""
-    store = LogStore(path, run=run)
-    store.append({name: series(name, values) for name, values in places.items()})
-    store.close(complete=complete)
+    writer = Writer(path, places, **how)
+    writer.window(places)
+    writer.close()
     return path
+
+
+class _Agreed(dist.Store):
+    """A store that has but one word."""
+
+    def __init__(self, word):
+        super().__init__()
+        self.word = word
+
+    def compare_set(self, *given):
+        return self.word.encode()
+
+
+@contextmanager
+def as_rank(rank, world, run=""):
+    """Be one of several processes of a run that never meet."""
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401 - which it registers
+
+    store = _Agreed(run)  # which lives for as long as it is asked
+    dist.init_process_group("fake", rank=rank, world_size=world, store=store)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def bits(value):

@@ -1,40 +1,41 @@
-"""Is a distributed tensor put together from its parts what `full_tensor()` gives?"""
+"""Parts of distributed tensors: put together they are what `full_tensor()` gives, and none is ever made up.
 
+Some cuts need more processes than a test has: of these `Shard` is the description, and `indices` says what a part has.
+"""
+
+from dataclasses import astuple
 from itertools import product
 
 import pytest
 import torch
 import torch.distributed as dist
 from several import run_ranks
+from stored_runs import as_rank, written
 
+import byname
 from byname import Series, assembled
 from byname.errors import BadArgumentError, NotStorableError, RecordingError
-from byname.recording.distributed.dtensor import Shard, indices, is_distributed, local_part
+from byname.recording.distributed.dtensor import Shard, indices
 
 gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
 COMPARE = """
-from dataclasses import astuple
+import byname
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from byname.recording.distributed.assemble import assembled
-from byname.recording.series import Series
-from byname.recording.distributed.dtensor import local_part
-from byname.recording.distributed.wire import packed, unpacked
 
 def compare(name, tensor):
     whole = tensor.detach().full_tensor()
-    local, shard = local_part(tensor)
-    mine = Series("w", [local.detach().clone()], [3], [rank], [0], ["train"], [tuple(local.shape)], [shard])
-    head, body = packed([(0, {"w": mine})])
-    bodies, heads = [None] * world, [None] * world
-    dist.all_gather_object(bodies, body)
-    dist.all_gather_object(heads, head)
-    every = [unpacked(int(head[1]), body)[0][1]["w"] for head, body in zip(heads, bodies)]
+    model = torch.nn.Identity()
+    with byname.record(model, "forward") as recorder:
+        model(tensor)
+    mine, every = recorder.results["forward"], [None] * world
+    dist.all_gather_object(every, mine)
     columns = [[x for one in every for x in getattr(one, field)] for field in
                ("values", "iterations", "ranks", "calls", "modes", "shapes", "shards")]
-    found = assembled(Series("w", *columns))
+    found = byname.assembled(byname.Series("forward", *columns))
+    (local,), (shard,) = mine.values, mine.shards
     same = torch.equal(found.values[0], whole) and found.values[0].dtype == whole.dtype
     due = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     tell(name=name, same=same, offset=shard.offset == tuple(due[1]), records=len(found), placements=shard.placements,
@@ -256,29 +257,21 @@ def test_plain_tensors_are_no_parts():
         assembled(plain)
 
 
-def test_only_distributed_tensors_are_taken_for_such():
-    assert not is_distributed(torch.ones(2)) and not is_distributed(torch.nn.Parameter(torch.ones(2)))
-    assert not is_distributed(None) and not is_distributed(torch.Tensor)
-
-
-@gloo
-def test_a_part_of_another_shape_than_its_placements_say_is_refused(tmp_path):
+def test_parts_are_described_and_a_part_of_another_shape_than_its_placements_say_is_refused(tmp_path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate
     from torch.distributed.tensor import Shard as Cut
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        right = DTensor.from_local(torch.ones(3, 2), mesh, [Cut(0)], run_check=False)
-        assert is_distributed(right) and is_distributed(torch.nn.Parameter(right))
-        local, shard = local_part(right)
-        assert local is right._local_tensor
-        assert shard == Shard((1,), (), (0,), ("Shard(0)",), (3, 2), (0, 0))
-        wrong = DTensor.from_local(
-            torch.ones(3, 2), mesh, [Replicate()], run_check=False, shape=torch.Size((4, 2)), stride=(2, 1)
-        )
-        with pytest.raises(NotStorableError, match=r"part of shape \(3, 2\) .* where \(4, 2\) was due"):
-            local_part(wrong)
-    finally:
-        dist.destroy_process_group()
+    with as_rank(3, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        part = DTensor.from_local(torch.ones(4, 2), mesh, [Replicate(), Cut(0)], run_check=False)
+        plain = torch.ones(2)
+        written(tmp_path / "run.h5", {"w": [part, torch.nn.Parameter(part), plain, torch.nn.Parameter(plain), None]})
+        wrong = DTensor.from_local(part.to_local(), mesh, [Replicate()] * 2, shape=torch.Size((3, 2)), stride=(2, 1))
+        with pytest.raises(NotStorableError, match=r"part of shape \(4, 2\) .* where \(3, 2\) was due"):
+            with byname.record(model := torch.nn.Identity(), "forward"):
+                model(wrong)
+    found = byname.open(tmp_path / "run.rank3.h5")["w"]
+    assert [torch.equal(one, torch.ones(4, 2)) for one in found.values[:2]] == [True] * 2
+    wanted = (2, 2), ("dp", "tp"), (1, 1), ("Replicate()", "Shard(0)"), (8, 2), (4, 0)
+    assert [one and astuple(one) for one in found.shards] == [wanted] * 2 + [None] * 3

@@ -1,56 +1,55 @@
 """A recording that is opened says what is in it, what is missing, and reads nothing before it is asked."""
 
+import sys
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
-from stored_runs import bits, series, written
+from stored_runs import Writer, as_rank, bits, written
 
 import byname
 from byname.errors import NoMatchError, RecordingError
-from byname.recording.log_file import LogStore
-from byname.recording.series_by_path import RecordedSeries
 
 
 @pytest.fixture
 def recording(tmp_path):
     places = {
-        f"layers.{number}.forward": [torch.full((2, 3), float(number + one)) for one in range(4)] for number in range(3)
+        f"layers.{number}.mlp": [torch.full((2, 3), float(number + one)) for one in range(4)] for number in range(3)
     }
-    with byname.open(written(tmp_path / "run.h5", {**places, "loss": [0.5, 0.25]}, model="Net", seeds=[1, 2])) as found:
+    with byname.open(written(tmp_path / "run.h5", {**places, "loss": [0.5, 0.25]})) as found:
         yield found
 
 
 def test_a_path_gives_a_series_and_a_wildcard_a_dict(recording):
     assert list(recording["loss"].values) == [0.5, 0.25]
-    assert list(recording["layers.*.forward"]) == ["layers.0.forward", "layers.1.forward", "layers.2.forward"]
-    assert recording["layers.*.forward"]["layers.1.forward"].values[1].tolist() == [[2.0] * 3] * 2
+    assert list(recording["layers.*.mlp"]) == ["layers.0.mlp", "layers.1.mlp", "layers.2.mlp"]
+    assert recording["layers.*.mlp"]["layers.1.mlp"].values[1].tolist() == [[2.0] * 3] * 2
     assert list(recording) == [*recording["layers.**"], "loss"] and len(recording) == 4
 
 
 def test_an_unknown_path_names_the_closest(recording):
-    with pytest.raises(NoMatchError, match=r"layers\.0\.forwad.*layers\.0\.forward"):
-        recording["layers.0.forwad"]
+    with pytest.raises(NoMatchError, match=r"layers\.0\.mpl.*layers\.0\.mlp"):
+        recording["layers.0.mpl"]
     with pytest.raises(NoMatchError):
         recording["encoder.*"]
 
 
 def test_the_attributes_of_the_run_come_back(recording):
-    assert recording.run["model"] == "Net" and recording.run["seeds"] == [1, 2]
+    assert recording.run["model"] == "Places" and recording.run["arguments"] == sys.argv
     assert recording.run["world_size"] == 1 and recording.complete and recording.missing == ()
 
 
 def test_rows_say_what_is_inside(recording):
     first, *_, last = recording.rows(ranges=True)
-    assert first == {"path": "layers.0.forward", "kind": "float32", "shape": (2, 3), "records": 4, "iterations": "0-3",
-                     "ranks": (0,), "bytes": 96, "min": 0.0, "max": 3.0, "mean": 1.5}  # fmt: skip
+    assert first == {"path": "layers.0.mlp", "kind": "float32", "shape": (2, 3), "records": 4, "iterations": "0-3",
+                     "ranks": (0,), "bytes": 96, "min": 0.0, "max": 3.0, "mean": 1.5, "how": "changed or not"}  # fmt: skip
     assert (last["kind"], last["shape"], last["max"]) == ("float", (), 0.5)
     assert "loss" in str(recording) and ">loss</td>" in recording._repr_html_()
 
 
 def test_values_are_sliced_like_a_list_and_their_array_like_numpy(recording):
-    series = recording["layers.0.forward"]
+    series = recording["layers.0.mlp"]
     values, whole = series.values, numpy.stack([one.numpy() for one in series])
     assert bits(list(values[::-1])) == bits(list(values)[::-1]) and bits(values[-1]) == bits(list(values)[3])
     assert bits(list(values[1:][1:])) == bits(list(values)[2:])
@@ -68,36 +67,25 @@ def test_a_closed_recording_says_so(recording):
 
 
 def test_while_it_is_written_the_moment_of_opening_is_seen(tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.append({"a": series("a", [torch.zeros(4), torch.ones(4)])})
-    store.flush()
+    numbers = range(2, 40)
+    writer = Writer(tmp_path / "run.h5", ["a", *(f"b{number}" for number in numbers)])
+    writer.window({"a": [torch.zeros(4), torch.ones(4)]})
     early = byname.open(tmp_path / "run.h5")
-    for start in range(2, 40):
-        store.append({"a": series("a", [torch.full((4,), float(start))], start=start), f"b{start}": series("b", [1.0])})
-        store.flush()
+    for number in numbers:
+        writer.window({"a": [torch.full((4,), float(number))], f"b{number}": [1.0]})
         assert len(early["a"]) == 2 and early["a"].values[1].tolist() == [1.0] * 4
     assert not early.complete and "after iteration 1 " in early.missing[0]
     late = byname.open(tmp_path / "run.h5")
     assert len(late["a"]) == 40 and late["a"].values[-1].tolist() == [39.0] * 4
-    store.close()
+    writer.close()
     assert late["a"].values[7].tolist() == [7.0] * 4
     assert byname.open(tmp_path / "run.h5").complete
 
 
-def test_what_a_recorder_lost_is_said(tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.lose("3 windows of rank 1 came too late")
-    store.close()
-    recording = byname.open(tmp_path / "run.h5")
-    assert recording.missing == ("3 windows of rank 1 came too late",)
-    recording.close()
-
-
 def test_the_files_of_all_ranks_are_one_recording(tmp_path):
     for rank in range(2):
-        store = LogStore(tmp_path / f"run.rank{rank}.h5", run={"rank": rank, "world_size": 2, "run_id": "x"})
-        store.append({"a": series("a", [torch.tensor([float(rank), float(one)]) for one in range(3)], rank=rank)})
-        store.close()
+        with as_rank(rank, 2):
+            written(tmp_path / "run.h5", {"a": [torch.tensor([float(rank), float(one)]) for one in range(3)]})
     with byname.open(tmp_path / "run.h5") as recording:
         found = recording["a"]
         assert recording.complete and recording.missing == ()
@@ -108,13 +96,9 @@ def test_the_files_of_all_ranks_are_one_recording(tmp_path):
 
 
 def test_a_rank_that_is_missing_foreign_or_broken_is_said_and_never_read_as_zeros(tmp_path):
-    for rank, run in enumerate(["x", "x", "old", "x"]):
-        store = LogStore(
-            tmp_path / f"run.rank{rank}.h5",
-            run={"rank": rank, "world_size": 5, "run_id": run, "started": "2026-01-0" + ("1" if run == "old" else "2")},
-        )
-        store.append({"a": series("a", [1.0 + rank], rank=rank)})
-        store.close()
+    for rank in (2, 0, 1):
+        with as_rank(rank, 5, "old" if rank == 2 else "new"):
+            written(tmp_path / "run.h5", {"a": [1.0 + rank]})
     (tmp_path / "run.rank3.h5").write_bytes(b"not a recording at all")
     recording = byname.open(tmp_path / "run.h5")
     assert list(recording["a"].values) == [1.0, 2.0] and not recording.complete
@@ -128,11 +112,10 @@ def test_a_rank_that_is_missing_foreign_or_broken_is_said_and_never_read_as_zero
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counted by Linux")
 @pytest.mark.parametrize("finish", [True, False])
 def test_a_large_recording_opens_without_reading_it(finish, tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={}, finish=finish)
-    for start in range(0, 64, 8):
-        store.append({"a": series("a", [torch.ones(1024, 256)] * 8, start=start)})
-        store.flush()
-    store.close()
+    writer = Writer(tmp_path / "run.h5", "a", finish=finish)
+    for _ in range(8):
+        writer.window({"a": [torch.ones(1024, 256)] * 8})
+    writer.close()
 
     def read():
         return int(Path("/proc/self/io").read_text().splitlines()[0].removeprefix("rchar:"))
@@ -150,7 +133,9 @@ def test_the_tables_have_no_shape_where_there_is_none_and_the_recorders_has_the_
     values = {"jagged": [[torch.ones(2, 3), torch.ones(4, 3)]] * 2, "text": ["a", "b"], "one": [1.5, 2.5]}
     with byname.open(written(tmp_path / "run.h5", values)) as recording:
         assert [row["shape"] for row in recording.rows()] == [None, None, ()]
-        results = RecordedSeries({path: recording[path] for path in recording}, list(recording))
-        assert str(results).splitlines()[1].split() == ["path", "records", "iterations"]
-        assert [line.split() for line in str(results).splitlines()[3:]] == [[path, "2", "0-1"] for path in values]
-        assert ">jagged</td>" in results._repr_html_()
+    writer = Writer(None, values)
+    writer.window(values)
+    results = writer.recorder.results
+    assert str(results).splitlines()[1].split() == ["path", "records", "iterations"]
+    assert [line.split() for line in str(results).splitlines()[3:]] == [[path, "2", "0-1"] for path in values]
+    assert ">jagged</td>" in results._repr_html_()

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import time
 import warnings
 from pathlib import Path
 
@@ -12,15 +13,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stored_runs import bits, series, written
-from torch import nn
+from stored_runs import Places, Writer, bits, written
 
 import byname
-from byname.cli.tail import _written
+from byname import Series, cli
 from byname.errors import BadArgumentError, RecordingError, RecordingExistsError, RecordingWarning
-from byname.recording.distributed.dtensor import Shard
-from byname.recording.log_file import LogStore
-from byname.recording.recording_file import is_log
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
@@ -69,25 +66,22 @@ plain = st.one_of(
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(tensors | plain, max_size=12), min_size=1, max_size=4))
+@given(st.lists(st.lists(tensors | plain, max_size=12), min_size=1, max_size=4).filter(any))
 def test_any_mixture_in_any_order_comes_back(tmp_path, windows):
-    path = tmp_path / "mixed.h5"
-    store = LogStore(path, run={}, overwrite=True)
-    done = []
+    path, done = tmp_path / "mixed.h5", []
+    writer = Writer(path, ["x"], overwrite=True)
     for window in windows:
-        store.append({"x": series("x", window, start=len(done))})
+        writer.window({"x": window})
         done += window
-        store.flush()
         if done:
-            assert bits(list(store.results()["x"].values)) == bits(done)
-    store.close()
+            assert bits(list(writer.recorder.results["x"].values)) == bits(done)
+    writer.close()
     with byname.open(path) as recording:
-        if done:
-            found = recording["x"]
-            assert bits(list(found.values)) == bits(done)
-            assert list(found.iterations) == list(range(len(done)))
-            assert [tuple(shape) for shape in found.shapes] == [getattr(one, "shape", ()) for one in done]
-            assert bits(found.values[-1]) == bits(done[-1])
+        found = recording["x"]
+        assert bits(list(found.values)) == bits(done)
+        assert list(found.iterations) == list(range(len(done)))
+        assert [tuple(shape) for shape in found.shapes] == [getattr(one, "shape", ()) for one in done]
+        assert bits(found.values[-1]) == bits(done[-1])
 
 
 def test_many_shapes_lie_flat_and_come_back_in_order(tmp_path):
@@ -131,19 +125,12 @@ def test_rows_larger_than_a_chunk_and_chunks_that_divide_no_row(tmp_path):
 
 @pytest.mark.parametrize("compression", ["gzip", ("gzip", 0), ("gzip", 9), None])
 def test_windows_of_changing_length_fill_chunks_from_both_sides(compression, tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={}, compression=compression)
-    done = []
+    writer, done = Writer(tmp_path / "run.h5", "an", compression=compression), []
     for length in (1, 200, 3, 77, 129, 1):
         window = [torch.full((1024,), float(len(done) + one)) for one in range(length)]
-        store.append(
-            {
-                "a": series("a", window, start=len(done)),
-                "n": series("n", [float(v[0]) for v in window], start=len(done)),
-            }
-        )
-        store.flush()
+        writer.window({"a": window, "n": [float(one[0]) for one in window]})
         done += window
-    store.close()
+    writer.close()
     with byname.open(tmp_path / "run.h5") as recording:
         assert torch.equal(torch.stack(list(recording["a"].values)), torch.stack(done))
         assert list(recording["n"].values) == [float(one) for one in range(len(done))]
@@ -151,46 +138,37 @@ def test_windows_of_changing_length_fill_chunks_from_both_sides(compression, tmp
 
 
 def test_iterations_ranks_calls_and_modes_come_back(tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={"rank": 3})
-    store.append({"a": series("a", [0.5] * 3, rank=3)})
-    store.append({"a": series("a", [1.5] * 2, start=3, rank=1, call=2, mode="eval")})
-    store.append({"a": series("a", [2.5] * 2, start=9, rank=3)})
-    store.close()
-    found = byname.open(tmp_path / "run.h5")["a"]
-    assert (list(found.iterations), list(found.ranks)) == ([0, 1, 2, 3, 4, 9, 10], [3, 3, 3, 1, 1, 3, 3])
-    assert (list(found.calls), list(found.modes)) == (
-        [0, 0, 0, 2, 2, 0, 0],
-        ["train"] * 3 + ["eval"] * 2 + ["train"] * 2,
+    moments = (
+        ([0, 1, 2], [3, 3, 3], [0, 0, 0], ["train"] * 3),
+        ([3, 4], [1, 1], [2, 2], ["eval"] * 2),
+        ([9, 10], [3, 3], [0, 0], ["train"] * 2),
     )
+    windows = [Series("a", [0.5] * len(one[0]), *one, [()] * len(one[0])) for one in moments]
+    how = {"gather_every": 1, "before_gather": lambda path, series: windows[series.iterations[0]]}
+    found = byname.open(written(tmp_path / "run.h5", {"a": [0.5] * 3}, **how))["a"]
+    for name, columns in zip(("iterations", "ranks", "calls", "modes"), zip(*moments), strict=True):
+        assert list(getattr(found, name)) == sum(columns, [])
 
 
 def test_stacked_and_padded_values_keep_the_shapes_from_before(tmp_path):
-    stacked = torch.randn(3, 4)
-    one = series("a", list(stacked))
-    padded = type(one)("p", torch.zeros(2, 5), [0, 1], [0, 0], [0, 0], ["train"] * 2, [(3,), (5,)])
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.append(
-        {"a": type(one)("a", stacked, one.iterations, one.ranks, one.calls, one.modes, one.shapes), "p": padded}
-    )
-    store.close()
-    with byname.open(tmp_path / "run.h5") as recording:
+    stacked, padded = torch.randn(2, 4), [torch.zeros(3), torch.zeros(5)]
+    made = {"a": byname.stack, "p": byname.stack_padded}
+    places = {"a": list(stacked), "p": padded}
+    how = {"gather_every": 9, "before_gather": lambda path, series: made[path](path, series)}
+    path = written(tmp_path / "run.h5", places, **how)
+    with byname.open(path) as recording:
         assert torch.equal(torch.stack(list(recording["a"].values)), stacked)
         assert list(recording["p"].shapes) == [(3,), (5,)]
         assert recording["p"].values[0].shape == (5,)
 
 
-def test_shards_come_back(tmp_path):
-    shard = Shard((2, 2), ("dp", "tp"), (1, 0), ("Replicate()", "Shard(0)"), (8, 4), (4, 0))
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.append({"w": series("w", [torch.ones(4, 4)] * 2, shard=shard)})
-    store.append({"w": series("w", [torch.ones(8, 4)], start=2)})
-    store.close()
-    assert list(byname.open(tmp_path / "run.h5")["w"].shards) == [shard, shard, None]
-
-
-@pytest.mark.parametrize("path", ["a/b", "forward.x['a/b%2F']", ".", "..", "byname", "%", "naïve.π", "a b", "**"])
+@pytest.mark.parametrize("path", ["a/b", "x['a/b%2F']", "x['..']", "byname", "%", "naïve.π", "a b", r"\*\*"])
 def test_any_path_can_be_the_name_of_a_place(path, tmp_path):
-    with byname.open(written(tmp_path / "run.h5", {path: [1.0]})) as recording:
+    module, _, key = path.replace("\\", "").partition("[")
+    model = Places([module])
+    with byname.record(model, path, to=tmp_path / "run.h5"):
+        model([(module, {key[1:-2]: 1.0} if key else 1.0)])
+    with byname.open(tmp_path / "run.h5") as recording:
         assert recording.paths == (path,)
         assert list(recording[path].values) == [1.0]
 
@@ -198,17 +176,17 @@ def test_any_path_can_be_the_name_of_a_place(path, tmp_path):
 def test_h5py_alone_reads_numbers_of_every_kind(tmp_path):
     bf16 = torch.randn(4, 3).bfloat16()
     path = written(tmp_path / "run.h5", {
-        "half": list(bf16), "flag": [True, False], "text": ["a", "ä"], "z": [torch.tensor([1 + 2j])], "big": [2**40],
+        "low": list(bf16), "flag": [True, False], "text": ["a", "ä"], "z": [torch.tensor([1 + 2j])], "big": [2**40],
     })  # fmt: skip
     with h5py.File(path) as file:
-        numpy.testing.assert_array_equal(file["half/values"][:], bf16.float().numpy())
+        numpy.testing.assert_array_equal(file["low/values"][:], bf16.float().numpy())
         assert file["flag/values"][:].tolist() == [True, False]
         assert file["text/values"].asstr()[:].tolist() == ["a", "ä"]
         assert file["z/values"][0, 0] == 1 + 2j
         assert file["big/values"][0] == 2**40
-        assert h5py.check_enum_dtype(file["half/modes"].dtype) == {"train": 0, "eval": 1}
-        assert dict(file["half"].attrs)["dtype"] == "bfloat16"
-        assert file["half/values"].dims[0][0].name.endswith("iterations")
+        assert h5py.check_enum_dtype(file["low/modes"].dtype) == {"train": 0, "eval": 1}
+        assert dict(file["low"].attrs)["dtype"] == "bfloat16"
+        assert file["low/values"].dims[0][0].name.endswith("iterations")
 
 
 def test_xarray_opens_a_place_with_named_dimensions(tmp_path):
@@ -229,12 +207,11 @@ def test_an_existing_file_is_left_alone(tmp_path):
     path = tmp_path / "run.h5"
     path.write_bytes(b"precious")
     with pytest.raises(RecordingExistsError, match="overwrite=True"):
-        LogStore(path, run={})
+        Writer(path, "a")
     with pytest.raises(FileExistsError):
-        LogStore(path, run={})
+        Writer(path, "a")
     assert path.read_bytes() == b"precious"
-    LogStore(path, run={}, overwrite=True).close()
-    assert byname.open(path).complete
+    assert byname.open(written(path, {"a": [1.0]}, overwrite=True)).complete
 
 
 def test_what_is_in_the_way_of_a_file_is_named(tmp_path):
@@ -242,72 +219,63 @@ def test_what_is_in_the_way_of_a_file_is_named(tmp_path):
     with pytest.raises(
         RecordingError, match=r"no directory .*/rums/deep to write to; the closest there is: .*; in it: runs"
     ):
-        LogStore(tmp_path / "rums" / "deep" / "run.h5", run={})
+        Writer(tmp_path / "rums" / "deep" / "run.h5", "a")
     with pytest.raises(RecordingError, match="is a directory"):
-        LogStore(tmp_path / "runs", run={})
+        Writer(tmp_path / "runs", "a")
     assert not (tmp_path / "rums").exists()
 
 
 @pytest.mark.parametrize("compression", ["zip", "lzf", ("gzip", 10), ("lzf", 3), 99_999, ("gzip", "high"), [], True])
 def test_a_compression_that_is_none_is_refused_before_anything_is_written(compression, tmp_path):
     with pytest.raises(BadArgumentError, match="gzip"):
-        LogStore(tmp_path / "run.h5", run={}, compression=compression)
+        Writer(tmp_path / "run.h5", "a", compression=compression)
     assert not list(tmp_path.iterdir())
 
 
 def test_text_and_containers_can_be_in_a_compressed_file(tmp_path):
     values = ["a", {"k": torch.zeros(2000)}, None, torch.zeros(0, 2), torch.tensor(True), torch.ones(3).bfloat16()]
-    store = LogStore(tmp_path / "run.h5", run={}, compression=("gzip", 1))
-    store.append({"a": series("a", values)})
-    store.close()
-    with byname.open(tmp_path / "run.h5") as recording:
+    with byname.open(written(tmp_path / "run.h5", {"a": values}, compression=("gzip", 1))) as recording:
         assert bits(list(recording["a"].values)) == bits(values)
 
 
 def test_compression_makes_the_file_smaller(tmp_path):
-    sizes = []
-    for compression in (None, "gzip"):
-        store = LogStore(tmp_path / f"{compression}.h5", run={}, compression=compression)
-        store.append({"a": series("a", [torch.zeros(64, 1024)] * 8)})
-        store.close()
-        sizes.append((tmp_path / f"{compression}.h5").stat().st_size)
-    assert sizes[1] * 10 < sizes[0]
+    places = {"a": [torch.zeros(64, 1024)] * 8}
+    plain, packed = (
+        written(tmp_path / f"{compression}.h5", places, compression=compression).stat().st_size
+        for compression in (None, "gzip")
+    )
+    assert packed * 10 < plain
 
 
 def test_a_file_that_is_lost_is_warned_of_once_and_said_at_flush_and_close(tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.append({"a": series("a", [1.0, 2.0])})
-    store.flush()
+    writer = Writer(tmp_path / "run.h5", "a")
+    writer.window({"a": [1.0, 2.0]})
     (tmp_path / "run.h5.log").unlink()
-    store.append({"a": series("a", [3.0], start=2)})
     with pytest.warns(RecordingWarning, match="can no longer be written") as seen:
         with pytest.raises(RecordingError, match="2 records up to iteration 1"):
-            store.flush()
+            writer.window({"a": [3.0]})
     assert len(seen) == 1
-    store.append({"a": series("a", [4.0], start=3)})
     with pytest.raises(RecordingError):
-        store.flush()
+        writer.window({"a": [4.0]})
     with pytest.raises(RecordingError):
-        store.close()
-    store.close()
+        writer.close()
+    writer.close()
 
 
-def test_a_full_disk_leaves_what_was_flushed(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_what_was_flushed(tmp_path):
     """A limit on the size of files stands for the disk: writes fail with the same kind of error."""
     import resource
     import signal
 
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.append({"a": series("a", [torch.ones(1000)] * 4)})
-    store.flush()
+    writer = Writer(tmp_path / "run.h5", "a")
+    writer.window({"a": [torch.ones(1000)] * 4})
     limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
     try:
-        store.append({"a": series("a", [torch.ones(1000)] * 400, start=4)})
         with pytest.warns(RecordingWarning), pytest.raises(RecordingError):
-            store.flush()
+            writer.window({"a": [torch.ones(1000)] * 400})
         with pytest.raises(RecordingError):
-            store.close()
+            writer.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
@@ -317,59 +285,50 @@ def test_a_full_disk_leaves_what_was_flushed(tmp_path, monkeypatch):
 
 
 def test_a_forked_child_writes_nothing(tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.append({"a": series("a", [1.0])})
+    writer = Writer(tmp_path / "run.h5", "a")
+    writer.forward(a=1.0)
     child = os.fork()
     if not child:
-        store.append({"a": series("a", [2.0])})
-        store.flush()
-        store.close()
+        writer.window({"a": [2.0]})
+        writer.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    store.append({"a": series("a", [3.0], start=1)})
-    store.close()
+    writer.forward(a=3.0)
+    writer.close()
     assert list(byname.open(tmp_path / "run.h5")["a"].values) == [1.0, 3.0]
 
 
 def test_results_show_what_is_only_buffered(tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.append({"a": series("a", [1.0])})
-    assert list(store.results()["a"].values) == [1.0]
-    store.append({"a": series("a", [2.0], start=1)})
-    assert list(store.results()["a"].values) == [1.0, 2.0]
-    store.close()
-    assert list(store.results()["a"].values) == [1.0, 2.0]
+    writer = Writer(tmp_path / "run.h5", "a")
+    for done in ([1.0], [1.0, 2.0]):
+        writer.forward(a=done[-1])
+        assert list(writer.recorder.results["a"].values) == done
+    writer.close()
+    assert list(writer.recorder.results["a"].values) == [1.0, 2.0]
 
 
 def test_places_recorded_together_share_their_index_until_one_goes_its_own_way(tmp_path):
-    path = tmp_path / "run.h5"
-    store = LogStore(path, run={})
-    store.append({name: series(name, [torch.ones(2)] * 3) for name in "abcd"})
-    store.flush()
+    path, ones, zeros = tmp_path / "run.h5", torch.ones(2), torch.zeros(2)
+    writer = Writer(path, "abcd")
+    writer.window(dict.fromkeys("abcd", [ones] * 3))
     with byname.open(path) as recording:
         assert [list(recording[name].iterations) for name in "ad"] == [[0, 1, 2]] * 2
-    store.append(
-        {
-            "a": series("a", [torch.ones(2)], start=3),
-            "b": series("b", [torch.ones(2)], start=3),
-            "c": series("c", [torch.ones(3)], start=7, call=1),
-        }
-    )
-    store.flush()
-    store.append({name: series(name, [torch.zeros(2)], start=9) for name in "abcd"})
-    store.append({name: series(name, [torch.zeros(2)], start=10, mode="eval") for name in "abc"})
-    store.close()
+    for values in (dict.fromkeys("ab", ones), {}, {"c": torch.ones(3)}, {}, dict.fromkeys("abcd", zeros)):
+        writer.forward(**values)
+    writer.model.eval()
+    writer.model([(name, zeros) for name in "aabbc"])
+    writer.close()
     with h5py.File(path) as file:
         assert file["a/iterations"] == file["b/iterations"] != file["d/iterations"]
     with byname.open(path) as recording:
         found = {name: list(recording[name].iterations) for name in "abcd"}
         assert found == {
-            "a": [0, 1, 2, 3, 9, 10],
-            "b": [0, 1, 2, 3, 9, 10],
-            "c": [0, 1, 2, 7, 9, 10],
-            "d": [0, 1, 2, 9],
+            "a": [0, 1, 2, 3, 7, 0, 0],
+            "b": [0, 1, 2, 3, 7, 0, 0],
+            "c": [0, 1, 2, 5, 7, 0],
+            "d": [0, 1, 2, 7],
         }
-        assert list(recording["c"].calls) == [0, 0, 0, 1, 0, 0] and list(recording["c"].modes)[-1] == "eval"
+        assert list(recording["a"].calls) == [0] * 6 + [1] and list(recording["c"].modes)[-1] == "eval"
         assert [tuple(value.shape) for value in recording["c"].values] == [(2,)] * 3 + [(3,)] + [(2,)] * 2
     xarray = pytest.importorskip("xarray")
     for name in "abcd":
@@ -382,33 +341,29 @@ def test_places_recorded_together_share_their_index_until_one_goes_its_own_way(t
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_long_recording_of_places_that_come_and_go_is_exact(compression, tmp_path):
     chance = torch.Generator().manual_seed(0)
-    store = LogStore(tmp_path / "run.h5", run={}, compression=compression)
     wanted = {f"p{number}": [] for number in range(8)}
+    writer = Writer(tmp_path / "run.h5", wanted, compression=compression)
     for window in range(60):
-        for number, path in enumerate(wanted):
-            if torch.rand((), generator=chance) < 0.7 or window < 20:
-                wanted[path] += range(window * 5, window * 5 + 5 - (number % 2 and window % 7 == 0))
-        store.append(
-            {
-                path: series(path, [float(i) for i in its if i >= window * 5], start=window * 5)
-                for path, its in wanted.items()
-                if its[-1] >= window * 5
-            }
-        )
-        store.flush()
+        there = [torch.rand((), generator=chance) < 0.7 or window < 20 for _ in wanted]
+        for iteration in range(window * 5, window * 5 + 5):
+            odd = window % 7 == 0 and iteration % 5 == 4  # when every second place has no value
+            now = [path for number, path in enumerate(wanted) if there[number] and not (odd and number % 2)]
+            writer.forward(**dict.fromkeys(now, float(iteration)))
+            for path in now:
+                wanted[path].append(iteration)
+        writer.recorder.flush()
         if window % 9 == 0:  # what is read meanwhile must not stand in the way of what is written
-            found = {path: list(one.values) for path, one in store.results().items()}
+            found = {path: list(one.values) for path, one in writer.recorder.results.items()}
             assert found == {path: list(map(float, its)) for path, its in wanted.items()}
-    store.close()
+    writer.close()
     with byname.open(tmp_path / "run.h5") as recording:
         assert {path: list(recording[path].iterations) for path in wanted} == wanted
         assert {path: list(recording[path].values) for path in wanted} == wanted
 
 
 def test_a_disk_that_is_full_at_the_very_end_is_said_and_the_log_stays(tmp_path, monkeypatch):
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.append({"a": series("a", [1.0])})
-    store.flush()
+    writer = Writer(tmp_path / "run.h5", "a")
+    writer.window({"a": [1.0]})
     before, write = len([*Path("/proc/self/fd").iterdir()]), os.pwrite
 
     def full_for_the_file(descriptor, *given):
@@ -418,8 +373,8 @@ def test_a_disk_that_is_full_at_the_very_end_is_said_and_the_log_stays(tmp_path,
 
     monkeypatch.setattr(os, "pwrite", full_for_the_file)
     with pytest.warns(RecordingWarning, match=r"run\.h5\.log is whole, .*No space left.*byname\.finish makes the file"):
-        store.close()
-    store.close()
+        writer.close()
+    writer.close()
     monkeypatch.undo()
     assert len([*Path("/proc/self/fd").iterdir()]) < before
     assert [one.name for one in tmp_path.iterdir()] == ["run.h5.log"]
@@ -431,12 +386,11 @@ def test_a_disk_that_is_full_at_the_very_end_is_said_and_the_log_stays(tmp_path,
 
 
 def test_thousands_of_shapes_take_a_few_arrays(tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={})
+    writer = Writer(tmp_path / "run.h5", "a")
     values = [torch.full((number,), float(number)) for number in range(2000)]
     for start in range(0, 2000, 100):
-        store.append({"a": series("a", values[start : start + 100], start=start)})
-        store.flush()
-    store.close()
+        writer.window({"a": values[start : start + 100]})
+    writer.close()
     with h5py.File(tmp_path / "run.h5") as file:
         parts = []
         file["a"].visit(lambda name: parts.append(name) if name.endswith("values") else None)
@@ -449,17 +403,16 @@ def test_thousands_of_shapes_take_a_few_arrays(tmp_path):
 def test_many_places_with_one_value_take_little_more_than_their_values(tmp_path):
     values = {f"layers.{number}": [torch.randn(1024)] for number in range(200)}
     path = written(tmp_path / "run.h5", values)
-    assert path.stat().st_size < 2 * 200 * 4096
+    assert path.stat().st_size < 200 * (4096 + 5000)
     with byname.open(path) as recording:
         assert all(torch.equal(recording[name].values[0], only) for name, (only,) in values.items())
 
 
 def test_another_program_opens_what_a_killed_writer_left_once_it_is_repaired(tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={})
-    store.append({"a": series("a", [1.0, 2.0])})
-    store.flush()
+    writer = Writer(tmp_path / "run.h5", "a")
+    writer.window({"a": [1.0, 2.0]})
     (tmp_path / "killed.h5.log").write_bytes((tmp_path / "run.h5.log").read_bytes())
-    store.close()
+    writer.close()
     assert byname.repair(tmp_path / "killed.h5")
     with h5py.File(tmp_path / "killed.h5") as file:
         assert file["a/values"][:].tolist() == [1.0, 2.0] and not file.attrs["complete"]
@@ -467,9 +420,7 @@ def test_another_program_opens_what_a_killed_writer_left_once_it_is_repaired(tmp
 
 def test_a_log_that_is_to_stay_is_read_like_a_file_and_finished_later(tmp_path):
     values = [torch.randn(3), {"k": torch.ones(2)}, "text"]
-    store = LogStore(tmp_path / "run.h5", run={}, finish=False)
-    store.append({"a": series("a", values)})
-    store.close()
+    written(tmp_path / "run.h5", {"a": values}, finish=False)
     assert [one.name for one in tmp_path.iterdir()] == ["run.h5.log"]
     for name in ("run.h5", "run.h5.log"):
         with byname.open(tmp_path / name) as recording:
@@ -480,35 +431,34 @@ def test_a_log_that_is_to_stay_is_read_like_a_file_and_finished_later(tmp_path):
             assert recording.complete and bits(list(recording["a"].values)) == bits(values)
 
 
-def test_a_file_may_itself_end_in_log(tmp_path):
-    store = LogStore(tmp_path / "x.log", run={})
-    store.append({"a": series("a", [1.0, 2.0])})
-    store.flush()
-    for name in ("x.log", "x.log.log"):
-        with byname.open(tmp_path / name) as recording:
-            assert list(recording["a"].values) == [1.0, 2.0] and not recording.ended
-    assert _written(str(tmp_path / "x.log")) == _written(str(tmp_path / "x.log.log")) != []
-    store.close()
-    for name in ("x.log", "x.log.log"):
-        with byname.open(tmp_path / name) as recording:
-            assert list(recording["a"].values) == [1.0, 2.0] and recording.complete
+@pytest.mark.parametrize("name", ["x.log", "x.log.log"])
+def test_a_file_may_itself_end_in_log(name, tmp_path, monkeypatch, capsys):
+    writer, path = Writer(tmp_path / "x.log", "a"), tmp_path / name
+    writer.window({"a": [1.0, 2.0]})
+    with byname.open(path) as recording:
+        assert list(recording["a"].values) == [1.0, 2.0] and not recording.ended
+    monkeypatch.setattr(time, "sleep", lambda seconds: writer.close())  # while the command waits for more
+    assert cli.main(["show", "--tail", str(path)]) == 0
+    assert "2 in all" in capsys.readouterr().out
+    with byname.open(path) as recording:
+        assert list(recording["a"].values) == [1.0, 2.0] and recording.complete
     assert byname.finish(tmp_path / "x.log") == tmp_path / "x.log" and not byname.repair(tmp_path / "x.log")
-    assert _written(str(tmp_path / "x.log")) != []
+    assert cli.main(["show", "--tail", str(path)]) == 0 and "2 in all" in capsys.readouterr().out
 
 
 def test_the_log_of_another_recording_is_never_replaced(tmp_path):
-    LogStore(tmp_path / "run.h5", run={}, finish=False).close()
+    written(tmp_path / "run.h5", {"a": [1.0]}, finish=False)
     log = (tmp_path / "run.h5.log").read_bytes()
     for overwrite in (False, True):
         with pytest.raises(RecordingExistsError, match=r"run\.h5\.log is .*not touched"):
-            byname.record(nn.Linear(2, 2), "forward.input", to=tmp_path / "run.h5.log", overwrite=overwrite)
+            Writer(tmp_path / "run.h5.log", "a", overwrite=overwrite)
     assert (tmp_path / "run.h5.log").read_bytes() == log
-    store = LogStore(tmp_path / "x.log", run={})
-    store.append({"a": series("a", [1.0])})
-    other = LogStore(tmp_path / "x", run={})  # whose log has the name of the first one's file
+    writer = Writer(tmp_path / "x.log", "a")
+    writer.forward(a=1.0)
+    other = Writer(tmp_path / "x", "b")  # whose log has the name of the first one's file
     with pytest.warns(RecordingWarning, match=r"there is another file x\.log now"):
-        store.close()
-    other.append({"b": series("b", [2.0])})
+        writer.close()
+    other.forward(b=2.0)
     other.close()
     with byname.open(tmp_path / "x") as recording:
         assert recording.paths == ("b",)
@@ -518,41 +468,41 @@ def test_the_log_of_another_recording_is_never_replaced(tmp_path):
 
 def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path):
     path = tmp_path / "run.h5"
-    store = LogStore(path, run={})
-    store.append({"a": series("a", [1.0])})
+    writer = Writer(path, "a")
+    writer.forward(a=1.0)
     path.write_text("notes")
     with pytest.warns(RecordingWarning, match=r"there is another file run\.h5 now, which was not touched"):
-        store.close()
+        writer.close()
     assert path.read_text() == "notes" and list(byname.open(path)["a"].values) == [1.0]
 
 
 def test_a_recording_that_is_replaced_while_it_is_opened_is_found(tmp_path, monkeypatch):
-    file, looks = tmp_path / "run.h5", []
-    written(file, {"a": [1.0]})
+    file, looks, looked = written(tmp_path / "run.h5", {"a": [1.0]}), [], os.stat
 
-    def replaced(path):
-        if not looks:  # between the look for a log and the look for a file
-            looks.append(LogStore(file, run={}, overwrite=True))
-            return False
-        return is_log(path)
+    def replaced(path, **named):
+        try:
+            return looked(path, **named)
+        except FileNotFoundError:  # between the look for a log and the look for a file
+            monkeypatch.undo()
+            looks.append(Writer(file, "a", overwrite=True))
+            raise
 
-    monkeypatch.setattr("byname.recording.recording.is_log", replaced)
+    monkeypatch.setattr(os, "stat", replaced)
     with byname.open(file) as recording:
         assert not recording.ended
+    looks[0].forward(a=1.0)
     looks[0].close()
 
 
 def test_what_is_open_stays_readable_while_the_file_is_finished_replaced_and_removed(tmp_path):
     path = tmp_path / "run.h5"
-    store = LogStore(path, run={})
-    store.append({"a": series("a", [torch.full((4,), float(one)) for one in range(5)])})
-    store.flush()
+    writer = Writer(path, "a")
+    writer.window({"a": [torch.full((4,), float(one)) for one in range(5)]})
     live = byname.open(path)
-    store.close()
+    writer.close()
     closed = byname.open(path)
-    written_anew = LogStore(path, run={}, overwrite=True)
-    written_anew.append({"b": series("b", [1.0])})
-    written_anew.flush()
+    written_anew = Writer(path, "b", overwrite=True)
+    written_anew.window({"b": [1.0]})
     assert not path.exists() and byname.open(path).paths == ("b",)
     written_anew.close()
     path.unlink()
@@ -565,7 +515,7 @@ def test_a_pickled_series_is_read_again_and_never_from_another_recording(tmp_pat
     recorded = byname.open(path)["a"]
     pickled = pickle.dumps(recorded)
     assert list(pickle.loads(pickled).values) == [1.0, 2.0]  # noqa: S301
-    LogStore(path, run={}, overwrite=True).close()
+    written(path, {"a": [1.0, 2.0]}, overwrite=True)
     with pytest.raises(RecordingError, match="has changed since"):
         pickle.loads(pickled)  # noqa: S301
     assert list(copy.deepcopy(recorded).values) == [1.0, 2.0]  # which is open still
@@ -573,18 +523,18 @@ def test_a_pickled_series_is_read_again_and_never_from_another_recording(tmp_pat
 
 def test_a_recorder_that_is_still_open_does_not_write_into_the_recording_that_replaced_its_own(tmp_path):
     path = tmp_path / "run.h5"
-    old = LogStore(path, run={})
-    old.append({"a": series("a", [1.0])})
-    new = LogStore(path, run={}, overwrite=True)
+    old = Writer(path, "a")
+    old.forward(a=1.0)
+    new = Writer(path, "b", overwrite=True)
     with pytest.warns(RecordingWarning, match="removed or replaced"), pytest.raises(RecordingError):
         old.close()
     with pytest.raises(RecordingError, match="another recording has replaced it"):
-        old.results()
-    new.append({"b": series("b", [2.0])})
+        len(old.recorder.results)
+    new.forward(b=2.0)
     new.close()
     with pytest.raises(RecordingError, match="another recording has replaced it"):
-        old.results()
+        len(old.recorder.results)
     assert byname.open(path).paths == ("b",)
     path.unlink()
     with pytest.raises(RecordingError, match="is gone"):
-        new.results()
+        len(new.recorder.results)

@@ -204,29 +204,27 @@ class Full:
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_disk_that_is_full_at_any_write_costs_nothing_that_was_flushed(step, tmp_path, monkeypatch):
     import torch
-    from stored_runs import series
+    from stored_runs import Writer
 
     import byname
     from byname.errors import RecordingError
-    from byname.recording.log_file import LogStore
 
     ends = set()
     for calls in range(0, 60, step):
         path, flushed, raised = tmp_path / f"{calls}.h5", 0, False
-        store = LogStore(path, run={})
+        writer = Writer(path, "at")
         with monkeypatch.context() as patched:
             disk = Full(patched, calls)
             try:
                 for start in range(0, 40, 4):
-                    values = {"a": [torch.full((40_000,), float(start + one)) for one in range(4)], "t": ["x"] * 4}
-                    store.append({name: series(name, some, start=start) for name, some in values.items()})
-                    store.flush()
+                    values = [torch.full((40_000,), float(start + one)) for one in range(4)]
+                    writer.window({"a": values, "t": ["x"] * 4})
                     flushed = start + 4
-                store.close()
+                writer.close()
             except RecordingError:
                 raised = True
                 with contextlib.suppress(RecordingError):
-                    store.close()
+                    writer.close()
         with byname.open(path) as recording:
             found = recording["a"] if flushed else ()
             assert [float(one[-1]) for one in found][:flushed] == [*map(float, range(flushed))], calls

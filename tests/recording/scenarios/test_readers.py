@@ -5,11 +5,10 @@ import time
 
 import pytest
 import torch
-from stored_runs import series
+from stored_runs import Writer
 
 import byname
 from byname.errors import BynameError
-from byname.recording.log_file import LogStore
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the readers")
 
@@ -44,7 +43,7 @@ def reader(path):
 @pytest.mark.parametrize(("readers", "windows"), [(3, 100), pytest.param(12, 400, marks=pytest.mark.slow)])
 def test_readers_beside_a_writer_see_whole_records_in_order(readers, windows, tmp_path):
     path = tmp_path / "run.h5"
-    store = LogStore(path, run={})
+    writer = Writer(path, "ab")
     children = []
     for _ in range(readers):
         child = os.fork()
@@ -60,9 +59,7 @@ def test_readers_beside_a_writer_see_whole_records_in_order(readers, windows, tm
     time.sleep(0.1)  # so that each has looked at a recording that runs
     for window in range(windows):
         numbers = range(window * 2, window * 2 + 2)
-        store.append({"a": series("a", [value(number) for number in numbers], start=window * 2)})
-        store.append({"b": series("b", [float(number) for number in numbers], start=window * 2)})
-        store.flush()
-    store.close()
+        writer.window({"a": [*map(value, numbers)], "b": [*map(float, numbers)]})
+    writer.close()
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * readers
     assert looked(path) == (2 * windows, True)

@@ -3,11 +3,10 @@
 import h5py
 import pytest
 import torch
+from stored_runs import Writer
 from torch import nn
 
 import byname
-from byname import Series
-from byname.recording.log_file import LogStore
 
 
 class Many(nn.Module):
@@ -20,14 +19,6 @@ class Many(nn.Module):
         for layer in self.layers:
             layer(self.make())
         return x
-
-
-def series(first, count, make):
-    values = [make(number) for number in range(first, first + count)]
-    shapes = [tuple(value.shape) if isinstance(value, torch.Tensor) else () for value in values]
-    return {
-        "p": Series("p", values, list(range(first, first + count)), [0] * count, [0] * count, ["train"] * count, shapes)
-    }
 
 
 @pytest.mark.grid(fast=4)
@@ -66,11 +57,10 @@ MAKES = {
 @pytest.mark.parametrize("kind", MAKES)
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_what_begins_small_and_becomes_long_is_whole_after_every_window(kind, compression, tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={}, compression=compression)
+    writer = Writer(tmp_path / "run.h5", "p", compression=compression)
     made = 0
     for count in (1, 1, 30, 700, 3, 2500):
-        store.append(series(made, count, MAKES[kind]))
-        store.flush()
+        writer.window({"p": [*map(MAKES[kind], range(made, made + count))]})
         made += count
         with byname.open(tmp_path / "run.h5") as recording:
             found = recording["p"]
@@ -81,15 +71,14 @@ def test_what_begins_small_and_becomes_long_is_whole_after_every_window(kind, co
                     assert value["n"] == expected["n"] and value["k"].equal(expected["k"])
                 else:
                     assert value.equal(expected) if isinstance(expected, torch.Tensor) else value == expected
-    store.close()
+    writer.close()
 
 
 def test_a_long_series_lies_in_one_piece_and_has_its_dimensions(tmp_path):
-    store = LogStore(tmp_path / "run.h5", run={})
+    writer = Writer(tmp_path / "run.h5", "p")
     for first, count in ((0, 1), (1, 1), (2, 2000)):
-        store.append(series(first, count, MAKES["tensors"]))
-        store.flush()
-    store.close()
+        writer.window({"p": [*map(MAKES["tensors"], range(first, first + count))]})
+    writer.close()
     with h5py.File(tmp_path / "run.h5") as file:
         values = file["p/values"]
         assert values.chunks is None and values.shape == (2002, 256)

@@ -189,7 +189,7 @@ def test_nothing_of_a_file_is_given_to_hdf5(path, monkeypatch):
 
 
 def test_names_from_a_file_cannot_steer_the_terminal(tmp_path):
-    path = written(tmp_path / "run.h5", {"a\x1b[31m": [1.0]}, note="x")
+    path = written(tmp_path / "run.h5", {"a\x1b[31m": [1.0]})
     with byname.open(path) as recording:
         assert "\x1b" not in str(recording) and "\x1b" not in recording._repr_html_()
         with pytest.raises(byname.errors.NoMatchError) as error:
