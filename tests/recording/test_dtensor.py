@@ -63,6 +63,12 @@ model(torch.ones(2, 3)).sum().backward()
 for name, parameter in model.named_parameters():
     compare(name, parameter)
     compare(f"{name}.grad", parameter.grad)
+whole, part = torch.arange(15.0).view(5, 3), torch.nn.Identity()
+with byname.record(part, "forward", gather_every=1) as recorder:
+    part(distribute_tensor(whole, mesh, [Shard(0)]))
+if rank == 0:
+    found = byname.assembled(recorder.results["forward"])
+    tell(name="gathered", same=torch.equal(found.values[0], whole), offset=True, records=len(found), plain=True, graph=False)
 leave()
 """
 
@@ -112,7 +118,7 @@ def compared(folder, program, world):
 @gloo
 def test_two_ranks_make_the_whole_that_full_tensor_gives(tmp_path):
     told = compared(tmp_path, TWO, 2)
-    assert {"0.weight", "0.weight.grad", "2.bias"} <= {fact["name"] for fact in told}
+    assert {"0.weight", "0.weight.grad", "2.bias", "gathered"} <= {fact["name"] for fact in told}
 
 
 @gloo

@@ -1,4 +1,4 @@
-"""Do the values of all ranks come to rank 0, whatever becomes of the others?"""
+"""Gather: windows of all ranks come to rank 0 as one, whatever becomes of the others, and nobody waits for them."""
 
 import pytest
 import torch
@@ -6,17 +6,15 @@ import torch.distributed as dist
 from several import KILLED, run_ranks
 
 from byname import Series
-from byname.errors import BadArgumentError, NotStorableError, RecordingError
-from byname.recording.distributed.dtensor import Shard
+from byname.errors import BadArgumentError
 from byname.recording.distributed.gather import combined
 from byname.recording.distributed.gather import gatherer as made
-from byname.recording.distributed.wire import body_length, header, packed, unpacked, weight
 
 gloo = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
 GATHER = """
+from byname import Series
 from byname.recording.distributed.gather import gatherer as made
-from byname.recording.series import Series
 
 def window(*iterations, path="x", width=None, times=1):
     n = len(iterations)
@@ -40,12 +38,12 @@ def finish(gatherer, **options):
 """
 
 
-def series(path="x", rank=0, values=(), iterations=None, calls=None, modes=None, shards=()):
+def series(path="x", rank=0, values=(), iterations=None, calls=None, modes=None):
     values = values if isinstance(values, torch.Tensor) else list(values)
     n = len(values)
     shapes = [tuple(value.shape) if isinstance(value, torch.Tensor) else () for value in values]
     iterations = list(range(n)) if iterations is None else iterations
-    return Series(path, values, iterations, [rank] * n, calls or [0] * n, modes or ["train"] * n, shapes, shards)
+    return Series(path, values, iterations, [rank] * n, calls or [0] * n, modes or ["train"] * n, shapes)
 
 
 def one(told):
@@ -56,58 +54,6 @@ def one(told):
 def moments(told):
     """The iterations and ranks that came, window by window."""
     return [(tuple(iterations), tuple(ranks)) for iterations, ranks, _ in told["got"]]
-
-
-# what travels
-
-
-def test_a_parcel_arrives_as_it_was_sent():
-    shard = Shard((2,), ("dp",), (1,), ("Shard(0)",), (4, 2), (2, 0))
-    values = [
-        torch.tensor([1.5, float("nan")]).bfloat16(),
-        torch.tensor(3 + 4j),
-        torch.zeros(0, 3, dtype=torch.bool),
-        torch.tensor([2**40]),
-        torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn),
-        {"k": [1, (2.5, None, "text"), b"bytes"], (1, "a"): torch.ones(2)},
-        "text",
-        float("inf"),
-        1j,
-        torch.float32,
-    ]
-    sent = series(values=values, shards=[None] * 9 + [shard])
-    head, body = packed([(4, {"x": sent}), (7, {}), (8, {"x": series(values=torch.eye(3), rank=1)})])
-    (number, window), empty, (_, stacked) = unpacked(body_length(head)[0], body)
-    arrived = window["x"]
-    assert (number, empty) == (4, (7, {}))
-    for name in ("path", "iterations", "ranks", "calls", "modes", "shapes", "shards"):
-        assert getattr(arrived, name) == getattr(sent, name)
-    for mine, due in zip(arrived.values[:5], values[:5], strict=True):
-        assert (mine.dtype, mine.shape) == (due.dtype, due.shape)
-        assert torch.equal(mine.view(-1).view(torch.uint8), due.view(-1).view(torch.uint8))
-    assert str(arrived.values[5:]) == str(values[5:])
-    assert torch.equal(stacked["x"].values, torch.eye(3)) and stacked["x"].ranks == [1, 1, 1]
-
-
-def test_what_is_no_parcel_is_refused_before_anything_is_allocated():
-    for head in ([0, 1, 2], header(5, 4).tolist(), header(-1, 4).tolist(), header(1, 1 << 50).tolist()):
-        with pytest.raises(RecordingError, match="does not know"):
-            body_length(torch.tensor(head))
-    with pytest.raises(RecordingError):
-        unpacked(2, torch.tensor(list(b"[1,2]"), dtype=torch.uint8))
-    with pytest.raises(RecordingError):
-        unpacked(7, torch.tensor(list(b"[[1,2]]"), dtype=torch.uint8))
-    with pytest.raises(NotStorableError):
-        packed([(0, {"x": series(values=[object()])})])
-
-
-def test_the_weight_of_a_window_is_about_its_bytes_with_the_objects_that_hold_them():
-    numbers, objects = 1003 * 4, 2 * 512
-    assert (
-        numbers + objects
-        < weight({"x": series(values=[torch.ones(1000), {"k": [torch.ones(3), "text"]}])})
-        < numbers + objects + 1000
-    )
 
 
 # several ranks' windows as one
@@ -197,13 +143,14 @@ gatherer = made(timeout=30)
 for number in range(10):
     gatherer.offer(number, window(number))
     collect(gatherer)
-    while rank == 1 and number == 5 and gatherer._bytes:  # until rank 0 has stored the sixth
-        time.sleep(0.01)
     if rank == 1 and number == 5:
+        wait_for("the sixth is there")
         kill()
     while rank == 0 and number == 5 and not any(5 in one["x"].iterations for one in got):
         collect(gatherer)
         time.sleep(0.01)
+    if rank == 0 and number == 5:
+        announce("the sixth is there")
 finish(gatherer)
 leave()
 """,
@@ -229,7 +176,6 @@ for number in range(10):
     if rank == 0 and number == 5:
         while len(got) < 6:
             collect(gatherer)
-        gatherer._changed.acquire()  # the sixth was handed on, and a seventh may wait: neither is let go
         tell(stored=[one["x"].iterations for one in got])
         kill()
     time.sleep(0.02)
