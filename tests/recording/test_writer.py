@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stored_runs import Places, Writer, bits, written
+from torch._subclasses import FakeTensorMode
 
 import byname
 from byname import Series, cli
@@ -464,6 +465,16 @@ def test_the_log_of_another_recording_is_never_replaced(tmp_path):
         assert recording.paths == ("b",)
     with byname.open(tmp_path / "x.log.log") as recording:
         assert recording.paths == ("a",) and recording.complete
+
+
+def test_a_window_that_ends_under_a_mode_of_the_program_has_its_values(tmp_path):
+    writer, third = Writer(tmp_path / "run.h5", "a"), torch.tensor([1 / 3])
+    writer.forward(a=third)
+    writer.forward(a=third)
+    with FakeTensorMode():  # in which PyTorch stacks no tensors but its own
+        writer.recorder.flush()
+    writer.close()
+    assert list(byname.open(tmp_path / "run.h5")["a"]) == [third, third]
 
 
 def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path):

@@ -23,6 +23,7 @@ from byname.recording.sampling import Sampling, Time
 from byname.recording.series import Series, shape_of
 from byname.recording.values.change import NOTHING, Last, same
 from byname.recording.values.copy import Copies, plain_copy
+from byname.recording.values.plain import undisturbed
 from byname.source.tracebacks import warn
 from byname.table import listed
 
@@ -263,7 +264,7 @@ class Windows:
 
     def close_store(self, *, complete: bool) -> None:
         """Nothing comes any more."""
-        with self._alone(), defer_signals():
+        with self._alone(), defer_signals(), undisturbed():
             self.store.close(complete=complete)
 
     def _alone(self) -> AbstractContextManager[object]:
@@ -274,7 +275,8 @@ class Windows:
 
     def _close(self) -> None:
         self.copies.settle()
-        window = {path: series for path, column in [*self.columns.items()] if (series := column.closed(self._rank))}
+        with undisturbed():
+            window = {path: series for path, column in [*self.columns.items()] if (series := column.closed(self._rank))}
         self.bytes = 0
         self._opened = time.monotonic()
         window = self._through(self._before, window, "before_gather")
@@ -327,8 +329,9 @@ class Windows:
         if self.keeps:
             self.store.forget()
         if gathered or self.keeps:
-            self.store.append(gathered)
-            with suppress(RecordingError):  # the store has warned; the program goes on, and closing raises it
+            # the store has warned; the program goes on, and closing raises it
+            with undisturbed(), suppress(RecordingError):
+                self.store.append(gathered)
                 self.store.flush()
 
     def _through(self, callbacks: Callbacks, window: dict[str, Series], moment: str) -> dict[str, Series]:

@@ -13,6 +13,7 @@ from byname.codec import TENSOR_BYTES, size_of
 from byname.errors import BadArgumentError, NoMatchError, NotStorableError
 from byname.model.methods import Namespace
 from byname.place import Place, parse
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
 from byname.recording.callbacks import callables, values_called
 from byname.recording.clock import Clock, InOrder, OfBackwards, OfSteps, ValueNumbers
@@ -108,7 +109,8 @@ class Storing:
         column.records.append(RecordedValue(time, call, copy, shard, before))
         if windows.note is not None:
             windows.note(column, time, copy)
-        windows.bytes += _TENSOR_RECORD + copy.nbytes if type(copy) is Tensor else _RECORD + size_of(copy)
+        with DisableTorchFunction():
+            windows.bytes += _TENSOR_RECORD + copy.nbytes if type(copy) is Tensor else _RECORD + size_of(copy)
 
     def _refuse(self, column: PlaceValues, error: NotStorableError, value: Any) -> None:
         """Raise the error once where the user asked for this very place and nothing of it was stored; else warn."""
