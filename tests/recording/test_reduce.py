@@ -5,19 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from stored_runs import kept
 from torch import nn
 
 import byname
 from byname.errors import BadArgumentError, NotStorableError, RecordingWarning
-from byname.recording.values.copy import plain_copy
-from byname.recording.values.reduce import FIGURES, conversion, converted, reduction
 
+FIGURES = ["mean", "std", "norm", "min", "max", "histogram"]
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 WHOLE = [torch.int64, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool]
 
 
 def taken(reduce, value):
-    return reduction(reduce, "fc1.output")(value)
+    return kept(value, reduce=reduce)
 
 
 def truth(name, array):
@@ -67,7 +67,7 @@ def test_complex_numbers_have_a_mean_a_deviation_and_a_norm(name):
 @pytest.mark.parametrize("name", ["min", "max", "histogram"])
 def test_complex_numbers_have_no_order(name):
     with pytest.raises(
-        BadArgumentError, match=rf"reduce='{name}' of `fc1.output`, a torch.complex64 tensor of shape \[2\].*no order"
+        BadArgumentError, match=rf"reduce='{name}' of `forward`, a torch.complex64 tensor of shape \[2\].*no order"
     ):
         taken(name, torch.ones(2, dtype=torch.complex64))
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_recorded_is_left_for_the_copy_to_name():
     value = [torch.ones(1)]
     value.append(value)
     with pytest.raises(NotStorableError, match="contains itself"):
-        plain_copy(taken("mean", value), path="fc1.output")
+        taken("mean", value)
 
 
 def test_a_part_that_a_value_holds_many_times_is_reduced_once():
@@ -219,7 +219,7 @@ def test_a_function_gets_the_tensor_without_its_history():
 
 def test_a_function_that_writes_to_the_tensor_is_an_error():
     value = torch.ones(2)
-    with pytest.raises(BadArgumentError, match="reduce=careless has changed the tensor at `fc1.output` in place"):
+    with pytest.raises(BadArgumentError, match="reduce=careless has changed the tensor at `forward` in place"):
 
         def careless(x):
             return x.mul_(2).sum()
@@ -228,37 +228,35 @@ def test_a_function_that_writes_to_the_tensor_is_an_error():
 
 
 def test_a_function_that_returns_nothing_is_an_error():
-    with pytest.raises(BadArgumentError, match="returned None for `fc1.output`. Return what is to be recorded"):
+    with pytest.raises(BadArgumentError, match="returned None for `forward`. Return what is to be recorded"):
         taken(lambda x: None, torch.ones(1))
 
 
 def test_errors_of_a_function_are_its_own():
     with pytest.raises(ZeroDivisionError) as raised:
         taken(lambda x: 1 / 0, torch.ones(1))
-    assert raised.value.__notes__ == ["in reduce=<lambda> of `fc1.output`"]
+    assert raised.value.__notes__[0] == "in reduce=<lambda> of `forward`"
 
 
 def test_an_unknown_reduction_is_refused_at_once_with_the_closest():
-    with pytest.raises(BadArgumentError, match="no reduction 'avg_mean' for `fc1.output`: there are mean"):
-        reduction("avg_mean", "fc1.output")
+    with pytest.raises(BadArgumentError, match="^there is no reduction 'avg_mean': there are mean"):
+        byname.record(nn.Identity(), "forward", reduce="avg_mean")
     with pytest.raises(BadArgumentError, match="'meen'.*there are mean"):
-        reduction(["min", "meen"], "fc1.output")
+        byname.record(nn.Identity(), "forward", reduce=["min", "meen"])
 
 
 @pytest.mark.parametrize("bad", [3, [], {"mean"}, [3], ["mean", "mean"]])
 def test_what_is_no_reduction_is_refused_at_once(bad):
-    with pytest.raises(BadArgumentError, match="`fc1.output`"):
-        reduction(bad, "fc1.output")
+    with pytest.raises(BadArgumentError, match="^reduce=|^there is no reduction"):
+        byname.record(nn.Identity(), "forward", reduce=bad)
+    with pytest.raises(BadArgumentError, match="^`forward`: (reduce=|there is no reduction)[^`]*$"):
+        byname.record(nn.Identity(), {"forward": {"reduce": bad}})
 
 
 @pytest.mark.parametrize("value", [torch.ones(2).to_sparse(), torch.ones(2, device="meta")], ids=["sparse", "meta"])
 def test_a_tensor_without_dense_numbers_is_named(value):
-    with pytest.raises(BadArgumentError, match=r"reduce='mean' of `fc1.output`, a torch.float32 tensor of shape \[2\]"):
+    with pytest.raises(BadArgumentError, match=r"reduce='mean' of `forward`, a torch.float32 tensor of shape \[2\]"):
         taken("mean", value)
-
-
-def test_no_reduction_is_none():
-    assert reduction(None, "fc1.output") is None
 
 
 @pytest.mark.parametrize(
@@ -275,13 +273,13 @@ def test_no_reduction_is_none():
     ],
 )
 def test_a_dtype_is_given_in_many_ways(asked, found):
-    assert conversion(asked) is found
+    assert kept(torch.ones(2), dtype=asked).dtype is (found or torch.float32)
 
 
 @pytest.mark.parametrize("bad", ["float17", 3, np.str_, [], "nn"])
 def test_what_is_no_dtype_is_refused_with_the_closest(bad):
     with pytest.raises(BadArgumentError, match="is no dtype of PyTorch; there are "):
-        conversion(bad)
+        byname.record(nn.Identity(), "forward", dtype=bad)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +298,8 @@ def test_what_is_no_dtype_is_refused_with_the_closest(bad):
 )
 def test_a_whole_number_that_does_not_fit_is_refused(value, dtype, lost):
     with pytest.raises(NotStorableError) as raised:
-        converted(dtype, "0.grad", pytest.fail)(value)
-    assert str(raised.value) == f"`0.grad`: {lost} does not fit into dtype={str(dtype)[6:]!r}"
+        kept(value, dtype=dtype)
+    assert str(raised.value) == f"`forward`: {lost} does not fit into dtype={str(dtype)[6:]!r}"
 
 
 @pytest.mark.parametrize(
@@ -314,12 +312,16 @@ def test_a_whole_number_that_does_not_fit_is_refused(value, dtype, lost):
         (torch.tensor([math.inf, math.nan, 65504.0, 65519.0]), torch.float16),
         (torch.tensor([1e38]), torch.bfloat16),
         (torch.zeros(0, dtype=torch.int64), torch.int8),
-        (torch.ones(2, device="meta"), torch.int8),
     ],
     ids=str,
 )
 def test_of_numbers_that_fit_nothing_is_said(value, dtype):
-    assert converted(dtype, "0", pytest.fail)(value).dtype is dtype
+    assert kept(value, dtype=dtype).dtype is dtype
+
+
+def test_of_what_has_no_numbers_the_copy_says_so():
+    with pytest.raises(NotStorableError, match="is a meta tensor"):
+        kept(torch.ones(2, device="meta"), dtype=torch.int8)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +335,11 @@ def test_of_numbers_that_fit_nothing_is_said(value, dtype):
     ids=str,
 )
 def test_a_number_beyond_a_floating_dtype_is_said(value, dtype):
-    told = []
-    converted(dtype, "0", told.append)(value)
-    assert told == [
-        f"`0`: there are finite numbers beyond {torch.finfo(dtype).max:g}, the largest of dtype={str(dtype)[6:]!r}"
+    with pytest.warns(RecordingWarning) as warned:
+        kept(value, dtype=dtype)
+    assert [str(one.message).splitlines()[0] for one in warned] == [
+        f"byname: `forward`: there are finite numbers beyond {torch.finfo(dtype).max:g}, "
+        f"the largest of dtype={str(dtype)[6:]!r}"
     ]
 
 

@@ -192,12 +192,10 @@ def reduction(reduce: Asked, path: str) -> Callable[[Any], Any] | None:
         one = _one(reduce, path)
         return lambda value: _reduced(value, one)
     if type(reduce) not in (list, tuple) or not reduce:
-        raise BadArgumentError(
-            f"reduce={reduce!r} for `{path}` is no reduction: there are {', '.join(FIGURES)}; or give a function"
-        )
+        raise BadArgumentError(f"reduce={reduce!r} is no reduction: there are {', '.join(FIGURES)}; or give a function")
     several = {name_of(each): _one(each, path) for each in reduce}
     if len(several) < len(reduce):
-        raise BadArgumentError(f"reduce={reduce!r} for `{path}` has two of one name; each needs a name of its own")
+        raise BadArgumentError(f"reduce={reduce!r} has two of one name; each needs a name of its own")
     return lambda value: _reduced(value, lambda tensor: {name: take(tensor) for name, take in several.items()})
 
 
@@ -211,7 +209,7 @@ def _one(reduce: Any, path: str) -> Reduction:
         return lambda tensor: _by_user(tensor, reduce, path)
     if type(reduce) is not str or reduce not in FIGURES:
         near = closest(reduce, FIGURES) if type(reduce) is str else ", ".join(FIGURES)
-        raise BadArgumentError(f"there is no reduction {reduce!r} for `{path}`: there are {near}; or give a function")
+        raise BadArgumentError(f"there is no reduction {reduce!r}: there are {near}; or give a function")
     return lambda tensor: _figure(tensor, reduce, path)
 
 
