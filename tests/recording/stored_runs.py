@@ -92,6 +92,15 @@ def as_rank(rank, world, run=""):
         dist.destroy_process_group()
 
 
+def kept(value, **how):
+    """What a recording keeps of a value; `how` is for `byname.record`."""
+    model = nn.Identity()
+    with byname.record(model, "forward", **how) as recorder:
+        model(value)
+    (made,) = recorder.results["forward"].values
+    return made
+
+
 def bits(value):
     """What has to be equal for two values to be the same, bit by bit and in type."""
     if isinstance(value, torch.Tensor):

@@ -8,20 +8,17 @@ import typing
 import numpy as np
 import pytest
 import torch
+from stored_runs import kept as copy
 from torch import nn
 
+import byname
 from byname.errors import NotStorableError
-from byname.recording.values.copy import Copies, plain_copy
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
     torch.complex64, torch.complex128, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
 ]  # fmt: skip
-
-
-def copy(value):
-    return plain_copy(value, path="fc1.output")
 
 
 def bits(tensor):
@@ -139,12 +136,14 @@ def test_modes_of_the_program_do_not_see_the_copy():
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    value = torch.ones(2)
-    with Functions(), Operators():
-        seen.clear()
-        made = [copy(value), copy([value, {"k": value.view(2)}])[0]]
-        looked = [one for one in seen if "view" not in str(one)]
-    assert looked == [] and all(type(one) is torch.Tensor and one.tolist() == [1, 1] for one in made)
+    value, model = torch.ones(2), nn.Identity()
+    with byname.record(model, "forward") as recorder:
+        with Functions(), Operators():
+            seen.clear()
+            model(value), model([value, {"k": value}])
+            assert seen == []
+    first, (second, _) = recorder.results["forward"].values
+    assert all(type(one) is torch.Tensor and one.tolist() == [1, 1] for one in (first, second))
 
 
 def test_it_copies_under_inference_mode_autocast_and_no_grad():
@@ -163,7 +162,7 @@ def test_under_fake_tensors_only_real_ones_are_copied():
     with FakeTensorMode():
         assert copy(real).tolist() == [1, 1] and type(copy(real)) is torch.Tensor
         with pytest.raises(
-            NotStorableError, match=r"`fc1.output` cannot be recorded: it is a FakeTensor tensor of shape \[3\]"
+            NotStorableError, match=r"`forward` cannot be recorded: it is a FakeTensor tensor of shape \[3\]"
         ):
             copy(torch.zeros(3))
     with pytest.raises(NotStorableError, match="meta tensor .* no values"):
@@ -339,7 +338,7 @@ def test_numpy_arrays_become_tensors(array):
     ids=lambda one: type(one).__name__,
 )
 def test_what_cannot_be_recorded_is_named_with_its_place_type_and_what_to_do(value, where, why):
-    with pytest.raises(NotStorableError, match=rf"^`fc1.output` cannot be recorded: {where}.*{why}"):
+    with pytest.raises(NotStorableError, match=rf"^`forward` cannot be recorded: {where}.*{why}"):
         copy(value)
 
 
@@ -379,13 +378,3 @@ def test_a_value_that_holds_one_part_many_times_is_copied_once():
 
 def test_a_long_list_is_copied():
     assert copy(list(range(100_000))) == list(range(100_000))
-
-
-def test_the_copies_of_a_gpus_tensors_come_later_and_all_others_at_once():
-    copies, value = Copies(), torch.ones(2)
-    made = copies.take({"x": value, "n": 1}, "fc1.output")
-    value.zero_()
-    copies.settle()
-    assert made["x"].tolist() == [1, 1] and made["n"] == 1
-    with pytest.raises(NotStorableError, match="`fc1.output`"):
-        copies.take(object(), "fc1.output")
