@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from byname.codec import bytes_of, decoded, encoded
+from byname.codec import bytes_of, decoded, encoded, size_of
 from byname.errors import NotStorableError, RecordingError
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
@@ -94,3 +94,10 @@ def test_what_has_no_form_is_named():
 def test_garbage_is_refused(text):
     with pytest.raises(RecordingError):
         decoded(text, bytes(8))
+
+
+def test_a_container_that_stands_in_a_value_often_counts_once():
+    value = [torch.zeros(1024)]
+    for _ in range(60):
+        value = [value, value]
+    assert 4096 < size_of(value) < 20_000

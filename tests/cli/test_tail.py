@@ -1,3 +1,5 @@
+"""Tail: the newest numbers of each place as bars, on a line that fits the terminal."""
+
 import math
 
 import pytest
@@ -7,7 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import byname
-from byname.cli.tail import BARS, RECORDS, Sparklines, sparkline
+from byname.cli.tail import Sparklines, sparkline
+
+BARS = "▁▂▃▄▅▆▇█"
 
 
 @given(st.lists(st.floats(), max_size=50))
@@ -41,7 +45,7 @@ def test_the_newest_numbers_are_kept_and_a_line_fits(width):
     assert all(len(line) <= width for line in lines)
     told = {line.split()[0]: line.split()[1:] for line in lines}
     shown = len(told["forward.mean"][0])
-    assert shown <= RECORDS and told["forward.mean"] == [sparkline(range(60 - shown, 60)), "59"]
+    assert shown <= 40 and told["forward.mean"] == [sparkline(range(60 - shown, 60)), "59"]
     assert told["forward.bad"] == ["·", "nan"] and "forward.word" not in told
     assert told["forward.x"][1] == "59"
 

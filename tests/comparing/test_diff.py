@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import as_rank
 from torch import nn
 
 import byname
 from byname.errors import BadArgumentError, NoRecordingError
-from byname.recording.log_file import LogStore
 
 
 def series(path, values, iterations=None, calls=None, modes=None, ranks=None, **more):
@@ -202,12 +202,11 @@ def test_places_without_a_moment_in_common_are_not_called_equal():
 def test_files_of_several_ranks_are_compared_rank_by_rank(tmp_path):
     for name, changed in (("a", None), ("b", 1)):
         for rank in (0, 1):
-            values = [torch.full((3,), float(step)) for step in range(4)]
-            values[2][0] += 1 if rank == changed else 0
-            facts = {"run_id": name, "rank": rank, "world_size": 2}
-            store = LogStore(tmp_path / f"{name}.rank{rank}.h5", run=facts)
-            store.append({"x": series("x", values, ranks=[rank] * 4)})
-            store.close()
+            model = nn.ModuleDict({"x": nn.Identity()})
+            model.forward = model["x"]
+            with as_rank(rank, 2, name), byname.record(model, "x", to=tmp_path / f"{name}.h5"):
+                for step in range(4):
+                    model(torch.full((3,), float(step)) + torch.tensor([rank == changed and step == 2, 0, 0]))
     first = byname.diff(tmp_path / "a.h5", tmp_path / "b.h5").first
     assert (first.path, first.iteration, first.rank, first.error) == ("x", 2, 1, 1.0)
     assert first.where() == "`x`, iteration 2, rank 1"

@@ -1,10 +1,9 @@
 """Short ways to write recordings for the tests of files."""
 
-from contextlib import contextmanager
+import os
 from itertools import zip_longest
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import byname
@@ -68,28 +67,16 @@ def written(path, places, **how):
     return path
 
 
-class _Agreed(dist.Store):
-    """A store that has but one word."""
+def reads_of(monkeypatch):
+    """A list of the sizes of what is read from files from now on."""
+    sizes, read = [], os.preadv
 
-    def __init__(self, word):
-        super().__init__()
-        self.word = word
+    def counted(descriptor, buffers, *where):
+        sizes.append(sum(map(len, buffers)))
+        return read(descriptor, buffers, *where)
 
-    def compare_set(self, *given):
-        return self.word.encode()
-
-
-@contextmanager
-def as_rank(rank, world, run=""):
-    """Be one of several processes of a run that never meet."""
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401 - which it registers
-
-    store = _Agreed(run)  # which lives for as long as it is asked
-    dist.init_process_group("fake", rank=rank, world_size=world, store=store)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    monkeypatch.setattr(os, "preadv", counted)
+    return sizes
 
 
 def kept(value, **how):

@@ -1,3 +1,5 @@
+"""Descriptors: pieces that are written together lie one behind the other, whatever of them the system takes at once."""
+
 import os
 
 import numpy

@@ -9,8 +9,9 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import as_rank
 from several import run_ranks
-from stored_runs import as_rank, written
+from stored_runs import written
 
 import byname
 from byname import Series, assembled

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from stored_runs import reads_of
 from torch import nn
 
 import byname
-from byname.recording.stored import OpenFile
 
 PLACES, VALUE = 20, 4096
 
@@ -23,29 +23,16 @@ class Wide(nn.Module):
         return x
 
 
-class Reads:
-    """Counts the bytes that are read from a file which is being written."""
-
-    def __init__(self, monkeypatch):
-        self.bytes = 0
-        read = OpenFile.read_into
-
-        def read_into(file, view, at):
-            read(file, view, at)
-            self.bytes += len(view)
-
-        monkeypatch.setattr(OpenFile, "read_into", read_into)
-
-    def of(self, ask):
-        """What was asked for, and the bytes that were read for it."""
-        before = self.bytes
-        found = ask()
-        return found, self.bytes - before
-
-
 @pytest.fixture
 def reads(monkeypatch):
-    return Reads(monkeypatch)
+    """Returns what was asked for, and the bytes that were read for it."""
+    sizes = reads_of(monkeypatch)
+
+    def asked(ask):
+        before = sum(sizes)
+        return ask(), sum(sizes) - before
+
+    return asked
 
 
 @pytest.mark.parametrize("forwards", [200, 800])
@@ -56,7 +43,7 @@ def test_the_results_of_a_place_read_its_iterations_and_nothing_else(forwards, r
             model(torch.full((VALUE // 4,), float(number)))
         recorder.flush()
         for _ in range(3):
-            series, took = reads.of(lambda: recorder.results["layers.7"])
+            series, took = reads(lambda: recorder.results["layers.7"])
             assert series.iterations == [*range(forwards)]
             assert 0 < took <= 17 * forwards + 3 * VALUE  # of 20 values each
 
@@ -68,7 +55,7 @@ def test_each_value_in_force_is_the_only_thing_that_is_read_for_it(reads, tmp_pa
             model(torch.full((VALUE // 4,), float(number)))
         series = recorder.results["layers.7"]
         for iteration in (0, 399, 200, 200):
-            value, took = reads.of(lambda: series.at(iteration))  # noqa: B023 - asked at once
+            value, took = reads(lambda: series.at(iteration))  # noqa: B023 - asked at once
             assert value.eq(iteration + 8).all()
             assert took == VALUE
 
@@ -78,7 +65,7 @@ def test_the_size_and_the_paths_of_results_read_no_values_and_no_records(reads, 
     with byname.record(model, "layers.*", to=tmp_path / "run.h5") as recorder:
         model(torch.zeros(8))
         recorder.flush()
-        (size, paths), took = reads.of(lambda: (len(recorder.results), [*recorder.results]))
+        (size, paths), took = reads(lambda: (len(recorder.results), [*recorder.results]))
         assert (size, len(paths)) == (PLACES, PLACES) and took <= 2 * (64 * PLACES + VALUE)
 
 

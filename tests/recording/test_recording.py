@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from stored_runs import Writer, as_rank, bits, written
+from ranks import as_rank
+from stored_runs import Writer, bits, written
 
 import byname
 from byname.errors import NoMatchError, RecordingError

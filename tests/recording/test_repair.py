@@ -10,8 +10,11 @@ import pytest
 
 import byname
 from byname.errors import NoRecordingError, NotARecordingError, RecordingError, RecordingExistsError
-from byname.recording import finish
-from byname.recording.recording_file import log_of
+
+
+def log_of(path):
+    return path.with_name(f"{path.name}.log")
+
 
 WRITER = """
 import os, signal, torch, byname
@@ -190,10 +193,10 @@ def test_what_is_not_there_or_no_recording_is_said(tmp_path):
 
 
 def test_what_may_not_be_written_is_a_permission_error(run, killed, monkeypatch):
-    def refused(*given):
+    def refused(*given, **named):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(finish, "laid_out", refused)
+    monkeypatch.setattr(h5py, "File", refused)
     with pytest.raises(RecordingError, match=r"run\.h5 cannot be repaired: .*Permission denied") as error:
         byname.repair(run)
     assert isinstance(error.value, PermissionError) and error.value.errno == 13

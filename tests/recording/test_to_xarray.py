@@ -9,14 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_runs import written
+from ranks import as_rank
+from stored_runs import NOTHING, reads_of, written
 from test_series import series_of
 
 import byname
 from byname import Series, stack_padded
 from byname.errors import BadArgumentError, BynameError
-from byname.recording.series import joined
-from byname.recording.stored import OpenFile
 
 
 class Stored:
@@ -224,14 +223,15 @@ def test_a_lazy_array_reads_nothing_before_it_is_asked(file):
     assert float(array.mean()) == pytest.approx(numbers.mean())
 
 
-def test_a_lazy_array_of_rank_files_finds_every_value(file):
-    files = [
-        stored(file, f"rank{rank}", np.arange(20.0).reshape(10, 2) + 100 * rank, ranks=[rank] * 10) for rank in range(2)
-    ]
-    files.append(stored(file, "late", np.array([[7.0, 8.0]]), iterations=[12], ranks=[1]))
-    whole = joined(files)[2:]
+def test_a_lazy_array_of_rank_files_finds_every_value(tmp_path, monkeypatch):
+    for rank in range(2):
+        values = [*(torch.arange(20.0).reshape(10, 2) + 100 * rank), *[NOTHING] * 2, torch.tensor([7.0, 8.0])]
+        with as_rank(rank, 2):
+            written(tmp_path / "run.h5", {"h": values if rank else values[:10]})
+    whole = byname.open(tmp_path / "run.h5")["h"][2:]
+    reads = reads_of(monkeypatch)
     array = whole.to_xarray(chunks={"iteration": 4, "dim_0": 1})
-    assert all(not one.values.reads for one in files)
+    assert reads == []
     assert array.chunks == ((4, 4, 2), (2,), (1,), (1, 1))
     with dask.config.set(scheduler="synchronous"):
         assert np.array_equal(array.values, whole.to_xarray().values, equal_nan=True)
@@ -274,10 +274,7 @@ def test_dask_that_is_not_installed_is_named(monkeypatch):
 
 def test_neighbours_in_a_file_are_read_at_once(tmp_path, monkeypatch):
     series = byname.open(written(tmp_path / "run.h5", {"h": [*range(30)]}))["h"]
-    sizes, read_into = [], OpenFile.read_into
-    monkeypatch.setattr(
-        OpenFile, "read_into", lambda file, view, at: sizes.append(len(view)) or read_into(file, view, at)
-    )
+    sizes = reads_of(monkeypatch)
     assert series[[5, 4, 6, 4, 20, 29]].to_numpy().tolist() == [5, 4, 6, 4, 20, 29]
     assert sizes == [3 * 8, 8, 8]
     assert series.to_numpy().tolist() == list(range(30)) and sizes[3:] == [30 * 8]

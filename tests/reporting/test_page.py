@@ -11,7 +11,6 @@ from torch import nn
 
 import byname
 from byname.analyse import Evaluation
-from byname.recording.series_by_path import SeriesByPath
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -267,9 +266,11 @@ def test_pictures_of_batches_of_different_sizes_are_those_that_all_have(page):
 @pytest.mark.slow
 def test_many_places_and_iterations_make_a_small_page(tmp_path):
     values = torch.randn(10_000, 16).cumsum(0)
-    many = SeriesByPath({f"layers.{at}.forward.h": whole(f"layers.{at}.forward.h", values * at) for at in range(200)})
+    model = nn.Sequential(*(nn.Identity() for _ in range(200)))
+    with byname.record(model, "*", before_gather=lambda path, series: whole(path, values * int(path))) as recorder:
+        model(torch.ones(1))
     begin = time.process_time()
-    file = byname.report(many, to=tmp_path / "report.html")
+    file = byname.report(recorder.results["*"], to=tmp_path / "report.html")
     assert file.stat().st_size < 10_000_000
     assert time.process_time() - begin < 120
     assert "a point stands for up to 25 of them" in Page(file).text

@@ -1,13 +1,13 @@
 """Files that cannot be made or read: the error is of byname, and also the operating system's, with its number."""
 
 import errno
+import os
 
 import pytest
 import torch
 
 import byname
 from byname.errors import BynameError, RecordingError
-from byname.recording import log_file
 
 
 def recorded(path, **how):
@@ -58,10 +58,10 @@ def test_a_file_that_is_there_is_a_file_exists_error(tmp_path):
     ],
 )
 def test_what_the_system_refuses_is_its_own_error_too(number, also, tmp_path, monkeypatch):
-    def refused(path, flags):
+    def refused(path, *given):
         raise OSError(number, "No", str(path))
 
-    monkeypatch.setattr(log_file, "opened", refused)
+    monkeypatch.setattr(os, "open", refused)
     with pytest.raises(RecordingError, match=r"run\.h5 cannot be written: ") as error:
         recorded(tmp_path / "run.h5")
     assert isinstance(error.value, also) and error.value.errno == number
@@ -70,10 +70,10 @@ def test_what_the_system_refuses_is_its_own_error_too(number, also, tmp_path, mo
 def test_a_file_that_may_not_be_read_is_a_permission_error_and_not_damaged(tmp_path, monkeypatch):
     recorded(tmp_path / "run.h5")
 
-    def refused(path, flags):
+    def refused(path, *given):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("byname.recording.stored.opened", refused)
+    monkeypatch.setattr(os, "open", refused)
     with pytest.raises(RecordingError, match=r"run\.h5 may not be read: Permission denied") as error:
         byname.open(tmp_path / "run.h5")
     assert isinstance(error.value, PermissionError)

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import byname
-from byname.recording.values.change import Last
 
 
 class Chain(nn.Module):
@@ -203,10 +202,12 @@ def test_an_interrupt_waits_for_the_window_and_then_comes_to_the_program(times):
 
 
 def test_nothing_written_in_python_runs_when_a_tensor_dies_for_an_interrupt_in_it_would_be_lost():
-    value, last = torch.ones(3), Last()
-    last.stored(value, torch.ones(3))
-    callbacks = [one.__callback__ for one in weakref.getweakrefs(value.untyped_storage())]
-    assert len(callbacks) == 1
-    assert not isinstance(callbacks[0], types.FunctionType | types.MethodType)
-    del value
-    assert last.changed(torch.ones(3))
+    model, value = nn.Identity(), torch.ones(3)
+    with byname.record(model, "forward") as recorder:
+        model(value), model(value)
+        callbacks = [one.__callback__ for one in weakref.getweakrefs(value.untyped_storage())]
+        assert len(callbacks) == 1
+        assert not isinstance(callbacks[0], types.FunctionType | types.MethodType)
+        del value
+        model(torch.ones(3))
+    assert recorder.results["forward"].iterations == [0, 2]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from processes import run
+from stored_runs import reads_of
 from torch import nn
 
 import byname
@@ -51,16 +52,13 @@ def test_values_of_an_open_recording_take_a_few_openings(make, read, tmp_path):
 
 
 def test_large_containers_are_read_a_few_at_a_time(tmp_path, monkeypatch):
-    from byname.recording.stored import OpenFile
-
-    model, read = nn.Identity(), OpenFile.read_into
+    model = nn.Identity()
     with byname.record(model, "forward", to=tmp_path / "run.h5", mode="both") as recorder:
         for number in range(12):
             model({"k": torch.full((1 << 17,), float(number))})  # 512 KiB
         recorder.flush()
         with byname.open(tmp_path / "run.h5") as recording:
-            asked = []
-            monkeypatch.setattr(OpenFile, "read_into", lambda *given: asked.append(len(given[1])) or read(*given))
+            asked = reads_of(monkeypatch)
             assert float(recording["forward"].values[7]["k"][0]) == 7.0 and max(asked) < 2 << 19
             assert [float(one["k"][0]) for one in recording["forward"].values] == [*map(float, range(12))]
             assert max(asked) <= 8 << 19
@@ -83,7 +81,7 @@ def test_a_value_that_its_reader_changes_is_the_same_when_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("to", [None, "run.h5"])
-def test_results_are_those_of_the_moment_and_read_no_other_place(to, tmp_path, monkeypatch):
+def test_results_are_those_of_the_moment(to, tmp_path):
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     with byname.record(model, ["*"], to=to and tmp_path / to) as recorder:
         for _ in range(3):
@@ -95,14 +93,6 @@ def test_results_are_those_of_the_moment_and_read_no_other_place(to, tmp_path, m
         assert [len(early[str(number)]) for number in range(3)] == [3, 3, 3]
         assert [len(later[str(number)]) for number in range(3)] == [7, 7, 7]
         assert [*early] == ["0", "1", "2"] and "1" in early and "nope" not in early
-        if to:
-            asked = []
-            from byname.recording.frame import StoredPlace
-
-            read = StoredPlace.series
-            monkeypatch.setattr(StoredPlace, "series", lambda self: asked.append(self.path) or read(self))
-            assert recorder.results["1"].iterations == [*range(7)]
-            assert asked == ["1"]
     assert len(recorder.results["0"]) == 7 and len(early["2"]) == 3
 
 

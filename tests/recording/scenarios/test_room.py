@@ -86,12 +86,3 @@ def test_a_long_series_lies_in_one_piece_and_has_its_dimensions(tmp_path):
         assert values.attrs["coordinates"] == "ranks calls modes"
         assert (values[:, 0] == range(2002)).all()
     assert (tmp_path / "run.h5").stat().st_size < 1.1 * 2002 * 1024
-
-
-def test_a_container_that_stands_in_a_value_often_counts_once():
-    from byname.codec import size_of
-
-    value = [torch.zeros(1024)]
-    for _ in range(60):
-        value = [value, value]
-    assert 4096 < size_of(value) < 20_000

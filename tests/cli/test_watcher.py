@@ -1,4 +1,4 @@
-"""Which calls of modules are shown before they begin, and what is left when the search is over."""
+"""Watcher: which calls of modules are shown before they begin, and what is left when the search is over."""
 
 import os
 import threading
