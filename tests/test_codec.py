@@ -1,4 +1,4 @@
-"""Nested values come back from their text as they were, and texts that nobody wrote are refused."""
+"""Codec: nested values come back from their text as they were, and texts that nobody wrote are refused."""
 
 import math
 import warnings

@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -202,8 +203,7 @@ def test_places_without_a_moment_in_common_are_not_called_equal():
 def test_files_of_several_ranks_are_compared_rank_by_rank(tmp_path):
     for name, changed in (("a", None), ("b", 1)):
         for rank in (0, 1):
-            model = nn.ModuleDict({"x": nn.Identity()})
-            model.forward = model["x"]
+            model = nn.Sequential(OrderedDict(x=nn.Identity()))
             with as_rank(rank, 2, name), byname.record(model, "x", to=tmp_path / f"{name}.h5"):
                 for step in range(4):
                     model(torch.full((3,), float(step)) + torch.tensor([rank == changed and step == 2, 0, 0]))

@@ -152,7 +152,8 @@ def test_it_copies_under_inference_mode_autocast_and_no_grad():
         value = torch.full((2,), 2.0)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         narrow = copy(torch.ones(2))
-    assert inside.tolist() == [1, 1] and copy(value).tolist() == [2, 2] and narrow.dtype == torch.float32
+    assert not inside.is_inference() and inside.tolist() == [1, 1]
+    assert copy(value).tolist() == [2, 2] and narrow.dtype == torch.float32
 
 
 def test_under_fake_tensors_only_real_ones_are_copied():
