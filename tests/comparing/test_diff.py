@@ -267,13 +267,12 @@ def test_recorders_results_and_files_are_the_same(tmp_path):
             assert "0.weight" in found.before
 
 
-def test_a_record_larger_than_a_piece(monkeypatch):
-    monkeypatch.setattr("byname.comparing.numbers.PIECE", 7)
-    a = torch.arange(50.0)
+def test_a_record_larger_than_is_compared_at_once():
+    a = torch.arange(2_500_000.0)
     b = a.clone()
-    b[33] = -1
+    b[2_200_000] = -1
     first = byname.diff(run(series("x", [a])), run(series("x", [b]))).first
-    assert (first.error, first.elements, first.size) == (34.0, 1, 50)
+    assert (first.error, first.elements, first.size) == (2_200_001.0, 1, 2_500_000)
 
 
 def test_a_recorder_is_compared_while_it_records(tmp_path):
