@@ -20,28 +20,31 @@ def expected(value):
     return figures, wide.numel() - numbers.size
 
 
-def row_of(values, tmp_path):
-    with byname.open(written(tmp_path / "run.h5", {"a": values})) as recording:
-        (row,) = recording.rows(ranges=True)
-    return row
+def rows_of(places, tmp_path):
+    with byname.open(written(tmp_path / "run.h5", places)) as recording:
+        return recording.rows(ranges=True)
 
 
 def test_numbers_of_python_beyond_every_float_are_infinite(tmp_path):
-    row = row_of([10**400, 3, -(10**400), complex(1e308, 1e308)], tmp_path)
+    (row,) = rows_of({"a": [10**400, 3, -(10**400), complex(1e308, 1e308)]}, tmp_path)
     assert (row["min"], row["max"]) == (-math.inf, math.inf) and math.isnan(row["mean"])
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("odd", [None, math.nan, math.inf, "all NaN"], ids=str)
-def test_it_is_that_of_numpy(dtype, odd, tmp_path):
+def value_of(dtype, odd):
     numbers = torch.randn(50) * 5
     if odd is not None:
-        if not (dtype.is_floating_point or dtype.is_complex):
-            pytest.skip("has neither NaN nor infinity")
         numbers[[3, 4] if odd != "all NaN" else slice(None)] = math.nan if odd == "all NaN" else odd
-    value = torch.complex(numbers, numbers).to(dtype) if dtype.is_complex else numbers.abs().to(dtype)
-    row = row_of([value[:20].view(5, 4).mT, value[20:]], tmp_path)
-    figures, nan = expected(value)
-    assert row.get("nan", 0) == nan
-    for name, figure in zip(("min", "max", "mean"), figures):
-        assert row[name] == (None if figure is None else pytest.approx(figure, rel=1e-5, nan_ok=True))
+    return torch.complex(numbers, numbers).to(dtype) if dtype.is_complex else numbers.abs().to(dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_it_is_that_of_numpy(dtype, tmp_path):
+    odd = (None, math.nan, math.inf, "all NaN") if dtype.is_floating_point or dtype.is_complex else (None,)
+    values = {f"v{number}": value_of(dtype, one) for number, one in enumerate(odd)}
+    places = {path: [value[:20].view(5, 4).mT, value[20:]] for path, value in values.items()}
+    rows = rows_of(places, tmp_path)
+    for row, value in zip(rows, values.values(), strict=True):
+        figures, nan = expected(value)
+        assert row.get("nan", 0) == nan
+        for name, figure in zip(("min", "max", "mean"), figures):
+            assert row[name] == (None if figure is None else pytest.approx(figure, rel=1e-5, nan_ok=True))
