@@ -100,9 +100,8 @@ class Storing:
         copy = quick_copy(told) if form is None else self._quick(told)
         if copy is None:
             copy = windows.copies.take(told if form is None else form(told), column.path)
-        before = NOTHING
+        before = last.copy if last is not None and last.doubtful else NOTHING
         if last is not None:
-            before = last.copy if last.doubtful else NOTHING
             last.stored(value, copy)
         column.stored = True
         shard = shard if told is value and form is None else None
