@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -182,19 +182,19 @@ class SearchResult:
     def _into(self, number: int) -> list[_Into]:
         """Return the holders of an object, each with the function that makes the step from it.
 
-        The result has at most `MOST_WAYS` entries, and from one holder at most `TOLD`: a list that holds one object a
-        hundred thousand times costs no more than a list of numbers.
+        The result has at most `MOST_WAYS` entries, and from one holder at most `TOLD`, one from each in turn: a list
+        that holds one object a hundred thousand times costs no more than a list of numbers, and hides no other holder.
         """
         found = self._steps.get(number)
         if found is None:
             found = self._steps[number] = []
             value, first = self._values[number], self._first[number]
+            ways: list[list[_Into]] = []
             for holder in (*([] if first == _NOBODY else [first]), *self._others.get(number, ())):
                 contents = self._contents.get(holder)
-                found += (self._read(holder, value) if contents is None else contents.get(id(value), []))[:TOLD]
-                if len(found) >= MOST_WAYS:
-                    del found[MOST_WAYS:]
-                    break
+                ways.append((self._read(holder, value) if contents is None else contents.get(id(value), []))[:TOLD])
+            turns = chain.from_iterable(zip_longest(*ways))
+            found += islice((way for way in turns if way is not None), MOST_WAYS)
         return found
 
     def _read(self, holder: int, value: object) -> list[_Into]:
