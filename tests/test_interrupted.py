@@ -11,6 +11,7 @@ import threading
 
 import pytest
 import torch
+from checking import checking
 from interrupting import (
     Calls as Moments,
 )
@@ -30,7 +31,6 @@ from torch import nn
 import byname
 from byname import Recorder
 from byname.cli.watcher import Calls
-from byname.diagnose.explaining import Explaining
 from byname.edits.capture import Stopped
 from byname.tracing.eager import EAGERLY
 from byname.watch.handle import Handle
@@ -91,7 +91,7 @@ CONTEXTS = {
     "track": byname.track,
     "track allocations": lambda: byname.track(allocations=True),
     "explaining": byname.explaining,
-    "explaining all": lambda: Explaining(checked=print, non_finite=print),
+    "explaining all": lambda: checking(print, non_finite=print),
 }
 REGISTRIES = [
     "_forward_hooks",

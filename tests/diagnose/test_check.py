@@ -7,10 +7,10 @@ import weakref
 
 import pytest
 import torch
+from checking import checking
 from torch import nn
 
 import byname
-from byname.diagnose.explaining import Explaining
 
 
 class Net(nn.Module):
@@ -231,7 +231,7 @@ class TestUnattended:
 
     def steps(self, net, optimizer, forward, times=3):
         found = []
-        with Explaining(checked=found.append):
+        with checking(found.append):
             for _ in range(times):
                 optimizer.zero_grad()
                 forward(net).backward()

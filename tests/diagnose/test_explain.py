@@ -6,10 +6,10 @@ from pathlib import Path
 import corpus
 import pytest
 import torch
+from checking import checking
 from corpus import named
 
 import byname
-from byname.diagnose.explaining import Explaining
 
 
 def places(finding, program):
@@ -147,7 +147,7 @@ def test_an_error_in_the_head_of_a_loop_is_told_by_its_head():
 def test_the_operation_that_first_gives_nan_or_inf_is_found(program):
     found = []
 
-    _, error = corpus.run(program, Explaining(non_finite=found.append))
+    _, error = corpus.run(program, checking(non_finite=found.append))
 
     assert error is None
     assert found and found[0].cause == program.cause, found

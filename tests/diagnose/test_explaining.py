@@ -9,12 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from checking import checking
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import byname
-from byname.diagnose.engine import freed_by
-from byname.diagnose.explaining import Explaining
 
 
 def spoil(width=3):
@@ -243,7 +242,7 @@ class TestTheErrorItself:
 class TestNothingIsLeft:
     def test_everything_patched_is_put_back(self):
         before = whats_patched()
-        with byname.explaining(), Explaining(checked=lambda _: None, non_finite=lambda _: None):
+        with byname.explaining(), checking(lambda _: None, non_finite=lambda _: None):
             assert whats_patched() != before
             nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
 
@@ -251,7 +250,7 @@ class TestNothingIsLeft:
 
     def test_also_after_a_crash(self):
         before = whats_patched()
-        with pytest.raises(RuntimeError), Explaining(checked=lambda _: None, non_finite=lambda _: None):
+        with pytest.raises(RuntimeError), checking(lambda _: None, non_finite=lambda _: None):
             spoil()
 
         assert whats_patched() == before
@@ -311,7 +310,7 @@ class TestNothingIsLeft:
             return [*layer.parameters(), torch.rand(3)]
 
         plain = train()
-        with Explaining(checked=lambda _: None, non_finite=lambda _: None):
+        with checking(lambda _: None, non_finite=lambda _: None):
             explained = train()
 
         assert all(torch.equal(one, other) for one, other in zip(plain, explained, strict=True))
@@ -359,12 +358,12 @@ def test_a_backward_in_a_helper_is_noted_with_what_called_it():
     def learn(loss):
         loss.backward()
 
-    with byname.explaining():
+    with pytest.raises(RuntimeError) as caught, byname.explaining():
         loss = torch.ones(3, requires_grad=True).exp().sum()
         learn(loss)
-    run = freed_by(loss.grad_fn)
-    assert run.line.site.statement == "loss.backward()"
-    assert run.line.site.caller.statement == "learn(loss)"
+        loss.sum().backward()
+    (site,) = [one for one in byname.explain(caught.value).sites if one.statement == "loss.backward()"]
+    assert site.caller.statement == "learn(loss)"
 
 
 class TestWhatIsToldBeforeAnErrorAndOnIt:
@@ -381,7 +380,7 @@ class TestWhatIsToldBeforeAnErrorAndOnIt:
 
     def test_the_note_is_the_only_answer_where_the_error_ends_the_program(self):
         reported = []
-        with pytest.raises(RuntimeError, match="modified by an inplace") as caught, Explaining(checked=reported.append):
+        with pytest.raises(RuntimeError, match="modified by an inplace") as caught, checking(reported.append):
             self.stepped()
         assert [note.partition(":")[2].split(":")[0].strip() for note in notes(caught.value)] == [
             "optimizer-step-between"
@@ -390,7 +389,7 @@ class TestWhatIsToldBeforeAnErrorAndOnIt:
 
     def test_the_finding_is_told_at_the_end_where_the_program_catches_the_error(self):
         reported = []
-        with Explaining(checked=reported.append):
+        with checking(reported.append):
             with pytest.raises(RuntimeError, match="modified by an inplace"):
                 self.stepped()
             assert reported == []
@@ -398,7 +397,7 @@ class TestWhatIsToldBeforeAnErrorAndOnIt:
 
     def test_an_error_that_is_raised_from_the_first_shows_its_note(self):
         reported = []
-        with pytest.raises(ValueError, match="training failed"), Explaining(checked=reported.append):
+        with pytest.raises(ValueError, match="training failed"), checking(reported.append):
             try:
                 self.stepped()
             except RuntimeError as error:
@@ -421,7 +420,7 @@ def test_a_checked_loss_without_a_graph_has_one_note_and_no_error_of_byname(monk
     found, logged = [], []
     monkeypatch.setattr(logging.getLogger("byname"), "warning", lambda *words, **_: logged.append(words))
     weight = torch.ones(3, requires_grad=True)
-    with pytest.raises(RuntimeError) as error, Explaining(checked=found.append):
+    with pytest.raises(RuntimeError) as error, checking(found.append):
         loss = weight.exp().sum().detach()
         loss.backward()
     assert notes(error.value)[0].startswith("byname: no-grad-path: ")

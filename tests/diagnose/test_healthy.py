@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from checking import checking
 from processes import without_gloo
-
-from byname.diagnose.explaining import Explaining
 
 HEALTHY = Path(__file__).parent / "healthy"
 PROCESSES = sorted(path.stem for path in HEALTHY.glob("ddp_two_ranks*.py"))  # they start processes of their own
@@ -93,7 +92,7 @@ def test_nothing_is_reported_and_nothing_changes(path, capfd):
         pytest.skip("needs gloo")
     plain = run(path)
     reported = []
-    with Explaining(checked=reported.append):
+    with checking(reported.append):
         explained = run(path)
     assert reported == []
     assert [*map(without_gloo, capfd.readouterr())] == ["", ""]

@@ -7,19 +7,18 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from checking import checking
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import byname
-from byname.diagnose.causes.out_of_place import without_data
-from byname.diagnose.explaining import Explaining
 
 STEPS = 6
 
 
 def found_in(program):
     found = []
-    with Explaining(checked=found.append):
+    with checking(found.append):
         alive = program()
     assert alive is not None
     return [(one.cause, sorted(map(str, one.culprits))) for one in found], found
@@ -1001,7 +1000,7 @@ def test_nothing_is_kept_alive_and_nothing_is_left_behind():
 
     before = dict(module._global_optimizer_pre_hooks)
     found = []
-    with Explaining(checked=found.append):
+    with checking(found.append):
         alive = another_model()
         parameter, optimizer = ref(alive[0].weight), ref(alive[1])
         del alive
@@ -1092,7 +1091,7 @@ def checked(source, folder):
     file.write_text(source)
     reported, names = [], {"torch": torch, "nn": nn, "__name__": "program"}
     torch.manual_seed(0)
-    with Explaining(checked=reported.append):
+    with checking(reported.append):
         exec(compile(source, str(file), "exec"), names)
     return reported, names
 
@@ -1285,8 +1284,8 @@ def test_a_line_put_in_place_of_an_edit_through_data_mends_the_gradients():
     x = torch.tensor([0.1, 0.5, 0.9], requires_grad=True)
     h = x * 1
     before = h.data.clone()
-    statement, operation = "h.data.clamp_(0.2, 0.8)", "clamp_"
-    _, advice = without_data(statement, operation)
+    _, (found,) = found_in(squeezed_by(clamped))
+    advice = found.remedy
     space = {"h": h}
     exec(advice.partition("write ")[2].partition(";")[0], space)
     (gradient,) = torch.autograd.grad(space["h"].sum(), x)

@@ -7,41 +7,21 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from checking import checking
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import byname
-from byname.diagnose.explaining import Explaining
-from byname.diagnose.nonfinite.backward import WatchedRun
-from byname.diagnose.nonfinite.watch import FiniteWatch
 
 
 @contextmanager
-def watched(tracked=True):
-    """The findings of what runs inside, with the engine wrapped as `explaining` wraps it."""
+def watched():
+    """The findings of `--non-finite` in what runs inside."""
     found = []
-    watch = FiniteWatch(found.append)
-    engine = torch.autograd._engine_run_backward
-
-    def run(roots, *args, **kwargs):
-        watch.before_backward(roots, None)
-        try:
-            return engine(roots, *args, **kwargs)
-        finally:
-            watch.after_backward()
-
-    torch.autograd._engine_run_backward = run
-    try:
-        with watch.forward():
-            if not tracked:
-                yield found
-                return
-            with byname.track():
-                yield found
-    finally:
-        torch.autograd._engine_run_backward = engine
+    with checking(non_finite=found.append):
+        yield found
 
 
 def leaf(*values, dtype=torch.float32):
@@ -312,9 +292,10 @@ def test_a_line_is_told_once():
     assert len(found) == 1
 
 
-def test_without_a_tracker_there_is_no_site_of_a_backward_operation():
-    with watched(tracked=False) as found:
-        leaf(0.0, 1.0).sqrt().sum().backward()
+def test_an_operation_from_before_has_no_site():
+    loss = leaf(0.0, 1.0).sqrt().sum()
+    with watched() as found:
+        loss.backward()
     assert found[0].message.startswith("the backward of `sqrt` turned")
     assert len(found[0].sites) == 1
 
@@ -349,8 +330,10 @@ def test_no_hook_is_left_after_a_backward_that_raises():
         with pytest.raises(ValueError, match="no"):
             loss.backward(retain_graph=True)
     assert found == []
+    x_alive, y_alive = weakref.ref(x), weakref.ref(y)
+    del x, y, loss
     gc.collect()
-    assert not [one for one in gc.get_objects() if type(one) is WatchedRun]
+    assert (x_alive(), y_alive()) == (None, None)
 
 
 def test_nothing_is_kept_alive(no_collection):
@@ -445,29 +428,18 @@ def test_the_users_modes_do_not_see_the_looking():
 
 def test_threads_do_not_disturb_each_other():
     def work():
-        with watch.forward():
-            loss = leaf(0.0, 1.0).log().sum()
-            watch.before_backward([loss], None)
-            loss.backward()
-            watch.after_backward()
+        loss = leaf(0.0, 1.0).log().sum()
+        loss.backward()
 
-    found = []
-    watch = FiniteWatch(found.append)
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with watched() as found:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert len(found) >= 1
     assert all("`log` at" in one.message for one in found)
     assert torch._C._len_torch_function_stack() == 0
-
-
-def found_by_explaining(program):
-    found = []
-    with Explaining(non_finite=found.append):
-        program()
-    return found
 
 
 def test_repeated_eigenvalues_are_told_with_a_remedy_that_mends_them():
@@ -526,7 +498,8 @@ def test_a_step_that_spoils_a_parameter_with_finite_gradients_is_told_once(dtype
             embedding(torch.arange(3)).float().square().sum().backward()
             optimizer.step()
 
-    found = found_by_explaining(program)
+    with watched() as found:
+        program()
     assert len(found) == number
     for one in found:
         assert "the step of Adam at test_nonfinite.py" in one.message

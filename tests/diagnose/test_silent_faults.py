@@ -3,20 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from checking import findings_of
 from torch import nn
 from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
 
 import byname
-from byname.diagnose.explaining import Explaining
-
-
-def findings_of(program, *args):
-    found = []
-    with Explaining(checked=found.append):
-        alive = program(*args)
-    assert alive is not None
-    return found
 
 
 def scaled_steps(clip, zeroed=False, scale=2.0**16, enabled=True):

@@ -6,16 +6,15 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from checking import checking
 from torch import nn
-
-from byname.diagnose.explaining import Explaining
 
 
 def findings_of(program, right):
     found = []
     torch.manual_seed(0)
     random.seed(0)
-    with Explaining(checked=found.append):
+    with checking(found.append):
         program(right)
     return found
 

@@ -11,24 +11,13 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from checking import findings_of
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, OneCycleLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
-from byname.diagnose.explaining import Explaining
-
 STEPS = 20
-
-
-def findings_of(program):
-    found = []
-    torch.manual_seed(0)
-    random.seed(0)
-    with Explaining(checked=found.append):
-        alive = program()
-    assert alive is not None
-    return found
 
 
 def network(dropout=0.0, norm=False):

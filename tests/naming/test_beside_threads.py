@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
+from checking import checking
 from torch import nn
 
 import byname
-from byname.diagnose.explaining import Explaining
 
 
 class Builder:
@@ -75,7 +75,7 @@ def grow():
 
 
 def check():
-    with Explaining(checked=lambda finding: None):
+    with checking(lambda finding: None):
         nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
 
 
