@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import byname
-from byname import Name, Site
-from byname.diagnose.cause import Cause, Sentence, Subject, always, nothing_more, tell
+from byname.diagnose.cause import Cause
 from byname.diagnose.causes.losses import LOSSES
 from byname.diagnose.causes.not_reached import NO_GRAD_PATH
 from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING
@@ -18,9 +17,6 @@ from byname.diagnose.explain import ERRORS
 from byname.diagnose.nonfinite.backward import IN_BACKWARD
 from byname.diagnose.nonfinite.watch import BY_STEP, IN_FORWARD
 from byname.diagnose.silent import loading, ranks_apart, samples, sequences, steps, validation, weights
-
-W, B, NAMELESS = Name("model.w", "parameter"), Name("model.b", "parameter"), Name("", "unnamed", exact=False)
-MADE, STEP = Site("train.py", 3), Site("train.py", 9)
 
 
 def rows_of(module):
@@ -94,35 +90,3 @@ def test_a_row_is_a_sentence_and_a_remedy(cause):
         fields = [field for _, field, _, _ in string.Formatter().parse(words) if field is not None]
         assert all(re.fullmatch(r"\w+(\.\w+)*", field) for field in fields)
         assert not words.endswith((".", " "))
-
-
-def test_what_a_sentence_mentions_are_its_culprits_and_its_lines():
-    cause = Cause(
-        "some", always, nothing_more, "{names} {names:has|have} none{made:at}, {it} has{noticed:at}", "{n:x|y}"
-    )
-    found = cause.finding({"names": (W, NAMELESS), "made": MADE, "it": B, "noticed": STEP, "n": 1})
-    assert found.message == (
-        "`model.w` and a tensor without a name have none at train.py:3, `model.b` has at train.py:9"
-    )
-    assert found.culprits == (W, B)
-    assert found.sites == (MADE, STEP)
-    assert found.remedy == "x"
-
-
-def test_the_line_that_ends_the_story_is_last_and_unknown_lines_are_left_out():
-    cause = Cause("some", always, nothing_more, "here{noticed:at}{made:at}{lines:-}", "{w.path}.clone()")
-    found = cause.finding({"noticed": STEP, "made": None, "lines": [None, MADE], "w": W})
-    assert (found.message, found.sites, found.remedy) == ("here at train.py:9", (MADE, STEP), "model.w.clone()")
-
-
-def test_names_that_are_not_printed_are_culprits_as_they_are_and_each_fact_counts_once():
-    sentence = tell("{names:-}{names:1} and {names}", names=[B, NAMELESS, W])
-    assert sentence == "`model.b` and 2 more and `model.b`, a tensor without a name and `model.w`"
-    assert sentence.names == (B, NAMELESS, W)
-
-
-def test_a_part_of_a_sentence_brings_its_names_and_lines():
-    parts = [tell("{one} is cut", one=Subject(name, MADE)) for name in (W, B)]
-    sentence = tell("because {why}", why=Sentence.joined("; ", parts))
-    assert sentence == "because `model.w` at train.py:3 is cut; `model.b` at train.py:3 is cut"
-    assert (sentence.names, sentence.sites) == ((W, B), (MADE, MADE))
