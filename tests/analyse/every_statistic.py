@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,20 @@ def public_statistics():
     return {
         name for name, kind in found if isinstance(kind, type) and issubclass(kind, Statistic) and kind is not Statistic
     }
+
+
+def saved(statistic):
+    """The bytes of the file to which a statistic is saved."""
+    with TemporaryDirectory() as folder:
+        statistic.save(Path(folder) / "saved")
+        return (Path(folder) / "saved").read_bytes()
+
+
+def loaded(statistic):
+    """The statistic as its file gives it back."""
+    with TemporaryDirectory() as folder:
+        statistic.save(Path(folder) / "saved")
+        return type(statistic).load(Path(folder) / "saved")
 
 
 def assert_same(one, other, rtol=0.0):

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from every_statistic import saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byname.analyse import Histogram
-from byname.analyse.state import packed
 from byname.errors import BadArgumentError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
@@ -132,11 +132,11 @@ def test_only_equal_edges_merge():
 
 def test_it_is_saved_and_a_refused_batch_changes_nothing(tmp_path):
     seen = Histogram(4, 0, 1, nan="raise").add(torch.rand(9))
-    before = packed(seen.state_dict())
+    before = saved(seen)
     for wrong in (torch.zeros(2, dtype=torch.complex64), [0.5, torch.nan]):
         with pytest.raises(BadArgumentError):
             seen.add(wrong)
-    assert packed(seen.state_dict()) == before
+    assert saved(seen) == before
     seen.save(tmp_path / "h")
     assert Histogram.load(tmp_path / "h").counts.equal(seen.counts)
     seen.reset()

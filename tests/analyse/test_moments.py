@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from every_statistic import saved
 from grid import added, in_parts, near_a_large_offset, over_the_grid, representable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,6 @@ from hypothesis.extra import numpy as arrays
 from scipy import stats
 
 from byname.analyse import Mean, Moments, NormMean, Variance
-from byname.analyse.state import same
 from byname.errors import BadArgumentError
 
 
@@ -166,10 +166,10 @@ def test_nan_spoils_its_own_figures_if_it_is_to_propagate():
 @pytest.mark.parametrize("statistic", [Mean, Variance, Moments, NormMean])
 def test_a_batch_with_nan_is_refused_as_a_whole(statistic):
     found = statistic(nan="raise").add([[1.0, 2.0], [3.0, 5.0]])
-    before = found.state_dict()
+    before = saved(found)
     with pytest.raises(BadArgumentError, match="1 values are NaN"):
         found.add([[1.0, float("nan")]])
-    assert same(found.state_dict(), before)
+    assert saved(found) == before
 
 
 def test_integer_weights_count_as_repetition():
@@ -259,9 +259,9 @@ def test_two_merged_are_the_whole_in_any_order(rows, draw):
 
 def test_the_other_is_left_alone_and_nothing_is_shared_after_a_merge():
     one, other = Variance(), Variance().add([[1.0], [2.0]])
-    before = other.state_dict()
+    before = saved(other)
     one.merge(other).add([[5.0]])
-    assert same(other.state_dict(), before)
+    assert saved(other) == before
     for value in vars(other).values():
         if torch.is_tensor(value):
             value.fill_(77)
@@ -287,7 +287,7 @@ def test_a_state_survives_a_dict_and_a_file(make, tmp_path):
     found.save(tmp_path / "moments")
     loaded = type(found).load(tmp_path / "moments")
     for one in (again, loaded):
-        assert same(one.state_dict(), found.state_dict())
+        assert saved(one) == saved(found)
         one.add(torch.ones(2, 3))
     assert found.count == 20 and loaded.count == 22
     assert not torch.equal(loaded.mean(), found.mean())
@@ -295,11 +295,11 @@ def test_a_state_survives_a_dict_and_a_file(make, tmp_path):
 
 def test_other_features_are_refused_and_both_shapes_named():
     found = Variance().add(torch.ones(2, 3))
-    before = found.state_dict()
+    before = saved(found)
     for refused in (lambda: found.add(torch.ones(2, 4)), lambda: found.merge(Variance().add(torch.ones(2, 4)))):
         with pytest.raises(BadArgumentError, match=r"\(3,\).*\(4,\)"):
             refused()
-    assert same(found.state_dict(), before)
+    assert saved(found) == before
 
 
 def test_channels_are_looked_for_where_there_is_such_a_dimension():

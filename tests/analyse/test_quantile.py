@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from every_statistic import loaded, saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byname.analyse import Quantile
-from byname.analyse.state import packed, unpacked
 from byname.errors import BadArgumentError
 
 SHARES = [0, 0.001, 0.01, 0.25, 0.5, 0.5001, 0.9, 0.999, 1]
@@ -229,10 +229,10 @@ def test_no_value_has_no_quantile():
 )
 def test_a_refused_batch_changes_nothing(batch, weights, message):
     seen = Quantile(resolution=4, nan="raise").add(torch.randn(500, 2))
-    before = packed(seen.state_dict())
+    before = saved(seen)
     with pytest.raises(BadArgumentError, match=message):
         seen.add(batch, weights)
-    assert packed(seen.state_dict()) == before
+    assert saved(seen) == before
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, torch.nan, [0.5, 2], [[0.5]]])
@@ -279,9 +279,9 @@ def test_a_state_shares_nothing_with_the_sketch_nor_the_sketch_with_a_batch():
 def test_merging_leaves_the_other_as_it_is_and_works_with_itself():
     values = torch.randn(3000, 2)
     one, other = Quantile(resolution=4).add(values[:1000]), Quantile(resolution=4).add(values[1000:])
-    before = packed(other.state_dict())
+    before = saved(other)
     one.merge(other).add(values[:100])
-    assert packed(other.state_dict()) == before
+    assert saved(other) == before
     doubled = other.merge(other)
     assert doubled.count == 4000
     assert_within_bound(doubled, values[1000:].repeat(2, 1))
@@ -293,7 +293,7 @@ def test_the_state_stays_small_and_the_random_state_untouched():
     for _ in range(30):
         seen.add(batch)
     runs = math.log2(3_000_000 / (64 * 2048)) + 1
-    assert len(packed(seen.state_dict())) < 4 * 2048 * (64 + runs) + 5000
+    assert len(saved(seen)) < 4 * 2048 * (64 + runs) + 5000
     assert torch.get_rng_state().equal(before)
 
 
@@ -328,7 +328,7 @@ def test_however_parts_are_merged_the_bound_holds(tree, uneven):
     whole = (parts[0].merge(parts[1])).merge(parts[3].merge(parts[2]))
     everything = [value for piece in pieces for value in piece]
     some = [value for number, piece in enumerate(pieces) if number % 2 for value in piece] if uneven else everything
-    again = Quantile.made(unpacked(packed(whole.state_dict())))
+    again = loaded(whole)
     for column, values in ((1, everything), (0, some)):
         if values:
             of_column(again, column, values)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+import byname
 from byname.analyse import Results
 from byname.analyse import results as labelled
 from byname.errors import BynameError
-from byname.place import parse
 
 NAN = float("nan")
 
@@ -257,4 +257,4 @@ def test_paths_of_figures_are_read_by_the_path_language():
     assert [*odd.by_path("O")] == [r"h['k'][0].O.a\.b", r"no path\.\..O.x[3]"]
     for made in (plain(), of_classes(), against_the_rest(), alike(), odd):
         for path in made.by_path("Name"):
-            assert str(parse(path)) == path and parse("**.Name.**").matches(path)
+            assert str(byname.select.path(path)) == f"select.path({path!r})" and ".Name." in path

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from every_statistic import EVERY, assert_same, public_statistics
+from every_statistic import EVERY, assert_same, loaded, public_statistics
 
-from byname.analyse.state import packed, unpacked
 from byname.errors import BadArgumentError
 
 every = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in EVERY.items()])
@@ -337,7 +336,7 @@ def test_what_is_set_around_it_makes_no_difference(case, around):
     expected = case.told(filled(case, first).add(*second, mask))
     with AROUND[around]():
         full = case.make().add(*first).merge(case.make().add(*second, mask)).reduce()
-        restored = type(full).made(unpacked(packed(full.state_dict())))
+        restored = loaded(full)
     assert_same(case.told(full), expected, case.rtol)
     assert_same(case.told(restored), expected, case.rtol)
 

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from every_statistic import saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byname.analyse import TopK
-from byname.analyse.state import packed
 from byname.errors import BadArgumentError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
@@ -157,10 +157,10 @@ def test_infinities_are_values():
 )
 def test_a_refused_batch_changes_nothing(batch, weights):
     seen = TopK(3, nan="raise").add(torch.randn(20, 2))
-    before = packed(seen.state_dict())
+    before = saved(seen)
     with pytest.raises(BadArgumentError):
         seen.add(batch, weights)
-    assert packed(seen.state_dict()) == before
+    assert saved(seen) == before
 
 
 def test_types_of_one_kind_may_be_mixed():
