@@ -1,20 +1,23 @@
-"""What lies behind a mark is freed without recursion on Python 3.13; the other versions need no such class."""
+"""A marked node keeps its edges, and what lies behind it is freed without recursion; enough nodes are marked."""
 
 import threading
 import weakref
 from itertools import islice
 
-from byname.autograd.freeing import _Deferred, gaps, mark
+from byname.autograd.freeing import gaps, mark
 
 
-class Thing:
-    pass
+class Node:
+    def __init__(self):
+        self.metadata = {}
 
 
-def nested(depth, inside):
-    held = _Deferred(((inside, 0),))
+def marks(depth, held):
+    """Marks, of which each leads to the next and the last to what is held."""
     for _ in range(depth):
-        held = _Deferred(((held, 0),))
+        node = Node()
+        mark(node, ((held, 0),))
+        (held,) = node.metadata.values()
     return held
 
 
@@ -22,10 +25,10 @@ def test_marks_in_marks_are_freed_on_a_small_stack():
     ends = []
 
     def work():
-        thing = Thing()
-        alive = weakref.ref(thing)
-        held = nested(100_000, thing)
-        del thing
+        end = Node()
+        alive = weakref.ref(end)
+        held = marks(100_000, end)
+        del end
         ends.append(alive() is not None)
         del held
         ends.append(alive() is None)
@@ -39,11 +42,9 @@ def test_marks_in_marks_are_freed_on_a_small_stack():
 
 
 def test_a_node_keeps_its_edges_and_no_more():
-    class Node:
-        metadata = {}
-
-    mark(Node, ((None, 0),))
-    assert len(Node.metadata) == 1
+    node = Node()
+    mark(node, ((None, 0),))
+    assert len(node.metadata) == 1
 
 
 def test_one_node_in_sixteen_is_marked_and_never_many_in_a_row_are_not():
