@@ -4,7 +4,6 @@ import threading
 import pytest
 
 from byname.undo import Blocks, Patch, Shared, Undo
-from byname.watch.handle import Handle
 
 
 class Failing:
@@ -116,64 +115,6 @@ def test_a_block_that_could_not_be_left_is_left_the_next_time_and_another_thread
         blocks.leave()
     blocks.leave()
     assert done == ["mine", "mine"]
-
-
-class Part:
-    """A part of an attachment."""
-
-    def __init__(self, *errors):
-        self.errors, self.on = [*errors], False
-
-    def install(self):
-        self.on = True
-        if self.errors and self.errors[0] == "install":
-            self.errors.pop(0)
-            raise ConnectionError
-
-    def remove(self):
-        if self.errors:
-            raise self.errors.pop(0)
-        self.on = False
-
-
-def test_a_handle_takes_every_part_off_that_it_can_and_the_others_the_next_time():
-    parts = [Part(), Part(MemoryError()), Part(ConnectionError()), Part()]
-    handle = Handle([*parts], {}, {})
-    handle.enabled = True
-    with pytest.raises(ConnectionError):
-        handle.remove()
-    assert [part.on for part in parts] == [False, True, True, False]
-    assert handle.removed
-    handle.remove()
-    assert not any(part.on for part in parts)
-
-
-def test_a_handle_is_put_in_place_as_a_whole_or_not_at_all():
-    parts = [Part(), Part("install"), Part()]
-    handle = Handle([*parts], {}, {})
-    with pytest.raises(ConnectionError):
-        handle.enabled = True
-    assert not any(part.on for part in parts)
-    assert not handle.enabled
-    handle.enabled = True
-    assert all(part.on for part in parts)
-    handle.remove()
-    assert not any(part.on for part in parts)
-
-
-def test_a_pause_that_was_stopped_can_be_made_and_ended():
-    passing, staying = Part(ConnectionError()), Part()
-    handle = Handle([passing, staying], {}, {}, staying=(staying,))
-    handle.enabled = True
-    with pytest.raises(ConnectionError):
-        handle.paused = True
-    assert handle.paused
-    handle.paused = False
-    assert passing.on and staying.on
-    handle.paused = True
-    assert not passing.on and staying.on
-    handle.remove()
-    assert not staying.on
 
 
 class Home:
