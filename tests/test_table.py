@@ -9,7 +9,6 @@ import pandas
 import pytest
 
 from byname import Finding
-from byname.axes import colours
 from byname.table import Column, Lazy, Rows, Tabled, text, to_html
 
 ROWS = [{"name": "<b>", "count": 3, "bytes": 2048}, {"name": "x", "count": None, "bytes": 1}]
@@ -37,16 +36,6 @@ def test_sizes_stay_on_one_line():
 def test_a_finding_breaks_its_lines_between_words_and_is_escaped():
     html = Finding("free-leaf", "a < b")._repr_html_()
     assert "word-break:normal" in html and "a &lt; b" in html
-
-
-def test_every_curve_can_be_seen_on_white_paper():
-    for count in (1, 2, 5, 100):
-        found = colours(count)
-        assert len({*found}) == count
-        for red, green, blue, _ in found:
-            linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in (red, green, blue)]
-            luminance = sum(part * one for part, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-            assert 1.05 / (luminance + 0.05) > 2  # the contrast of WCAG; yellow has 1.1
 
 
 class Made(Tabled):

@@ -71,6 +71,17 @@ def test_spectra_are_curves_with_logarithmic_axes():
     assert picture(axes)
 
 
+def test_every_curve_can_be_seen_on_white_paper():
+    for count in (1, 2, 5, 40):
+        results = Results({str(at): {"eigenvalues": torch.ones(2)} for at in range(count)}, name="Spectrum")
+        found = [line.get_color() for line in results.plot().get_lines()]
+        assert len({*found}) == count
+        for red, green, blue, _ in found:
+            linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in (red, green, blue)]
+            luminance = sum(part * one for part, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+            assert 1.05 / (luminance + 0.05) > 2  # the contrast of WCAG; yellow has 1.1
+
+
 def test_of_many_curves_the_legend_names_some_evenly_with_the_first_and_the_last():
     results = Results({str(at): {"eigenvalues": torch.ones(2)} for at in range(30)}, name="Spectrum")
     axes = results.plot()
