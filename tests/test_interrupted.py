@@ -30,7 +30,6 @@ from torch import nn
 import byname
 from byname import Recorder
 from byname.cli.watcher import Calls
-from byname.watch.handle import Handle
 
 
 def cases(kinds, *whole):
@@ -179,8 +178,9 @@ class TestHandles:
         before = of_model(model, x)
         for _ in range(2):  # the second time nothing is new
             seen = lines_of(functools.partial(append_made, made := [], HANDLES[kind], model))
-            made.pop().remove()
-        begins = seen.index(begin_of(Handle.switched))  # nothing is put in place before
+            handle = made.pop()
+            handle.remove()
+        begins = seen.index(begin_of(type(handle).switched))  # nothing is put in place before
         for moment in [one for one in moments(seen) if one >= begins]:
             at = interrupted(functools.partial(append_made, made, HANDLES[kind], model), moment, throw)
             if at is None:  # what is known by now makes it a few lines shorter
