@@ -1,6 +1,8 @@
 """The tables of causes: each row is described in the documentation as it is, and nothing is told beside them."""
 
 import ast
+import importlib
+import pkgutil
 import re
 import string
 from pathlib import Path
@@ -8,35 +10,31 @@ from pathlib import Path
 import pytest
 
 import byname
+from byname import diagnose
+from byname.diagnose import nonfinite
 from byname.diagnose.cause import Cause
-from byname.diagnose.causes.losses import LOSSES
 from byname.diagnose.causes.not_reached import NO_GRAD_PATH
-from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING
-from byname.diagnose.check import GRAPH, OF_AN_EXAMPLE
+from byname.diagnose.check import GRAPH
 from byname.diagnose.explain import ERRORS
-from byname.diagnose.nonfinite.backward import IN_BACKWARD
-from byname.diagnose.nonfinite.watch import BY_STEP, IN_FORWARD
-from byname.diagnose.silent import loading, ranks_apart, samples, sequences, steps, validation, weights
 
 
-def rows_of(module):
-    """The causes that a module names."""
-    return [one for one in vars(module).values() if isinstance(one, Cause)]
+def rows_of(folder):
+    """The causes that the modules of a folder name, alone or in a table."""
+    modules = [
+        importlib.import_module(one.name) for one in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}.")
+    ]
+    named = [one for module in modules for one in vars(module).values()]
+    rows = [row for one in named for row in (one if isinstance(one, tuple) else [one]) if isinstance(row, Cause)]
+    return list({id(row): row for row in rows}.values())
 
 
 FOLDER = Path(byname.__file__).parent / "diagnose"
 PAGE = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
 CHECKED = (*GRAPH, *NO_GRAD_PATH)
-SILENT = tuple(
-    [
-        one
-        for module in (loading, ranks_apart, samples, sequences, steps, validation, weights)
-        for one in rows_of(module)
-    ]
-)
-TRAINED = (*LOSSES, *STEPPING, *OVER_STEPS, NEVER_STEPPED, BY_HAND, *SILENT, *OF_AN_EXAMPLE)
-NOT_FINITE = (*IN_FORWARD, *IN_BACKWARD, *BY_STEP)
-EVERY = (*ERRORS, *CHECKED, *TRAINED, *NOT_FINITE)
+NOT_FINITE = rows_of(nonfinite)
+EVERY = rows_of(diagnose)
+KNOWN = {id(row) for row in (*ERRORS, *CHECKED, *NOT_FINITE)}
+TRAINED = [row for row in EVERY if id(row) not in KNOWN]
 
 
 def rows(text):
