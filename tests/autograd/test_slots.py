@@ -9,9 +9,17 @@ from torch.utils.checkpoint import checkpoint
 
 import byname
 
+HELD = []
+
+
+def leaf(*shape):
+    """A leaf that a variable holds, so that no look goes through the whole heap for it."""
+    HELD[:] = [torch.ones(shape, requires_grad=True)]
+    return HELD[0]
+
 
 def fresh():
-    w = torch.ones(3, requires_grad=True)
+    w = leaf(3)
     return ((w.exp() * 2).sigmoid() + w).sum()
 
 
@@ -22,41 +30,41 @@ def freed():
 
 
 def partly_freed():
-    h = torch.ones(3, requires_grad=True).exp()
+    h = leaf(3).exp()
     loss = h.sigmoid().sum()
     torch.autograd.grad(loss, h)
     return loss
 
 
 def modified_input():
-    h = torch.ones(3, requires_grad=True) * 1
+    h = leaf(3) * 1
     loss = (h * h).sum()
     h += 1
     return loss
 
 
 def modified_result():
-    h = torch.ones(3, requires_grad=True).exp()
+    h = leaf(3).exp()
     loss = h.sum()
     h += 1
     return loss
 
 
 def freed_list():
-    w = torch.ones(3, requires_grad=True)
+    w = leaf(3)
     loss = w.exp()[torch.tensor([0, 2])].sum()
     loss.backward()
     return loss
 
 
 def custom_freed():
-    loss = Twice.apply(torch.ones(3, requires_grad=True)).sum()
+    loss = Twice.apply(leaf(3)).sum()
     loss.backward()
     return loss
 
 
 def custom_modified():
-    h = torch.ones(3, requires_grad=True) * 1
+    h = leaf(3) * 1
     loss = Twice.apply(h).sum()
     h += 1
     return loss
@@ -64,7 +72,7 @@ def custom_modified():
 
 def trained():
     """Tensors whose version is above 0, and which are as they were saved."""
-    w = torch.ones(3, 3, requires_grad=True)
+    w = leaf(3, 3)
     with torch.no_grad():
         w += 1
     return (torch.ones(2, 3) @ w * w[0]).sum()
@@ -93,7 +101,7 @@ def test_no_freed_or_modified_slot_is_missed(make, states, causes):
 
 def calls_to_check(count):
     """The number of calls of Python functions that a look at so many healthy nodes takes."""
-    loss, called = torch.ones(3, requires_grad=True), []
+    loss, called = leaf(3), []
     for _ in range(count):
         loss = loss.sin()
     sys.setprofile(lambda frame, event, _: called.append(frame.f_code) if event == "call" else None)
@@ -116,7 +124,7 @@ def test_the_look_calls_no_hook():
         called.append(x)
         return x.exp().sin()
 
-    w = torch.ones(3, requires_grad=True)
+    w = leaf(3)
     loss = checkpoint(forward, w, use_reentrant=False).sum()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone().add_(1), called.append):
         other = (w * 1).sigmoid().sum()
