@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from byname import attach
-from byname.watch.attachment import Event
 
 
 class Attention(nn.Module):
@@ -58,9 +57,9 @@ def net() -> tuple[Net, torch.Tensor]:
     return Net(), torch.randn(2, 5, 4)
 
 
-def events_of(model: nn.Module, where: Any, *inputs: Any, **options: Any) -> list[Event]:
+def events_of(model: nn.Module, where: Any, *inputs: Any, **options: Any) -> list[Any]:
     """What is told while a model runs once."""
-    events: list[Event] = []
+    events: list[Any] = []
     with attach(model, where, events.append, **options):
         model(*inputs)
     return events

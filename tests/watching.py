@@ -18,7 +18,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from byname.tracing.tracer import trace
+from byname import points
 
 _QUICK = "nanogpt unet dicts streaming decorated checkpointed_not_reentrant twins unrolled attention".split()
 
@@ -48,8 +48,13 @@ def _has_variables(value: Any) -> bool:
 def everything(model: nn.Module, args: Any = (), kwargs: Any = None) -> list[str]:
     """Every place of a model: modules, variables, parameters, buffers, the operations of a run, and all gradients."""
     own = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
-    ran = [call.path for call in trace(model, (tuple(args), kwargs or {})).calls if call.kind == "operation"]
-    places = ["**", *(f"**.{method}.*" for method in methods(model)), *own, *dict.fromkeys(ran)]
+    inside = [f"{path}.*" for path, _ in model.named_modules() if path]  # also what runs inside modules of torch.nn
+    ran = [
+        one.path
+        for one in points(model, ["**.*", *inside], example=(tuple(args), kwargs or {}))
+        if one.kind == "operation"
+    ]
+    places = ["**", *(f"**.{method}.*" for method in methods(model)), *own, *ran]
     return [*places, *(f"{place}.grad" for place in places)]
 
 
