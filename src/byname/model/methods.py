@@ -81,6 +81,9 @@ def function_inside(raw: Any, name: str) -> FunctionType | None:
 
 
 FUNCTIONS = (FunctionType, functools.partial, type(functools.cache(len)))
+_WITH_FUNC = (functools.partialmethod, functools.cached_property, functools.singledispatchmethod)
+NOT_CALLABLE = (property, *_WITH_FUNC)
+"""The classes of what stands in a class for a method and cannot be called itself."""
 
 
 def decorators_of(module: nn.Module, name: str) -> list[FunctionType]:
@@ -107,7 +110,7 @@ def _raw(module: nn.Module, name: str) -> Any:
     if isinstance(module, Namespace):
         return module.functions.get(name)
     ofs = [vars(cls)[name] for cls in type(module).__mro__ if name in vars(cls)]
-    if ofs and isinstance(ofs[0], property):
+    if ofs and isinstance(ofs[0], property | functools.cached_property):
         return ofs[0]
     own = vars(module)
     return own[name] if name in own else next(iter(ofs), None)
@@ -123,9 +126,7 @@ def _one_inside(raw: Any, name: str) -> Any:
         return None
     if (wrapped := _wrapped(raw)) is not None:
         return wrapped
-    if isinstance(
-        raw, functools.partial | functools.partialmethod | functools.cached_property | functools.singledispatchmethod
-    ):
+    if isinstance(raw, (functools.partial, *_WITH_FUNC)):
         return raw.func
     if isinstance(raw, FunctionType) and raw.__code__.co_name != name:
         return next(_of_that_name(raw, name), None)
@@ -189,7 +190,7 @@ def methods_in(cls: type) -> list[str]:
         if kind is nn.Module:
             break
         for name, one in namespace_of(kind).items():
-            if not name.startswith("__") and (callable(one) or isinstance(one, property)):
+            if not name.startswith("__") and (callable(one) or isinstance(one, NOT_CALLABLE)):
                 held.setdefault(name)
     return [*held]
 

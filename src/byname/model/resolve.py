@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterator
+from functools import cached_property
 from itertools import chain
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.called_functions import called_function, functions_called
 from byname.model.methods import (
+    NOT_CALLABLE,
     Namespace,
     calls_function,
     function_of,
@@ -317,16 +319,16 @@ _READERS = {
 def _has_method(module: nn.Module, name: str) -> bool:
     if isinstance(module, Namespace):
         return name in module.functions
-    if name in attributes_of(module):
+    found = found_in(type(module), name)
+    if name in attributes_of(module) and not isinstance(found, cached_property):
         held = attributes_of(module)[name]
         of_torch = isinstance(held, FunctionType | BuiltinFunctionType) and _is_torchs(held)
         return callable(held) and not of_torch  # `self.softmax = F.softmax` is no method, its calls are operations
     if name == "forward":
         return True
-    found = found_in(type(module), name)
     if found is namespace_of(nn.Module).get(name):  # `to` and `float` are what is called on tensors
         return False
-    return callable(found) or (isinstance(found, property) and name not in parametrizations_of(module))
+    return callable(found) or (isinstance(found, NOT_CALLABLE) and name not in parametrizations_of(module))
 
 
 def _is_torchs(function: FunctionType | BuiltinFunctionType) -> bool:
