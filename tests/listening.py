@@ -5,29 +5,11 @@ import linecache
 import textwrap
 
 import torch
+from torch import nn
 
-from byname.model.scopes import variables_of
-from byname.watch.variables.subscribe import FunctionReceiver, Listening
+from byname import attach
 
 _NUMBERS = itertools.count()
-
-
-class listen(Listening):
-    """A subscription that calls ``receive(run, variable, value, moment)``; also a context manager."""
-
-    def __init__(self, function, owner, variables, receive, **options):
-        super().__init__(function, owner, variables, FunctionReceiver(receive), **options)
-        try:
-            self.begin()
-        except BaseException:
-            self.remove()
-            raise
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.remove()
 
 
 def made(source, name="f", flags=0, **scope):
@@ -35,24 +17,27 @@ def made(source, name="f", flags=0, **scope):
     text = textwrap.dedent(source)
     file = f"<listening {next(_NUMBERS)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    scope |= {"torch": torch, "__name__": "made"}
+    scope |= {"torch": torch, "nn": nn, "__name__": "made"}
     exec(compile(text, file, "exec", flags=flags, dont_inherit=True), scope)
     return scope[name]
 
 
-class Told:
-    """A receiver that keeps what it is told, as plain values."""
+def method(function):
+    """A module that has a function as its method `f`."""
+    return type("Made", (nn.Module,), {"f": function})()
+
+
+class Told(list):
+    """A callback that keeps what it is told, as variables and plain values; what `f` returns is told as of `f`."""
 
     def __init__(self, change=None):
-        self.events = []
+        super().__init__()
         self.change = change
 
-    def __call__(self, activation, variable, value, moment):
-        self.events.append((moment, variable, plain(value)))
-        return value if self.change is None else self.change(variable, value, moment)
-
-    def of(self, *moments):
-        return [(variable, value) for moment, variable, value in self.events if moment in moments]
+    def __call__(self, event):
+        variable = event.path.removeprefix("f.")
+        self.append((variable, plain(event.value)))
+        return None if self.change is None else self.change(variable, event.value)
 
 
 def plain(value):
@@ -66,13 +51,11 @@ def plain(value):
     return value if type(value) in (int, float, str, bool, bytes, type(None)) else type(value).__name__
 
 
-def told_by(function, *arguments, only=None, change=None, **keywords):
-    """What a function tells when it runs, all its variables listened to, and what it returns."""
-    told = Told(change)
-    wanted = [*variables_of(function), "return"] if only is None else only
-    before = function.__code__
-    with listen(function, arguments[0] if arguments else None, wanted, told) as listening:
-        result = function(*arguments, **keywords)
+def told_by(function, *arguments, only, change=None, **keywords):
+    """What a method tells of some variables when it runs, and what it returns; ``f`` stands for the latter."""
+    module, told, before = method(function), Told(change), function.__code__
+    with attach(module, ["f" if name == "f" else f"f.{name}" for name in only], told) as handle:
+        result = module.f(*arguments, **keywords)
     assert function.__code__ is before
-    assert listening.notes == ()
+    assert not any("other code" in note for note in handle.notes)
     return told, result

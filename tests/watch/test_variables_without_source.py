@@ -5,11 +5,11 @@ import threading
 
 import pytest
 import torch
-from listening import Told, listen
-from torch import nn
+from listening import Told, method
 
 import byname
-from byname.model.scopes import variables_of
+from byname import attach
+from byname.errors import NothingSeenWarning
 
 
 def sourceless(text, name="f", **scope):
@@ -34,33 +34,33 @@ f = make()
 
 
 def test_values_are_read_and_nothing_is_replaced():
-    f, owner, told = sourceless(F), nn.Identity(), Told(lambda name, value, moment: None)
+    f, told = sourceless(F), Told()
+    module = method(f)
     original, tracer = f.__code__, sys.gettrace()
-    with listen(f, owner, ["x", "args", "h", "i", "return"], told) as listening:
-        assert not listening.replaces
-        assert f(owner, torch.zeros(1), 7, z=4).item() == 112.0
-        assert f(nn.Identity(), torch.zeros(1)).item() == 111.0
+    with attach(module, ["f.{x,args,h,i}", "f.{x,args,h}@-1", "f"], told) as handle:
+        assert module.f(torch.zeros(1), 7, z=4).item() == 112.0
+        assert method(f).f(torch.zeros(1)).item() == 111.0
+    assert "its variables are seen, and cannot be changed" in str(handle.notes)
     assert f.__code__ is original and sys.gettrace() is tracer
-    assert told.events == [
-        ("entry", "x", [0.0]), ("entry", "args", (7,)),
-        ("assigned", "h", [1.0]), ("changed", "h", [2.0]),
-        ("assigned", "i", 0), ("assigned", "h", [4.0]), ("assigned", "i", 1), ("assigned", "h", [8.0]),
-        ("exit", "x", [0.0]), ("exit", "args", (7,)), ("exit", "i", 1), ("exit", "h", [8.0]), ("returned", "return", [112.0]),
+    assert told == [
+        ("x", [0.0]), ("args", (7,)),
+        ("h", [1.0]), ("h", [2.0]), ("i", 0), ("h", [4.0]), ("i", 1), ("h", [8.0]),
+        ("x@-1", [0.0]), ("args@-1", (7,)), ("h@-1", [8.0]), ("f", [112.0]),
     ]  # fmt: skip
 
 
 def test_signature_and_defaults_stay():
     import inspect
 
-    f = sourceless("def f(a, /, b, *, c=1, **kw): return (a, b, c, kw)\n")
-    before = inspect.signature(f)
-    with listen(f, 1, ["b"], Told()):
+    f = sourceless("def f(self, a, /, b, *, c=1, **kw): return (a, b, c, kw)\n")
+    module, before = method(f), inspect.signature(f)
+    with attach(module, "f.b", Told()):
         assert inspect.signature(f) == before
-        assert f(1, 2, z=5) == f(1, b=2, z=5) == (1, 2, 1, {"z": 5})
+        assert module.f(1, 2, z=5) == module.f(1, b=2, z=5) == (1, 2, 1, {"z": 5})
 
 
 def test_a_tracer_that_was_there_sees_everything_and_stays():
-    f, owner, told, seen = sourceless(F), nn.Identity(), Told(), []
+    module, told, seen = method(sourceless(F)), Told(), []
 
     def tracer(frame, event, value):
         if frame.f_code.co_filename == "<no source>":
@@ -71,7 +71,7 @@ def test_a_tracer_that_was_there_sees_everything_and_stays():
         before = sys.gettrace()
         sys.settrace(tracer)
         try:
-            f(owner, torch.zeros(1))
+            module.f(torch.zeros(1))
             assert sys.gettrace() is tracer
         finally:
             sys.settrace(before)
@@ -79,55 +79,56 @@ def test_a_tracer_that_was_there_sees_everything_and_stays():
     run()
     bare = list(seen)
     seen.clear()
-    with listen(f, owner, ["h"], told):
+    with attach(module, "f.h", told):
         run()
     own = [one for one in seen if one[2] != 5 or one in bare]
     assert [one for one in own if one[2] > 5] == [one for one in bare if one[2] > 5]
-    assert len(told.of("assigned", "changed")) == 4
+    assert len(told) == 4
 
 
 def test_an_exception_leaves_no_tracer_and_no_exit():
-    f, told = sourceless("def f(x):\n    h = x\n    return 1 / h\n"), Told()
+    module, told = method(sourceless("def f(self, x):\n    h = x\n    return 1 / h\n")), Told()
     before = sys.gettrace()
-    with listen(f, 0, ["h", "return"], told), pytest.raises(ZeroDivisionError):
-        f(0)
+    with pytest.warns(NothingSeenWarning, match="`f.x@-1`, `f`"), attach(module, ["f.h", "f.x@-1", "f"], told):
+        with pytest.raises(ZeroDivisionError):
+            module.f(0)
     assert sys.gettrace() is before
-    assert told.events == [("assigned", "h", 0)]
+    assert told == [("h", 0)]
 
 
 def test_an_exception_that_is_caught_does_not_hide_the_exit():
-    f, told = (
-        sourceless("def f(x):\n    try:\n        1 / x\n    except ZeroDivisionError:\n        h = 1\n    return h\n"),
-        Told(),
+    f = sourceless(
+        "def f(self, x):\n    try:\n        1 / x\n    except ZeroDivisionError:\n        h = 1\n    return h\n"
     )
-    with listen(f, 0, ["h", "return"], told):
-        f(0)
-    assert told.events == [("assigned", "h", 1), ("exit", "h", 1), ("returned", "return", 1)]
+    module, told = method(f), Told()
+    with attach(module, ["f.h", "f.h@-1", "f"], told):
+        module.f(0)
+    assert told == [("h", 1), ("h@-1", 1), ("f", 1)]
 
 
 def test_other_threads_are_told_of_too():
-    f, owner, told = sourceless(F), nn.Identity(), Told()
-    with listen(f, owner, ["i"], told):
-        thread = threading.Thread(target=f, args=(owner, torch.zeros(1)))
+    module, told = method(sourceless(F)), Told()
+    with attach(module, "f.i", told):
+        thread = threading.Thread(target=module.f, args=(torch.zeros(1),))
         thread.start()
         thread.join()
-    assert told.of("assigned") == [("i", 0), ("i", 1)]
+    assert told == [("i", 0), ("i", 1)]
 
 
 def test_lambdas_are_read_too():
-    f, told = (lambda x: [(h := x), h][1]), Told()
-    with listen(f, 3, ["x", "h"], told) as listening:
-        assert f(3) == 3
-    assert not listening.replaces
-    assert told.of("entry", "assigned", "exit") == [("x", 3), ("h", 3), ("x", 3), ("h", 3)]
+    module, told = method(lambda self, x: [(h := x), h][1]), Told()
+    with attach(module, ["f.{x,h}", "f.{x,h}@-1"], told):
+        assert module.f(3) == 3
+    assert told == [("x", 3), ("h", 3), ("x@-1", 3), ("h@-1", 3)]
 
 
 def test_what_cannot_be_read_is_refused():
-    generator = sourceless("def f(x):\n    h = x\n    yield h\n")
+    generator = sourceless("def f(self, x):\n    h = x\n    yield h\n")
     code = generator.__code__
     with pytest.raises(byname.BynameError, match="runs after its call"):
-        listen(generator, 2, ["h"], Told())
+        attach(method(generator), "f.h", Told())
     assert generator.__code__ is code
-    with pytest.raises(byname.BynameError, match="not a builtin"):
-        listen(len, 2, ["h"], Told())
-    assert variables_of(sourceless(F)) == ("self", "x", "z", "args", "kw", "i", "g", "h")
+    with pytest.raises(byname.BynameError, match="no Python code"):
+        attach(method(len), "f.h", Told())
+    names = "x z args kw i g h".split()
+    assert byname.points(method(sourceless(F)), "f.*").paths == tuple(f"f.{name}" for name in names)

@@ -1,9 +1,32 @@
-"""What `torch.compile` makes of a function that is listened to: it is interrupted, and tells as it does eagerly."""
+"""A subscription reports the variables of a function, also of a compiled one: that is interrupted, and reports as eagerly.
+
+`attach` runs compiled functions eagerly, so only here it is seen what the compiler makes of rewritten code.
+"""
+
+from contextlib import contextmanager
 
 import pytest
 import torch
-from listening import Told, listen
 from torch import nn
+
+from byname.watch.variables.subscribe import FunctionReceiver, Listening
+
+
+@contextmanager
+def listen(function, owner, variables, change=lambda value: value):
+    """Subscribes to variables; gives what is reported: (moment, variable, value)."""
+    told = []
+
+    def receive(run, variable, value, moment):
+        told.append((moment, variable, value.tolist()))
+        return change(value)
+
+    one = Listening(function, owner, variables, FunctionReceiver(receive))
+    one.begin()
+    try:
+        yield told
+    finally:
+        one.remove()
 
 
 class Attention(nn.Module):
@@ -52,17 +75,16 @@ def test_compiled_code_tells_what_eager_code_tells(counted, compiled_before):
     if compiled_before:
         assert torch.allclose(compiled(x), expected)
         assert len(graphs) == 1
-    eager, told, again = Told(), Told(), Told()
     wanted = ["x", "scores", "return"]
-    with listen(Attention.forward, model.blocks[1], wanted, eager):
+    with listen(Attention.forward, model.blocks[1], wanted) as eager:
         model(x)
-    with listen(Attention.forward, model.blocks[1], wanted, told):
+    with listen(Attention.forward, model.blocks[1], wanted) as told:
         assert torch.allclose(compiled(x), expected)
-    with listen(Attention.forward, model.blocks[1], wanted, again):
+    with listen(Attention.forward, model.blocks[1], wanted) as again:
         compiled(x)
-    assert [event[:2] for event in told.events] == [event[:2] for event in eager.events]
-    assert [event[:2] for event in again.events] == [event[:2] for event in eager.events]
-    assert ("changed", "scores") in [event[:2] for event in told.events]
+    assert [event[:2] for event in told] == [event[:2] for event in eager]
+    assert [event[:2] for event in again] == [event[:2] for event in eager]
+    assert ("changed", "scores") in [event[:2] for event in told]
     graphs.clear()
     assert torch.allclose(compiled(x), expected)
     assert len(graphs) == 1
@@ -72,7 +94,7 @@ def test_compiled_code_tells_what_eager_code_tells(counted, compiled_before):
 def test_values_are_replaced_in_compiled_code(counted):
     model, compiled, _ = counted
     x = torch.randn(3, 4)
-    with listen(Attention.forward, model.blocks[1], ["return"], Told(lambda name, value, moment: value * 0)):
+    with listen(Attention.forward, model.blocks[1], ["return"], lambda value: value * 0):
         first = compiled(x)
         assert torch.allclose(first, model(x))
     assert torch.allclose(first, x + model.blocks[0](x))
@@ -81,7 +103,7 @@ def test_values_are_replaced_in_compiled_code(counted):
 def test_a_graph_that_must_be_whole_says_who_interrupts_it(counted):
     model, _, _ = counted
     whole = torch.compile(model, backend="eager", fullgraph=True)
-    with listen(Attention.forward, model.blocks[0], ["scores"], Told()):
+    with listen(Attention.forward, model.blocks[0], ["scores"]):
         with pytest.raises(torch._dynamo.exc.Unsupported, match="byname listens to local variables"):
             whole(torch.randn(3, 4))
     assert whole(torch.zeros(3, 4)).shape == (3, 4)
@@ -91,11 +113,23 @@ def test_a_graph_that_must_be_whole_says_who_interrupts_it(counted):
 def test_code_without_source_is_read_also_when_compiled():
     scope = {}
     exec("def f(self, x):\n    h = x + 1\n    return h * 2\n", scope)
-    f, told, owner = scope["f"], Told(), Model()
+    f, owner = scope["f"], Model()
     compiled = torch.compile(lambda x: f(owner, x), backend="eager")
     assert compiled(torch.zeros(1)).item() == 2.0
-    with listen(f, owner, ["h"], told):
+    with listen(f, owner, ["h"]) as told:
         assert compiled(torch.zeros(1)).item() == 2.0
-    assert told.of("assigned") == [("h", [1.0])]
+    assert told == [("assigned", "h", [1.0]), ("exit", "h", [1.0])]
     assert compiled(torch.zeros(1)).item() == 2.0
     torch._dynamo.reset()
+
+
+def test_what_a_function_and_a_nested_one_return_can_be_replaced():
+    def f(x):
+        def g(u):
+            return u
+
+        return g(x) + 1
+
+    x = torch.tensor(2)
+    with listen(f, x, ["return", "g.return"], lambda value: value * 10):
+        assert f(x) == 210
