@@ -177,14 +177,3 @@ def test_a_step_of_a_composite_activation_is_told_with_that_one():
 
 def test_a_gate_inside_a_recurrent_layer():
     assert "the tanh is inside `GRU`: select.recurrent" in told(select.tanh, nn.GRU(8, 8))
-
-
-def test_the_variables_of_a_function_are_named_and_counted():
-    from byname.errors import BadArgumentError
-    from byname.watch.variables.subscribe import FunctionReceiver, Listening
-
-    def many(a, b, c, d, e, f, g, h, i, j):
-        return a
-
-    with pytest.raises(BadArgumentError, match=r"it has a, b, c, d, e, f, g, h, and 2 more$"):
-        Listening(many, object(), ["zzz"], FunctionReceiver(lambda *given: None))

@@ -10,7 +10,6 @@ from torch import nn
 
 import byname
 from byname.errors import NoMatchError, NothingSeenWarning
-from byname.model.called_functions import called_function, functions_called
 
 
 def scaled(scores, factor):
@@ -242,7 +241,7 @@ def test_nothing_is_found_by_running_anything(monkeypatch):
     from collections.abc import Mapping
 
     class Table(Mapping):
-        kinds = {"plain": attend}
+        kinds = {"even": other}
 
         def __getitem__(self, key):
             raise AssertionError("it was asked")
@@ -253,7 +252,8 @@ def test_nothing_is_found_by_running_anything(monkeypatch):
             raise AssertionError("it was asked")
 
     monkeypatch.setitem(globals(), "KINDS", Table())
-    assert called_function(Attention(), "attend") is attend
+    where = ["layers.0.attend.scores", "layers.0.other.pattern"]
+    assert [*byname.attach(Model("default"), where, print, enabled=False).paths] == where
 
 
 def test_points_lists_functions_that_the_code_names(model):
@@ -262,7 +262,8 @@ def test_points_lists_functions_that_the_code_names(model):
     assert kinds["layers.0.attend"] == "function" and kinds["layers.0.attend.scores"] == "variable"
     assert kinds["layers.0.scaled.factor"] == kinds["layers.0.attend.dropout"] == "argument"
     assert "layers.0.other" not in kinds  # in a table, where most entries are not called
-    assert [*functions_called(model.layers[0])] == ["attend", "halved", "offset", "scaled"]
+    functions = [path.removeprefix("layers.0.") for path, kind in kinds.items() if kind == "function"]
+    assert functions == ["attend", "halved", "offset", "scaled"]
 
 
 def test_an_unknown_variable_of_a_function_is_an_error_with_those_there_are(model, x):

@@ -10,7 +10,6 @@ from torch import nn
 
 import byname
 from byname.analyse import Outliers
-from byname.tracking.depth import Deeper
 
 
 class Deep(nn.Module):
@@ -127,45 +126,50 @@ def test_what_is_off_does_not_raise_it():
     assert before == off == sys.getrecursionlimit()
 
 
+def watched(**options):
+    return byname.attach(nn.ReLU(), "forward", lambda event: None, **options)
+
+
+@pytest.mark.sees_nothing
 def test_one_that_is_left_deeper_than_the_limit_is_put_back_by_the_next():
     before = sys.getrecursionlimit()
 
     def down(levels, then):
         return then() if not levels else down(levels - 1, then)
 
-    deeper = Deeper()
-    deeper.install()
-    down(before + 50, deeper.remove)
+    down(before + 50, watched().remove)
     assert sys.getrecursionlimit() > before
-    with Deeper():
+    with watched():
         assert sys.getrecursionlimit() > before
     assert sys.getrecursionlimit() == before
 
 
+@pytest.mark.sees_nothing
 def test_a_large_limit_is_raised_by_little():
     before = sys.getrecursionlimit()
     try:
         sys.setrecursionlimit(20_000)
-        with Deeper():
+        with watched():
             assert sys.getrecursionlimit() == 23_000
         assert sys.getrecursionlimit() == 20_000
     finally:
         sys.setrecursionlimit(before)
 
 
+@pytest.mark.sees_nothing
 def test_an_interrupt_while_the_limit_is_raised_keeps_later_holders_right(monkeypatch):
     before = sys.getrecursionlimit()
 
     def interrupted(limit):
         raise KeyboardInterrupt
 
-    first = Deeper()
+    first = watched(enabled=False)
     with monkeypatch.context() as patched:
         patched.setattr(sys, "setrecursionlimit", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            first.install()
+            first.enabled = True
     first.remove()
     first.remove()
-    with Deeper():
+    with watched():
         assert sys.getrecursionlimit() > before
     assert sys.getrecursionlimit() == before

@@ -10,7 +10,6 @@ from torch import nn
 import byname
 from byname import attach
 from byname.errors import NoMatchError, NothingSeenWarning
-from byname.model.items import lacking
 
 
 class Net(nn.Module):
@@ -112,12 +111,13 @@ def test_an_analyser_whose_model_never_ran():
             pass
 
 
-def test_an_analyser_of_what_is_no_tensor():
-    class Text(nn.Module):
-        def forward(self, x):
-            word = "a word"
-            return x, word
+class Text(nn.Module):
+    def forward(self, x):
+        word = "a word"
+        return x, word
 
+
+def test_an_analyser_of_what_is_no_tensor():
     model = Text()
     with pytest.warns(NothingSeenWarning, match=r"`forward\.word`: no tensors passed there"):
         with byname.observe(model, ["forward.word", "forward"], byname.analyse.FeatureStatistics()):
@@ -141,20 +141,22 @@ def test_the_softmax_inside_of_an_attention_is_said_to_be_there(where, how):
 @pytest.mark.parametrize(
     ("value", "path", "said"),
     [
-        ({1: 2}, "x[3]", "`x` holds a dict without 3; it has 1"),
-        ((), "x[0]", "`x` holds a tuple without 0; it has none"),
-        ([[1], [2]], "x[*][5]", "`x[0]` holds a list without 5; it has 0"),
-        (None, "x['k']", "`x` holds None"),
-        ({str(n): n for n in range(20)}, "x['k']",
-         "`x` holds a dict without 'k'; it has '0', '1', '2', '3', '4', '5', '6', '7', ..."),
-        ({"a": {"b": 1}}, "x.*.b", "`x` holds a dict without attributes `*`; it has 'a'; its items are `x[*].b`"),
-        ({object: 1}, "x['k']", "`x` holds a dict without 'k'; it has a type"),
+        ({1: 2}, "[3]", "` holds a dict without 3; it has 1"),
+        ((), "[0]", "` holds a tuple without 0; it has none"),
+        ([[1], [2]], "[*][5]", "[0]` holds a list without 5; it has 0"),
+        (None, "['k']", "` holds None"),
+        ({str(n): n for n in range(20)}, "['k']",
+         "` holds a dict without 'k'; it has '0', '1', '2', '3', '4', '5', '6', '7', ..."),
+        ({"a": {"b": 1}}, ".*.b",
+         "` holds a dict without attributes `*`; it has 'a'; its items are `forward.x[*].b`"),
+        ({object: 1}, "['k']", "` holds a dict without 'k'; it has a type"),
     ],
 )  # fmt: skip
 def test_what_a_value_holds_instead_of_an_item(value, path, said):
-    from byname.place import parse
-
-    assert lacking(value, parse(path).segments[1:], "x") == said
+    model = Text()
+    with pytest.warns(NothingSeenWarning), attach(model, f"forward.x{path}", nothing) as handle:
+        model(value)
+    assert handle.notes == (f"nothing was seen at `forward.x{path}`: `forward.x{said}",)
 
 
 def test_where_warnings_are_errors_all_is_off_before():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from byname.errors import BadArgumentError
 from byname.watch.variables.subscribe import FunctionReceiver, Listening
 
 
@@ -133,3 +134,11 @@ def test_what_a_function_and_a_nested_one_return_can_be_replaced():
     x = torch.tensor(2)
     with listen(f, x, ["return", "g.return"], lambda value: value * 10):
         assert f(x) == 210
+
+
+def test_the_variables_of_a_function_are_named_and_counted():
+    def many(a, b, c, d, e, f, g, h, i, j):
+        return a
+
+    with pytest.raises(BadArgumentError, match=r"it has a, b, c, d, e, f, g, h, and 2 more$"), listen(many, 1, ["zzz"]):
+        pass

@@ -534,6 +534,7 @@ def test_methods_are_found_behind_decorators_properties_and_instances():
     with attach(module, "{forward,other,table,partly,noisy_too}.h", told):
         module(1), module.other, module.table, module.partly(), module.noisy_too(7)
     assert told == [("forward.h", 2), ("other.h", 3), ("table.h", 4), ("partly.h", 3), ("noisy_too.h", 7)]
+    attach(module, "table.h", told, enabled=False)  # also once it is computed
     with pytest.raises(byname.BynameError, match="missing"):
         attach(module, "missing.h", told)
     module.forward = Base.forward.__get__(module)
