@@ -21,7 +21,7 @@ from torch import nn
 
 from byname.model.operations import COMPUTED, MOVES, is_operation
 from byname.reading.objects import attributes_of, found_in
-from byname.source.code import Function, ThisCode, one_at_a_time
+from byname.source.code import Function, ThisCode, one_at_a_time, stands_for
 from byname.watch.variables.compile import NoSourceError, bare, changed
 
 MODE = "_byname_mode"
@@ -39,21 +39,21 @@ def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Calla
         return None  # an operator, for example, has no name in the source
     if any(found_in(kind, one) is not found_in(nn.Module, one) for one in ("__getattribute__", "__setattr__")):
         return None
-    held = attributes_of(module)
+    own, held = stands_for[function.__code__], attributes_of(module)  # not that by which its variables are watched
     modules = {name: one for name, one in held["_modules"].items() if isinstance(one, nn.Module)}
     children = frozenset(name for name, one in modules.items() if not _hooked(one))
     plain = {name for name, value in held.items() if type(value) in _PLAIN} | {*held["_parameters"], *held["_buffers"]}
-    computed = frozenset(name for name in function.__code__.co_names if hasattr(found_in(kind, name), "__get__"))
+    computed = frozenset(name for name in own.co_names if hasattr(found_in(kind, name), "__get__"))
     data = frozenset(plain - computed)
     known = frozenset(
         (name, one.__name__) for name, one in function.__globals__.items() if one is torch or one is F or one is math
     )
     hidden = frozenset(_BUILTINS & function.__globals__.keys())
     with one_at_a_time:
-        code = _code(ThisCode(function.__code__), frozenset(names), children, data, computed, known, hidden)
+        code = _code(ThisCode(own), frozenset(names), children, data, computed, known, hidden)
     if code is None:
         return None
-    return function.__code__, bare(function, code)
+    return own, bare(function, code)
 
 
 def _hooked(module: nn.Module) -> bool:
