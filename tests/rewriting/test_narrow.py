@@ -1,5 +1,6 @@
-"""Forwards that turn the function mode on for some statements only: they find what a mode around all of it finds."""
+"""A narrowed forward turns the function mode on for some statements only, and finds what a mode around all of it finds."""
 
+import contextlib
 import copy
 import functools
 import math
@@ -14,7 +15,6 @@ from torch.nn.functional import softmax
 
 import byname
 from byname import rewrite
-from byname.rewriting import operation_sites
 from byname.rewriting.narrow import narrowed
 
 NAMES = [
@@ -262,22 +262,25 @@ def double(name, module, value):
     return value * 2
 
 
-def told(model, x):
-    """The outputs of a call with the values of all operations doubled, and the operations."""
+def told(model, x, whole=False):
+    """The outputs of a call with the values of all operations doubled, and the operations.
+
+    With `whole` a variable of the forward is watched, so that the mode is on around all of it.
+    """
     seen = []
     new = rewrite(model, NAMES, lambda name, module, value: seen.append(name) or value * 2)
     new(x)  # the first call looks for all of them, and so has the mode on
     seen.clear()
-    out = new(x)
+    with byname.watch.attach(new, "forward.x", lambda event: None) if whole else contextlib.nullcontext():
+        out = new(x)
     return [one for one in (out if isinstance(out, tuple) else (out,)) if one is not None], seen
 
 
 @pytest.mark.parametrize("make", FORWARDS)
-def test_it_finds_what_a_mode_around_the_whole_forward_finds(make, monkeypatch):
+def test_it_finds_what_a_mode_around_the_whole_forward_finds(make):
     model, x = make(), torch.randn(4, 4)
     outputs, seen = told(model, x)
-    monkeypatch.setattr(operation_sites, "narrowed", lambda *_: None)
-    wanted, all_seen = told(model, x)
+    wanted, all_seen = told(model, x, whole=True)
     assert seen == all_seen and seen
     assert all(torch.equal(one, other) for one, other in zip(outputs, wanted, strict=True))
     with byname.interject(model, "{softmax,relu,sigmoid}*", double):
@@ -314,10 +317,15 @@ def test_the_mode_is_off_in_other_statements():
         assert depths == [depth]
 
 
-def test_variables_of_a_narrowed_forward_can_be_watched():
+@pytest.mark.parametrize("before", [True, False])
+def test_variables_of_a_narrowed_forward_can_be_watched(before):
+    """Also from before its first call on, when it is not known yet whether it can be narrowed."""
     x, seen = torch.randn(4, 4), []
-    new = rewrite(Plain(), "softmax", double, example=x)
-    plain = new(x)
+    model = Plain()
+    new, plain = (rewrite(copy.deepcopy(model), "softmax", double, example=x) for _ in range(2))
+    plain = plain(x)
+    if not before:
+        new(x)
     with byname.interject(new, "forward.h", lambda name, module, value: seen.append(name)):
         assert torch.equal(new(x), plain)
     assert seen

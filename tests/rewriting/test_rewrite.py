@@ -33,13 +33,11 @@ from byname import (
     WrappedForwardBackwardInterjection,
     WrappedForwardInterjection,
     interject,
+    points,
     rewrite,
     select,
 )
 from byname.errors import BadExampleError, InterjectionError, NoMatchError, NotAnInterjectionError, RewriteError
-from byname.model.call_graph import is_place
-from byname.rewriting.rewrite import sites_of
-from byname.tracing.tracer import trace
 
 NAMES = sorted(set(examples()) - {"encoder"})
 QUICK = {"decides", "gpt", "several", "shared_twice", "signs", "unet"}
@@ -155,7 +153,8 @@ def test_places_have_the_names_that_a_run_gives_them(name):
             model.train(training), select.all, lambda name, module, value: seen.append(name), example=(args, kwargs)
         )
         new(*copy.deepcopy(args), **kwargs)
-        called = [call.path for call in trace(model, (args, kwargs)).calls if is_place(call)]
+        called = []
+        points(model, select.where(lambda call: called.append(call.path) or True), example=(args, kwargs))
         assert sorted(one for one in seen if one != "forward") == sorted(one for one in called if one)
 
 
@@ -746,9 +745,10 @@ def test_it_is_of_the_same_class_and_prints_its_interjections():
         *(pytest.param(one, marks=pytest.mark.slow) for one in ("resnet", "modes", "recurrent", "unet")),
     ],
 )
-def test_it_can_be_copied_pickled_and_saved(name, copied):
+def test_it_can_be_copied_pickled_and_saved(name, copied, monkeypatch):
     model, args, kwargs = examples()[name]
-    new = rewrite(shaken(model), [select.all, "forward"], Noting(), example=(args, kwargs))
+    noting, told = Noting(), []
+    new = rewrite(shaken(model), [select.all, "forward"], noting, example=(args, kwargs))
     if copied == "save":
         file = io.BytesIO()
         torch.save(new, file)
@@ -759,9 +759,10 @@ def test_it_can_be_copied_pickled_and_saved(name, copied):
     assert_same(facts_of(other, args, kwargs, True), facts_of(new, args, kwargs, True))
     assert_same(facts_of(other, args, kwargs, False), facts_of(new, args, kwargs, False))
     assert not {id(one) for one in other.parameters()} & {id(one) for one in model.parameters()}
-    sites = [site for module in other.modules() for site in sites_of(module)]
-    assert sites and all(one.interjection is sites[0].interjection for one in sites)
-    assert sites[0].interjection.seen
+    monkeypatch.setattr(Noting, "process", lambda self, *given: told.append(self))
+    other(*args, **kwargs)
+    assert len(told) > 1 and all(one is told[0] is not noting for one in told)
+    assert told[0].seen
     assert rewrite(other, "forward", keep, example=(args, kwargs)) is not None
 
 
