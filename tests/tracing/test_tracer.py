@@ -1,4 +1,4 @@
-"""One run of an example: which calls there are, what flows between them, and that nothing is left of it."""
+"""The tracer runs an example once: it tells which calls there are and what flows between them, and nothing is left."""
 
 import copy
 import gc
@@ -17,10 +17,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from byname import attach, select
 from byname.errors import BadArgumentError, BadExampleError, NotAModuleError
-from byname.model.operations import is_elementary, operation_name, operation_path, taken
-from byname.tracing.muted import example_running, is_muted
-from byname.tracing.preserve import arguments_of
 from byname.tracing.tracer import trace
 
 torch.set_num_threads(1)
@@ -138,14 +136,17 @@ def test_a_name_that_means_something_else_gets_a_number_with_a_zero():
 
 
 def test_names_of_operations_do_not_depend_on_how_the_function_is_reached():
-    assert {operation_name(one) for one in (F.relu, torch.relu, torch.Tensor.relu)} == {"relu"}
-    assert operation_name(torch.Tensor.__getitem__) == "getitem"
-    assert operation_name(torch.Tensor.grad.__get__) is None
-    assert operation_name(torch.Tensor.shape.__get__) is None
-    assert operation_name(lambda x: x) == "lambda"
-    assert operation_path("", "add", 3) == "add_3"
-    assert {"weight", "bias", "forward", "extra_repr"} <= taken(nn.Linear(1, 1))
-    assert "float" not in taken(nn.Linear(1, 1))
+    assert {select.op(one) for one in (F.relu, torch.relu, torch.Tensor.relu)} == {select.op("relu")}
+    assert select.op(torch.Tensor.__getitem__) == select.op("getitem")
+    for one in (torch.Tensor.grad, torch.Tensor.shape):
+        with pytest.raises(BadArgumentError, match="are no operations"):
+            select.op(one.__get__)
+    assert select.op(lambda x: x) == select.op("lambda")
+    names = operations(flow_of(lambda self, x: x + x + x + x.add(x).float()))
+    assert names == ["add", "add_1", "add_2", "float", "add_3"]
+    assert operations(flow_of(lambda self, x: torch.square(x), square=nn.Parameter(X))) == ["square_0"]
+    own = type("Own", (Function,), {"tanh": None})(lambda self, x: torch.tanh(x))
+    assert operations(trace(own, X)) == ["tanh_0"]
 
 
 def test_a_function_of_the_users_is_not_kept_by_the_table_of_names():
@@ -154,16 +155,19 @@ def test_a_function_of_the_users_is_not_kept_by_the_table_of_names():
     def users(x, kept=held):
         return x
 
-    name, reference = operation_name(users), weakref.ref(users)
+    selector, reference = select.op(users), weakref.ref(users)
     del users
     gc.collect()
-    assert name == "users"
+    assert selector == select.op("users")
     assert reference() is None
 
 
 def test_elementary_are_modules_that_run_code_of_torch_nn_alone():
-    assert is_elementary(nn.LSTM(2, 2))
-    assert is_elementary(nn.MultiheadAttention(4, 1))
+    def is_elementary(module, *args):
+        return trace(module, args or (X,)).calls[0].elementary
+
+    assert is_elementary(nn.LSTM(4, 2))
+    assert is_elementary(nn.MultiheadAttention(4, 1), X, X, X)
     assert not is_elementary(nn.TransformerEncoderLayer(4, 1, 4))
     assert not is_elementary(nn.Sequential(nn.ReLU()))
     assert not is_elementary(Function(lambda self, x: x))
@@ -343,7 +347,9 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("example", "expected"), ARGUMENTS, ids=range(len(ARGUMENTS)))
 def test_an_example_stands_for_arguments(example, expected):
-    assert repr(arguments_of(example)) == repr(expected)
+    given = []
+    trace(Function(lambda self, *args, **kwargs: given.append((args, kwargs))), example)
+    assert repr(given) == repr([expected])
 
 
 @pytest.mark.parametrize("example", [[X], 3, "x", {1: X}, ((X,), {2: X}), numpy.zeros(3)])
@@ -585,7 +591,10 @@ def test_a_run_interrupted_by_the_user_leaves_nothing():
     assert "count" not in vars(model)
     assert not model._forward_hooks and not model._forward_pre_hooks
     assert torch._C._len_torch_function_stack() == 0
-    assert not is_muted()
+    told, probe = [], nn.ReLU()
+    with attach(probe, "forward", told.append):
+        probe(X)
+    assert len(told) == 1
 
 
 def test_an_exception_caught_by_the_model_leaves_the_calls_in_order():
@@ -630,20 +639,21 @@ def test_hooks_and_modes_of_others_are_kept_and_heard():
 
 
 def test_an_example_run_is_known_in_its_thread_alone():
-    heard = []
+    heard, probe = [], nn.ReLU()
 
     def forward(self, x):
-        thread = threading.Thread(target=lambda: heard.append(is_muted()))
+        thread = threading.Thread(target=probe, args=(torch.tensor([1.0]),))
         thread.start()
         thread.join()
-        heard.append(is_muted())
+        probe(torch.tensor([2.0]))
+        trace(nn.ReLU(), X)
+        probe(torch.tensor([3.0]))
         return x
 
-    flow_of(forward)
-    with example_running(), example_running():
-        heard.append(is_muted())
-    assert heard == [False, True, True]
-    assert not is_muted()
+    with attach(probe, "forward", lambda event: heard.append(event.value.item())):
+        flow_of(forward)
+        probe(torch.tensor([4.0]))
+    assert heard == [1.0, 4.0]
 
 
 def test_another_thread_that_runs_the_model_meanwhile_is_not_written_down():

@@ -1,4 +1,4 @@
-"""The gradients of one call are those of the call alone: of the graph cut off before it and behind it."""
+"""The gradients of a call are those of the call alone: of the graph cut off before it and behind it."""
 
 import copy
 import weakref

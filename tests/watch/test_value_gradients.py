@@ -1,4 +1,4 @@
-"""A gradient is told as a backward has it, can be changed, and the hook leaves nothing behind."""
+"""Hooks of the gradients of values: each is told as a backward has it, can be changed, and the hook leaves nothing."""
 
 import copy
 import pickle
