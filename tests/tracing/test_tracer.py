@@ -640,19 +640,30 @@ def test_hooks_and_modes_of_others_are_kept_and_heard():
 
 def test_an_example_run_is_known_in_its_thread_alone():
     heard, probe = [], nn.ReLU()
+    started, ended = threading.Event(), threading.Event()
 
     def forward(self, x):
         thread = threading.Thread(target=probe, args=(torch.tensor([1.0]),))
         thread.start()
         thread.join()
         probe(torch.tensor([2.0]))
-        trace(nn.ReLU(), X)
+        trace(Function(lambda self, x: probe(torch.tensor([2.5]))), X)
         probe(torch.tensor([3.0]))
+        return x
+
+    def waits(self, x):
+        started.set()
+        ended.wait(10)
         return x
 
     with attach(probe, "forward", lambda event: heard.append(event.value.item())):
         flow_of(forward)
+        other = threading.Thread(target=flow_of, args=(waits,))
+        other.start()
+        started.wait(10)
         probe(torch.tensor([4.0]))
+        ended.set()
+        other.join()
     assert heard == [1.0, 4.0]
 
 
