@@ -13,12 +13,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import byname
-from byname.drawing.draw import scene_of
-from byname.drawing.layered import LayerEdge, Node, arrange, ranks
-from byname.drawing.render import to_svg
-from byname.drawing.words import text_width
-from byname.model.call_graph import Flow, ModelCall
-from byname.tracing.tracer import trace
 
 
 class Attention(nn.Module):
@@ -158,39 +152,34 @@ MODELS = {
 
 @pytest.fixture(params=[*MODELS], scope="module")
 def drawn(request):
-    """A model, its run, and the scenes with and without folding, and without a run."""
+    """A model and its example, its calls, and the drawings with and without folding, and without a run."""
     torch.manual_seed(0)
     model, example = MODELS[request.param]()
-    flow = trace(model, example)
-    return model, flow, [scene_of(model, flow), scene_of(model, flow, detail=True), scene_of(model, None)]
-
-
-def within(flow, call):
-    """The numbers of the calls around a call, the innermost first."""
-    parent = flow.calls[call].parent
-    while parent is not None:
-        yield parent
-        parent = flow.calls[parent].parent
-
-
-def worth_drawing(flow):
-    """All calls but those inside a single layer."""
-    return [
-        number
-        for number in range(len(flow.calls))
-        if not any(flow.calls[one].elementary for one in within(flow, number))
+    drawings = [
+        byname.draw(model, example=example),
+        byname.draw(model, example=example, detail=True),
+        byname.draw(model),
     ]
+    numbers = sorted(number for box in drawings[1].scene.boxes for number in box.calls)
+    calls = dict(zip(numbers, worth_drawing(model, example), strict=True))
+    return (model, example), calls, drawings
 
 
-def steps_and_edges(flow):
+def worth_drawing(model, example):
+    """All calls but those inside a single layer."""
+    calls = []
+    byname.points(model, byname.select.where(lambda call: calls.append(call) or True), example=example)
+    return calls
+
+
+def steps_and_edges(calls):
     """Worked out anew: the calls with nothing drawn in them, and (maker, user) for each tensor between two of these."""
-    drawn = worth_drawing(flow)
-    open_calls = {flow.calls[number].parent for number in drawn}
-    steps = [number for number in drawn if number not in open_calls]
+    open_calls = {call.parent for call in calls.values()}
+    steps = [number for number in calls if number not in open_calls]
     maker, edges = {}, set()
     for number in steps:
-        edges |= {(maker[taken], number) for taken in flow.calls[number].inputs if taken in maker}
-        maker |= dict.fromkeys(flow.calls[number].outputs, number)
+        edges |= {(maker[taken], number) for taken in calls[number].inputs if taken in maker}
+        maker |= dict.fromkeys(calls[number].outputs, number)
     return steps, edges
 
 
@@ -201,8 +190,8 @@ def overlap(one, other):
 
 
 def test_the_svg_is_well_formed_and_loads_nothing(drawn):
-    for scene in drawn[2]:
-        svg = to_svg(scene)
+    for drawing in drawn[2]:
+        svg = drawing.svg
         root = ElementTree.fromstring(svg)
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert root.get("viewBox").startswith("0 0 ")
@@ -213,7 +202,7 @@ def test_the_svg_is_well_formed_and_loads_nothing(drawn):
 
 
 def test_every_box_lies_in_the_box_around_it_and_over_no_sibling(drawn):
-    for scene in drawn[2]:
+    for scene in (one.scene for one in drawn[2]):
         for box in scene.boxes:
             assert 0 <= box.x and box.x + box.width <= scene.width and 0 <= box.y and box.y + box.height <= scene.height
             if box.parent is not None:
@@ -227,7 +216,7 @@ def test_every_box_lies_in_the_box_around_it_and_over_no_sibling(drawn):
 
 
 def test_lines_begin_and_end_on_their_boxes_and_go_down(drawn):
-    for scene in drawn[2]:
+    for scene in (one.scene for one in drawn[2]):
         for line in scene.lines:
             source, target = scene.boxes[line.source], scene.boxes[line.target]
             (x, y), (end_x, end_y) = line.points[0], line.points[-1]
@@ -237,7 +226,7 @@ def test_lines_begin_and_end_on_their_boxes_and_go_down(drawn):
 
 
 def test_no_line_crosses_a_closed_box(drawn):
-    for scene in drawn[2]:
+    for scene in (one.scene for one in drawn[2]):
         for line in scene.lines:
             for (x, y), (across, down) in zip(line.points, line.points[1:]):
                 for box in scene.boxes:
@@ -247,14 +236,14 @@ def test_no_line_crosses_a_closed_box(drawn):
 
 
 def test_the_shapes_under_boxes_lie_beside_each_other(drawn):
-    for scene in drawn[2]:
+    for drawing in drawn[2]:
         texts = [
-            one for one in ElementTree.fromstring(to_svg(scene)).iter() if re.fullmatch("[0-9×, …]+", one.text or "")
+            one for one in ElementTree.fromstring(drawing.svg).iter() if re.fullmatch("[0-9×, …]+", one.text or "")
         ]
         places = []
         for one in texts:
             size = float(one.get("font-size"))
-            width = text_width(one.text, size)
+            width = size * sum({"×": 0.92, "…": 0.92, ",": 0.36, " ": 0.36}.get(letter, 0.61) for letter in one.text)
             x = float(one.get("x")) - (width if one.get("text-anchor") == "end" else 0)
             places.append(SimpleNamespace(x=x, y=float(one.get("y")), width=width, height=size))
         for number, one in enumerate(places):
@@ -262,14 +251,13 @@ def test_the_shapes_under_boxes_lie_beside_each_other(drawn):
 
 
 def test_every_call_has_its_box_with_nothing_folded(drawn):
-    _, flow, (_, scene, tree) = drawn
-    numbers = sorted(number for box in scene.boxes for number in box.calls)
-    assert numbers == worth_drawing(flow)
+    _, calls, (_, drawing, tree) = drawn
+    scene = drawing.scene
     for box in scene.boxes:
         for number in box.calls:
-            assert flow.calls[number].operation == box.operation and flow.calls[number].kind == box.kind
-            assert flow.calls[number].path == box.path or box.repeats > 1 or _repeated(scene, box)
-    assert not tree.lines
+            assert calls[number].operation == box.operation and calls[number].kind == box.kind
+            assert calls[number].path == box.path or box.repeats > 1 or _repeated(scene, box)
+    assert not tree.scene.lines
 
 
 def _repeated(scene, box):
@@ -281,23 +269,25 @@ def _repeated(scene, box):
 
 
 def test_lines_are_the_tensors_that_went_from_call_to_call(drawn):
-    _, flow, (_, scene, _) = drawn
-    steps, edges = steps_and_edges(flow)
+    _, calls, (_, drawing, _) = drawn
+    scene = drawing.scene
+    steps, edges = steps_and_edges(calls)
     box_of = {number: box.number for box in scene.boxes for number in box.calls}
     lines = {(line.source, line.target) for line in scene.lines}
     between = {(box_of[maker], box_of[user]) for maker, user in edges}
-    calls = [line for line in lines if scene.boxes[line[0]].calls and scene.boxes[line[1]].calls]
-    assert set(calls) <= between
+    between_calls = {line for line in lines if scene.boxes[line[0]].calls and scene.boxes[line[1]].calls}
+    assert between_calls <= between
     for maker, user in edges:
         drawn_line = (box_of[maker], box_of[user]) in lines
         assert drawn_line or _repeated(scene, scene.boxes[box_of[user]])
     if not any(box.repeats > 1 for box in scene.boxes):
-        assert set(calls) == between
+        assert between_calls == between
 
 
 def test_folded_lines_lead_where_data_flowed(drawn):
-    _, flow, (scene, _, _) = drawn
-    _, edges = steps_and_edges(flow)
+    _, calls, (drawing, _, _) = drawn
+    scene = drawing.scene
+    _, edges = steps_and_edges(calls)
     below = {}
     for maker, user in edges:
         below.setdefault(maker, set()).add(user)
@@ -312,16 +302,14 @@ def test_folded_lines_lead_where_data_flowed(drawn):
 
 
 def test_the_same_model_gives_the_same_picture(drawn):
-    model, flow, (scene, _, tree) = drawn
-    assert scene_of(model, flow) == scene
-    assert scene_of(model, None) == tree
-    assert to_svg(scene_of(model, flow)) == to_svg(scene)
+    (model, example), _, (drawing, _, tree) = drawn
+    again = byname.draw(model, example=example)
+    assert (again.scene, byname.draw(model).scene, again.svg) == (drawing.scene, tree.scene, drawing.svg)
 
 
 def test_dot_declares_every_node_that_it_links(drawn):
-    model, flow, scenes = drawn
-    for scene in scenes:
-        dot = byname.Drawing(scene).dot
+    for drawing in drawn[2]:
+        scene, dot = drawing.scene, drawing.dot
         declared = re.findall(r"^ *(n\d+) \[", dot, re.M)
         assert len(declared) == len(set(declared)) == sum(not box.open for box in scene.boxes)
         assert {end for pair in re.findall(r"^ *(n\d+) -> (n\d+)", dot, re.M) for end in pair} <= set(declared)
@@ -333,8 +321,8 @@ def test_dot_declares_every_node_that_it_links(drawn):
 def test_dot_is_read_by_pydot(drawn):
     import pydot
 
-    (graph,) = pydot.graph_from_dot_data(byname.Drawing(drawn[2][0]).dot)
-    assert len(graph.get_edges()) == len(drawn[2][0].lines)
+    (graph,) = pydot.graph_from_dot_data(drawn[2][0].dot)
+    assert len(graph.get_edges()) == len(drawn[2][0].scene.lines)
 
 
 def boxes(drawing, **wanted):
@@ -570,7 +558,8 @@ def test_a_picture_that_would_be_too_large_is_cut_at_a_depth_and_says_so():
     drawing = byname.draw(model, example=example)
     assert len(drawing.scene.boxes) == 3 + 30 + 240
     assert "drawn to depth 2; deeper would be" in str(drawing)
-    assert sorted(number for box in drawing.scene.boxes for number in box.calls) == worth_drawing(trace(model, example))
+    numbers = {number for box in drawing.scene.boxes for number in box.calls}
+    assert len(numbers) == sum(len(box.calls) for box in drawing.scene.boxes) == len(worth_drawing(model, example))
     whole = byname.draw(model, example=example, depth=3)
     assert len(whole.scene.boxes) == 3 + 30 + 240 + 480 and "drawn to" not in str(whole)
 
@@ -584,26 +573,38 @@ def test_a_thousand_layers_are_one_box():
     assert len(layer.calls) == 1000
 
 
+def watch(model, marks, example):
+    """Attaches functions of these names."""
+    for where, names in marks.items():
+        for name in names:
+            function = lambda event: None
+            function.__name__ = function.__qualname__ = name
+            byname.watch.attach(model, where, function, example=example)
+
+
 def test_marks_stand_on_their_box_or_on_the_box_around_and_in_no_other():
-    model = GPT()
-    flow = trace(model, torch.randint(50, (1, 6)))
+    model, example = GPT(), torch.randint(50, (1, 6))
     marks = {"blocks.3.attn.softmax": ["double"], "norm": ["look", "twice"], "blocks.0.attn.forward.scores": ["probe"]}
-    scene = scene_of(model, flow, marks=marks)
+    watch(model, marks, example)
+    drawing = byname.draw(model, example=example)
+    scene = drawing.scene
     marked = {box.path: box.marks for box in scene.boxes if box.marks}
     assert marked == {
         "blocks.0.attn": ("forward.scores: probe",), "blocks.3.attn.softmax": ("double",), "norm": ("look", "twice"),
     }  # fmt: skip
     assert [box.repeats for box in scene.boxes if box.operation == "Block"] == [1, 1, 1, 1, 8]
-    closed = scene_of(model, flow, marks=marks, depth=1)
+    closed = byname.draw(model, example=example, depth=1).scene
     assert {box.path: box.marks for box in closed.boxes if box.marks} == {
         "blocks.0": ("attn: forward.scores: probe",), "blocks.3": ("attn.softmax: double",), "norm": ("look", "twice"),
     }  # fmt: skip
-    assert all(word in to_svg(scene) for word in (">double<", ">look<", ">twice<"))
+    assert all(word in drawing.svg for word in (">double<", ">look<", ">twice<"))
 
 
 def test_a_marked_view_is_not_folded():
     model = Attention(16, 4)
-    scene = scene_of(model, trace(model, torch.rand(1, 3, 16)), marks={"transpose": ["here"]})
+    example = torch.rand(1, 3, 16)
+    watch(model, {"transpose": ["here"]}, example)
+    scene = byname.draw(model, example=example).scene
     assert [box.marks for box in scene.boxes if box.operation == "transpose"] == [("here",)]
 
 
@@ -667,42 +668,6 @@ def test_what_is_no_module_is_refused():
         byname.draw("model")
     with pytest.raises(ValueError, match="depth= counts modules.*-1"):
         byname.draw(nn.Linear(2, 2), depth=-1)
-
-
-def call(path, kind, parent, inputs, outputs, elementary, module):
-    return ModelCall(
-        path=path, operation=path or "Model", kind=kind, module=module, parent=parent, call=0, inputs=inputs,
-        outputs=outputs, shapes=tuple((2,) for _ in outputs), function=None, elementary=elementary,
-    )  # fmt: skip
-
-
-def test_a_tensor_that_nobody_saw_being_made_is_drawn_as_such_or_said():
-    module = nn.Identity()
-    calls = (
-        call("", "module", None, (1,), (5,), False, module),
-        call("add", "operation", 0, (1, 9), (2,), True, module),
-        call("mul", "operation", 0, (3,), (4,), True, module),
-    )
-    flow = Flow(calls, {1: "input x"}, {3: (2,)})
-    scene = scene_of(module, flow)
-    unseen = [box for box in scene.boxes if box.kind == "unseen"]
-    paths = [(scene.boxes[line.source].path, scene.boxes[line.target].path) for line in scene.lines]
-    assert ("add", "a tensor") in paths and ("a tensor", "mul") in paths
-    assert len(unseen) == 2 and ("mul", "output") not in paths
-    assert scene.notes == ("1 tensor came from where the run was not followed; no line shows what uses them",)
-
-
-def test_rows_go_down_along_every_edge_even_where_there_is_a_cycle():
-    assert ranks(4, [(0, 1), (1, 2), (0, 2), (3, 2)], set(), set()) == [0, 1, 2, 1]
-    assert sorted(ranks(3, [(0, 1), (1, 2), (2, 0)], set(), set())) == [0, 1, 2]
-    level = arrange([Node(10, 10), Node(10, 10)], [LayerEdge(0, 1), LayerEdge(1, 0)])
-    assert len(level.routes) == 2
-
-
-def test_crossed_branches_are_uncrossed():
-    nodes = [Node(20, 10) for _ in range(4)]
-    level = arrange(nodes, [LayerEdge(0, 3), LayerEdge(1, 2)])
-    assert (level.corners[0][0] < level.corners[1][0]) == (level.corners[3][0] < level.corners[2][0])
 
 
 class Twice(nn.Module):
