@@ -5,67 +5,26 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from three_blocks import MODEL, TOKENS, Attention, Block
 from torch import nn
 
 import byname
 from byname import attach, select
 from byname.errors import BadArgumentError, BadPathError, NoMatchError, NotASelectorError
-from byname.model.call_graph import Flow, ModelCall
-from byname.model.operations import MOVES
-from byname.model.selectors import Look
-from byname.tracing.tracer import trace
 
 torch.set_num_threads(1)
 
 
-class Attention(nn.Module):
-    def __init__(self, size=4):
-        super().__init__()
-        self.qkv = nn.Linear(size, 3 * size)
-        self.out = nn.Linear(size, size)
-        self.drop = nn.Dropout(0.1)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).chunk(3, -1)
-        scores = torch.softmax(q @ k.mT, -1)
-        return self.out(self.drop(scores) @ v)
+def paths(selector, model=MODEL, example=TOKENS):
+    return [*byname.points(model, selector, example=example).paths]
 
 
-class Block(nn.Module):
-    def __init__(self, size=4):
-        super().__init__()
-        self.norm = nn.LayerNorm(size)
-        self.attn = Attention(size)
-        self.fc = nn.Linear(size, size)
-        self.act = nn.ReLU()
-
-    def forward(self, x):
-        x = x + self.attn(self.norm(x))
-        return x + F.relu(self.fc(self.act(x)))
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(7, 4)
-        self.layers = nn.ModuleList(Block() for _ in range(3))
-        self.head = nn.Linear(4, 7)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-MODEL = Model().eval()
-FLOW = trace(MODEL, torch.tensor([[1, 2, 3]]))
-
-
-def paths(selector, flow=FLOW):
-    return [flow.calls[index].path for index in selector.matches(flow)]
+def calls(selector, model, example):
+    """The calls of a run that are selected, each with its number."""
+    told = []
+    with attach(model, selector, lambda event: told.append((event.path, event.call)), example=example):
+        model(*example) if isinstance(example, tuple) else model(example)
+    return told
 
 
 def test_what_is_selected_comes_in_the_order_of_the_run():
@@ -89,21 +48,18 @@ def test_an_operation_inside_a_module_of_torch_nn_is_reached_by_its_path_alone()
     assert paths(select.path("layers.0.act.**")) == ["layers.0.act"]
     with pytest.raises(NoMatchError):
         paths(select.op("linear"))
-    assert select.path("layers.*.act.relu").reaches_into("layers.2.act")
-    assert not select.path("layers.*.act").reaches_into("layers.2.act")
-    assert not (select.relu | select.path("**")).reaches_into("layers.2.act")
 
 
 def test_paths_are_patterns_and_the_model_itself_is_forward():
     assert paths(select.path("layers.1.*"))[:2] == ["layers.1.norm", "layers.1.attn"]
-    assert paths(select.path("forward")) == [""]
+    assert paths(select.path("forward")) == ["forward"]
     assert paths(select.path("head.forward")) == ["head"]
-    assert "" not in paths(select.path("*"))
-    assert "" in paths(select.path("**"))
+    assert "forward" not in paths(select.path("*"))
+    assert "forward" in paths(select.path("**"))
 
 
 def test_the_users_own_function_decides():
-    assert paths(select.where(lambda call: call.shapes == ((1, 3, 7),))) == ["", "head"]
+    assert paths(select.where(lambda call: call.shapes == ((1, 3, 7),))) == ["forward", "head"]
 
 
 def test_an_exception_of_the_users_function_is_not_swallowed():
@@ -143,17 +99,15 @@ class Shared(nn.Module):
 
 
 def test_a_shared_module_is_one_place_with_all_its_calls():
-    flow = trace(Shared(), torch.ones(1, 4))
-    assert paths(select.relu, flow) == ["act", "act"]
-    assert paths(select.relu[0], flow) == ["act", "act"]
+    model, x = Shared(), torch.ones(1, 4)
+    assert calls(select.relu, model, x) == calls(select.relu[0], model, x) == [("act", 0), ("act", 1)]
     with pytest.raises(NoMatchError):
-        paths(select.relu[1], flow)
+        paths(select.relu[1], model, x)
 
 
 def test_calls_of_a_shared_module_are_told_apart_by_the_flow_of_data():
-    flow = trace(Shared(), torch.ones(1, 4))
-    found = select.relu.after(select.module(nn.Linear)[1], within=1).matches(flow)
-    assert [(flow.calls[index].path, flow.calls[index].call) for index in found] == [("act", 1)]
+    second = select.relu.after(select.module(nn.Linear)[1], within=1)
+    assert calls(second, Shared(), torch.ones(1, 4)) == [("act", 1)]
 
 
 def test_a_selector_that_matches_nothing_names_what_there_is():
@@ -252,90 +206,6 @@ def test_every_family_is_listed_by_dir_and_has_a_selector():
     assert all(hasattr(select, name) for name in names)
 
 
-LEAVES = [
-    select.all, select.relu, select.linear, select.matmul, select.softmax, select.parametrized, select.conv,
-    select.path("layers.1.**"), select.path("layers.*.act.relu"), select.op("add"), select.module(Block),
-    select.module(MODEL.head),
-]  # fmt: skip
-SELECTORS = st.recursive(
-    st.sampled_from(LEAVES),
-    lambda inner: st.one_of(
-        st.builds(lambda a, b: a & b, inner, inner),
-        st.builds(lambda a, b: a | b, inner, inner),
-        st.builds(lambda a, b: a ^ b, inner, inner),
-        st.builds(lambda a: ~a, inner),
-        st.builds(lambda a, k: a[k], inner, st.integers(0, 3)),
-        st.builds(lambda a, i, j: a[i:j], inner, st.integers(0, 3), st.none() | st.integers(0, 6)),
-    ),
-    max_leaves=6,
-)
-PLACES = Look(FLOW).places
-
-
-def found(selector):
-    return Look(FLOW).found(selector)
-
-
-@settings(max_examples=60)
-@given(SELECTORS, SELECTORS, SELECTORS)
-def test_selectors_obey_the_laws_of_sets(a, b, c):
-    assert found(a & b) == found(a) & found(b) == found(b & a)
-    assert found(a | b) == found(a) | found(b) == found(b | a)
-    assert found(a ^ b) == found(a) ^ found(b)
-    assert found(~a) == PLACES - found(a)
-    assert found(~(a | b)) == found(~a & ~b)
-    assert found(~(a & b)) == found(~a | ~b)
-    assert found(a & (b | c)) == found(a & b | a & c)
-    assert found(a & ~a) == frozenset()
-    assert found(a | ~a) >= PLACES
-    assert found(~~a) == found(a) & PLACES
-
-
-@settings(max_examples=100)
-@given(SELECTORS)
-def test_a_selector_tells_call_by_call_what_it_tells_of_the_whole_run(selector):
-    online = selector.online()
-    told = [
-        online.see(ModelCall(one.path, one.operation, one.kind, one.module, function=one.function))
-        for one in FLOW.calls
-    ]
-    assert {index for index, meant in enumerate(told) if meant} == found(selector)
-    assert [online.see(one) for one in FLOW.calls] == told
-
-
-@settings(max_examples=60)
-@given(SELECTORS)
-def test_every_selector_prints_as_what_makes_it(selector):
-    names = {"select": select, "Block": Block, "nn": nn}
-    if "<" not in repr(selector):
-        assert eval(repr(selector), names) == selector
-
-
-@pytest.mark.parametrize(
-    "selector",
-    [
-        select.relu.last,
-        select.relu[-2],
-        select.relu[-2:],
-        select.all[:-1],
-        select.relu.after(select.conv),
-        ~select.relu.before(select.conv) & select.all,
-    ],
-    ids=str,
-)
-def test_what_needs_the_whole_run_says_that_an_example_is_needed(selector):
-    assert selector.needs_example
-    with pytest.raises(BadArgumentError, match="example="):
-        selector.online()
-
-
-def test_only_modules_can_be_meant_by_classes():
-    assert (select.module(nn.ReLU) | select.parametrized)[0].only_modules
-    assert (select.module(nn.ReLU) & select.relu).only_modules
-    assert not select.relu.only_modules
-    assert not (~select.module(nn.ReLU)).only_modules
-
-
 def test_a_long_expression_of_many_selectors_is_answered():
     selector = select.relu
     for _ in range(200):
@@ -343,36 +213,7 @@ def test_a_long_expression_of_many_selectors_is_answered():
     assert paths(selector)[-1] == "head"
 
 
-# the flow of data, against a count of every way by hand
-
-
-def reference(flow, first, second, moves=1):
-    """The least number of steps by which data of one call reaches another, by looking at every edge again and again."""
-    known = dict.fromkeys(flow.calls[first].outputs, 0)
-    for _ in flow.calls:
-        for index, call in enumerate(flow.calls):
-            if call.elementary and index > first:
-                least = min((known[number] for number in call.inputs if number in known), default=None)
-                if least is not None:
-                    for number in call.outputs:
-                        step = moves if call.operation in MOVES else 1
-                        known[number] = min(known.get(number, 10**9), least + step)
-    return min((known[number] + 1 for number in flow.calls[second].inputs if number in known), default=None)
-
-
-STEPS = [index for index, call in enumerate(FLOW.calls) if call.elementary]
-
-
-@settings(max_examples=80)
-@given(st.sampled_from(STEPS), st.sampled_from(STEPS))
-def test_after_and_before_agree_with_a_search_of_every_edge(first, second):
-    distance = reference(FLOW, first, second)
-    one, other = FLOW.calls[first], FLOW.calls[second]
-    a, b = select.where(lambda call: call is one), select.where(lambda call: call is other)
-    for within in (1, 2, 3, 7, None):
-        expected = distance is not None and (within is None or distance <= within)
-        assert (found(b.after(a, within=within)) == {second}) == expected
-        assert (found(a.before(b, within=within)) == {first}) == expected
+# the flow of data
 
 
 def test_after_follows_edges_and_not_the_order_of_the_listing():
@@ -386,14 +227,14 @@ def test_after_follows_edges_and_not_the_order_of_the_listing():
             right = self.right(x)
             return torch.tanh(right) + torch.sigmoid(left)
 
-    flow = trace(Branches(), torch.ones(1, 4))
+    run = Branches(), torch.ones(1, 4)
     left, right = select.path("left"), select.path("right")
-    assert paths(select.activation.after(left, within=1), flow) == ["sigmoid"]
-    assert paths(select.activation.after(right), flow) == ["tanh"]
-    assert paths(select.linear.before(select.tanh, within=1), flow) == ["right"]
-    assert paths(select.linear.before(select.op("add"), within=2), flow) == ["left", "right"]
+    assert paths(select.activation.after(left, within=1), *run) == ["sigmoid"]
+    assert paths(select.activation.after(right), *run) == ["tanh"]
+    assert paths(select.linear.before(select.tanh, within=1), *run) == ["right"]
+    assert paths(select.linear.before(select.op("add"), within=2), *run) == ["left", "right"]
     with pytest.raises(NoMatchError):
-        paths(right.after(left), flow)
+        paths(right.after(left), *run)
 
 
 def test_next_after_is_the_nearest_one_for_each_place():
@@ -418,10 +259,10 @@ def test_moves_are_no_steps_of_next_after():
             moved = x.view(2, 4).transpose(0, 1).contiguous().mT.to(torch.float32)
             return self.near(moved) + late
 
-    flow = trace(Moved(), torch.ones(2, 4))
+    run = Moved(), torch.ones(2, 4)
     start = select.path("start")
-    assert paths(select.linear.next_after(start), flow) == ["near"]
-    assert paths(select.linear.after(start, within=2), flow) == ["far"]
+    assert paths(select.linear.next_after(start), *run) == ["near"]
+    assert paths(select.linear.after(start, within=2), *run) == ["far"]
 
 
 def test_the_last_of_equally_near_ones_is_first_before():
@@ -433,19 +274,8 @@ def test_the_last_of_equally_near_ones_is_first_before():
         def forward(self, x):
             return self.a(x) + self.b(x)
 
-    flow = trace(Both(), torch.ones(2, 4))
-    assert paths(select.linear.first_before(select.op("add")), flow) == ["b"]
-
-
-@settings(max_examples=60)
-@given(st.sampled_from(STEPS))
-def test_next_after_is_at_the_least_distance(first):
-    """No place of a family that data from a call reaches is nearer than the one that is selected."""
-    one = FLOW.calls[first]
-    a = select.where(lambda call: call is one)
-    reached = {i: d for i in found(select.linear) if (d := reference(FLOW, first, i, moves=0)) is not None}
-    expected = {min(reached, key=lambda i: (reached[i], i))} if reached else set()
-    assert found(select.linear.next_after(a)) == expected
+    run = Both(), torch.ones(2, 4)
+    assert paths(select.linear.first_before(select.op("add")), *run) == ["b"]
 
 
 def test_containers_stand_by_what_goes_in_and_comes_out():
@@ -457,17 +287,19 @@ def test_containers_stand_by_what_goes_in_and_comes_out():
     assert paths(block.before(select.path("head"), within=1)) == ["layers.2"]
     attention = select.module(Attention)
     assert paths(select.op("add").after(attention, within=1)) == [f"layers.{i}.add" for i in range(3)]
-    assert not found(select.path("layers.0.attn.softmax").after(select.path("layers.0.attn")))
+    with pytest.raises(NoMatchError):
+        paths(select.path("layers.0.attn.softmax").after(select.path("layers.0.attn")))
 
 
 def test_dropout_is_a_step_in_train_and_in_eval():
-    flows = [trace(MODEL.train(mode), torch.tensor([[1, 2]])) for mode in (True, False)]
-    for flow in flows:
-        assert paths(select.dropout.after(select.softmax, within=1), flow) == [
+    for mode in (True, False):
+        run = MODEL.train(mode), TOKENS
+        assert paths(select.dropout.after(select.softmax, within=1), *run) == [
             f"layers.{i}.attn.drop" for i in range(3)
         ]
-        assert not Look(flow).found(select.matmul.after(select.softmax, within=1))
-        assert paths(select.matmul.after(select.softmax, within=2)[:1], flow) == ["layers.0.attn.matmul_1"]
+        with pytest.raises(NoMatchError):
+            paths(select.matmul.after(select.softmax, within=1), *run)
+        assert paths(select.matmul.after(select.softmax, within=2)[:1], *run) == ["layers.0.attn.matmul_1"]
 
 
 def test_a_shortcut_that_gives_its_input_back_does_not_join_the_branches():
@@ -481,10 +313,11 @@ def test_a_shortcut_that_gives_its_input_back_does_not_join_the_branches():
             kept = self.shortcut(x)
             return kept + self.conv(x)
 
-    flow = trace(Residual(), torch.ones(1, 4))
-    assert paths(select.linear.after(select.relu, within=1), flow) == ["conv"]
-    assert not Look(flow).found(select.linear.after(select.path("shortcut")))
-    assert paths(select.op("add").after(select.path("shortcut"), within=1), flow) == ["add"]
+    run = Residual(), torch.ones(1, 4)
+    assert paths(select.linear.after(select.relu, within=1), *run) == ["conv"]
+    with pytest.raises(NoMatchError):
+        paths(select.linear.after(select.path("shortcut")), *run)
+    assert paths(select.op("add").after(select.path("shortcut"), within=1), *run) == ["add"]
 
 
 def test_a_shared_cell_in_a_loop_comes_after_itself():
@@ -499,10 +332,9 @@ def test_a_shared_cell_in_a_loop_comes_after_itself():
                 h = self.cell(x, h)
             return h
 
-    flow = trace(Loop(), (torch.ones(1, 4), 3))
-    cells = [index for index, call in enumerate(flow.calls) if call.path == "cell"]
-    assert select.recurrent.after(select.recurrent, within=1).matches(flow) == tuple(cells[1:])
-    assert select.recurrent.before(select.recurrent).matches(flow) == tuple(cells[:-1])
+    run = Loop(), (torch.ones(1, 4), 3)
+    assert calls(select.recurrent.after(select.recurrent, within=1), *run) == [("cell", 1), ("cell", 2)]
+    assert calls(select.recurrent.before(select.recurrent), *run) == [("cell", 0), ("cell", 1)]
 
 
 def test_changes_in_place_are_steps_also_through_a_view():
@@ -514,30 +346,11 @@ def test_changes_in_place_are_steps_also_through_a_view():
             torch.relu_(x)
             return x.sum()
 
-    flow = trace(InPlace(), torch.ones(2, 3))
-    assert paths(select.relu.after(select.op("add_"), within=1), flow) == ["relu_"]
-    assert paths(select.op("sum").after(select.relu, within=1), flow) == ["sum"]
-    assert not Look(flow).found(select.op("sum").after(select.op("mul"), within=1))
-
-
-def test_data_is_followed_through_what_is_made_unseen():
-    def made(number, *origins):
-        return {number: origins}
-
-    a, b, c = (
-        ModelCall(name, name, "operation", MODEL, inputs=i, outputs=o)
-        for name, i, o in [("a", (0,), (1,)), ("b", (3,), (4,)), ("c", (4,), (5,))]
-    )
-    flow = Flow((a, b, c), {0: "input x"}, made(2, 1) | made(3, 2))
-    for within, expected in ((1, []), (2, []), (3, [1]), (4, [1, 2])):
-        assert sorted(Look(flow).found(select.all.after(select.op("a"), within=within))) == expected
-    for within, expected in ((1, [1]), (3, [1]), (4, [0, 1])):
-        assert sorted(Look(flow).found(select.all.before(select.op("c"), within=within))) == expected
-
-
-def test_an_empty_flow_matches_nothing():
+    run = InPlace(), torch.ones(2, 3)
+    assert paths(select.relu.after(select.op("add_"), within=1), *run) == ["relu_"]
+    assert paths(select.op("sum").after(select.relu, within=1), *run) == ["sum"]
     with pytest.raises(NoMatchError):
-        select.all.matches(Flow((), {}, {}))
+        paths(select.op("sum").after(select.op("mul"), within=1), *run)
 
 
 def test_select_is_a_public_name():
