@@ -8,13 +8,29 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import byname
 from byname import select
 from byname.errors import BadArgumentError, NoMatchError
-from byname.watch.explicit_attention import explicit_attention
 
 PLACE = "scaled_dot_product_attention"
+
+
+class Calls(nn.Module):
+    def __init__(self, options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, *tensors):
+        return F.scaled_dot_product_attention(*tensors, **self.options)
+
+
+def in_steps(*tensors, **options):
+    """The result of a call of attention whose pattern is observed."""
+    model = Calls(options)
+    with byname.attach(model, f"{PLACE}.pattern", lambda event: None, attention="explicit"):
+        return model(*tensors)
 
 
 class Attention(nn.Module):
@@ -87,7 +103,7 @@ def test_the_result_is_that_of_pytorch_up_to_rounding(queries, keys, mask, scale
     if mask == "added":
         options["attn_mask"] = options["attn_mask"].to(dtype)
     expected = F.scaled_dot_product_attention(*tensors, **options)
-    found = explicit_attention(lambda part, value: value, *tensors, **options)
+    found = in_steps(*tensors, **options)
     assert found.dtype == dtype
     tolerance = 0.03 if dtype is torch.bfloat16 else 1e-5
     assert torch.allclose(found, expected, atol=tolerance, rtol=tolerance)
@@ -97,7 +113,7 @@ def test_the_result_is_that_of_pytorch_up_to_rounding(queries, keys, mask, scale
 def test_a_causal_mask_is_that_of_pytorch(queries, keys):
     tensors = shapes(queries, keys)
     expected = F.scaled_dot_product_attention(*tensors, is_causal=True)
-    found = explicit_attention(lambda part, value: value, *tensors, is_causal=True)
+    found = in_steps(*tensors, is_causal=True)
     assert torch.allclose(found, expected, atol=1e-6)
 
 
@@ -119,17 +135,24 @@ def test_without_it_nothing_changes_and_the_error_says_what_to_pass(model):
         byname.attach(model, "layers.0", print, attention="eager")
 
 
-def test_calls_of_which_no_step_is_wanted_keep_their_kernel(model, monkeypatch):
-    called = []
-    monkeypatch.setattr(
-        "byname.watch.function_mode.explicit_attention",
-        lambda see, *args, **kwargs: called.append(1) or explicit_attention(see, *args, **kwargs),
-    )
-    with byname.attach(
-        model, [f"layers.1.{PLACE}.pattern", f"layers.0.{PLACE}"], lambda event: None, attention="explicit"
-    ):
+class Kernels(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_calls_of_which_no_step_is_wanted_keep_their_kernel(model):
+    where = [f"layers.1.{PLACE}.pattern", f"layers.0.{PLACE}"]
+    with byname.attach(model, where, lambda event: None, attention="explicit"), Kernels() as ran:
         model(X)
-    assert called == [1]
+    assert [name[: len("_scaled_dot_product")] for name in ran.names if "scaled" in name or "softmax" in name] == [
+        "_scaled_dot_product",
+        "_softmax",
+    ]
 
 
 def test_selectors_mean_every_call(model):
