@@ -39,6 +39,20 @@ HEAVY = ["pandas", "h5py", "matplotlib", "xarray", "sklearn", "rich.table", "tra
 HEAVY += ["safetensors", "lightning", "torchmetrics"]
 
 
+PUBLIC = {"byname", "byname.analyse", "byname.cli", "byname.errors"}  # and what is in byname.plug
+ASK_OTHERS = {
+    "checking.py",  # for the tests of diagnose: nothing public reports a finding to its own process
+    "diagnose/test_causes.py",  # the tables, each row of which has its programs
+    "autograd/test_pause.py",  # a moment in the middle of a look
+    "analyse/scenarios/test_evaluation_progress.py",
+    "recording/scenarios/test_elsewhere.py",
+    "gpu/test_change_gpu.py",
+    "gpu/test_copies_gpu.py",
+    "model/test_selectors.py",  # the laws of sets, on a flow of calls
+    "test_interrupted.py",
+}
+
+
 def modules():
     return {
         "byname" + "".join(f".{part}" for part in path.relative_to(SOURCE).with_suffix("").parts): path
@@ -64,6 +78,16 @@ def test_every_module_belongs_to_a_layer_and_imports_only_downwards():
     for module, path in modules().items():
         for imported in imports_of(path):
             assert layer_of(imported) <= layer_of(module), f"{module} imports {imported}, which stands above it"
+
+
+def test_a_test_imports_what_is_public_or_the_module_that_it_is_named_after():
+    here = Path(__file__).parent
+    asking = set()
+    for path in here.rglob("*.py"):
+        own = "." + path.stem.removeprefix("test_")
+        inner = {name for name in imports_of(path) - PUBLIC if not name.startswith("byname.plug")}
+        asking |= {path.relative_to(here).as_posix() for name in inner if not name.endswith(own)}
+    assert asking == ASK_OTHERS
 
 
 def test_imports_have_no_cycle():
