@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import math
 import weakref
+from bisect import bisect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +18,7 @@ from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext, assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, called_as, patch, row
+from byname.naming.name import at
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
@@ -29,6 +33,18 @@ from byname.undo import Undo
 LOADS_ITSELF = row("loads-itself",
     "{state} restores nothing{noticed:at}: {call}{kept:at} gives references to the model's own tensors, not copies, "
     "and {steps} since changed them too", "keep copies: {remedy}")
+KEEPS_REFERENCES = row("loads-itself",
+    "{state} restores nothing{noticed:at}: {call}{kept:at} gives references to the model's own tensors, not copies. It "
+    "ran {times} times with steps between, and all its results change with the model",
+    "keep copies: {remedy}")
+COPIES_ITSELF = row("loads-itself",
+    "suspicious: {state} restores nothing{noticed:at}: it is {name} itself, no copy: {steps} so far changed it, too",
+    "keep a copy, made by x.detach().clone(), and copy that")
+SHARES = row("same-module",
+    "suspicious: load_state_dict(){noticed:at} copies to {module} what another model has, and {names:3} "
+    "{names:is a parameter|are parameters} of both, {names:which is|which are} trained: {names:it changes|they change} "
+    "in {module} at every step, not when it is loaded",
+    "give {module} parts of its own, as copy.deepcopy() of the whole other model does")
 LOADS_AN_ALIAS = row("loads-itself",
     "{copy}.state_dict() restores nothing{noticed:at}: since `{assigned.statement}`{assigned:at}, {copy} is {module} "
     "itself, and no copy",
@@ -75,6 +91,8 @@ class Loading(Topic):
         super().__init__(watch)
         self._loads: dict[int, tuple[weakref.ref[nn.Module], Line, dict[int, int], list[tuple[Any, float]]]] = {}
         self._uncalled: list[_Load] = []
+        self._others: dict[int, tuple[Any, Line, list[DetachPoint]]] = {}  # loads of other values, the cuts before
+        self._at: Counter[Any] = Counter()  # loads of a model's own tensors, by line
         self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
 
     def begin(self, block: Undo) -> None:
@@ -91,8 +109,11 @@ class Loading(Topic):
             if matched and is_own and not call.given(3, "assign"):
                 self._loads_itself(module, [given[key] for key in matched], line)
                 self._loads_an_alias(line)
+            elif matched and any(memory_of(given[key]) is memory_of(own[key]) for key in matched) and self._watch.made:
+                self._shares(own, given, line)
             elif len(matched) > _FEW * len(own):
                 self._missed.pop(id(module), None)
+                self._others[id(module)] = weakref.ref(module), line, [log.cuts[-1] for log in logs() if log.cuts]
                 held = [(weakref.ref(own[key]), sum_of(own[key])) for key in matched if own[key].dim() > 1]
                 self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
                 if not self._watch.made and len(every := parameters_in(module)) > 1:
@@ -122,28 +143,71 @@ class Loading(Topic):
                 sources = [cut.inputs[0][0]() for log in logs() for cut in log.cuts_of(call.args[1])]
                 if sources and isinstance(sources[0], nn.Parameter):
                     self._restores_nothing([call.args[1]], call.line)
+                elif call.args[0] is call.args[1]:
+                    self._copies_itself(call.args[1], call.line)
+
+    def _copies_itself(self, one: torch.Tensor, line: Line) -> None:
+        """Tell of a trained parameter that is copied to itself."""
+        name, steps = FailureContext().names([one])[0], counted(self._watch.made, "step")
+        if name.path and self._is_trained([one]) and not self._at[line.place]:
+            self._at[line.place] += 1
+            self.say(COPIES_ITSELF, line.site, state=argument(line, 0), name=name, steps=steps)
+
+    def _is_trained(self, given: Sequence[torch.Tensor]) -> bool:
+        return any(id(one) in followed.keys for followed in self._watch.optimizers() for one in given)
+
+    def _shares(self, own: Mapping[str, Any], given: Mapping[str, Any], line: Line) -> None:
+        """Tell of a target that has trained parameters in common with the model whose state it is given."""
+        both = [own[key] for key in given.keys() & own.keys() if memory_of(given[key]) is memory_of(own[key])]
+        kept = {cut.line.place for one in given.values() for log in logs() for cut in log.cuts_of(one)[:1]}
+        parameters = [one for one in both if issubclass(type(one), nn.Parameter)]
+        if len(kept) == 1 and len(own) == len(given) and self._is_trained(parameters):
+            names = tuple(FailureContext().names([one for one in parameters if self._is_trained([one])]))
+            self.say(SHARES, line.site, names=names, module=argument(line, -1, "the model"))
 
     def _loads_itself(self, module: nn.Module, given: Sequence[torch.Tensor], line: Line) -> None:
-        keys = set(map(id, parameters_in(module)))
-        is_trained = any(not keys.isdisjoint(one.keys) for one in self._watch.optimizers())
-        kept = None if (cut := self._restores_nothing(given, line, loads=True)) is None else cut.line.site
+        self._at[line.place] += 1
+        is_trained = self._is_trained(parameters_in(module))
+        kept = None if (cut := self._restores_nothing(given, line, module)) is None else cut.line.site
         if kept is not None and not is_trained and (self._watch.made or kept != line.site):
             facts = {"module": argument(line, -1, "the model"), "state": argument(line, 0, "the state")}
             self.say(LOADS_NO_OTHER, line.site, kept=kept, **facts)
 
-    def _restores_nothing(self, given: Sequence[torch.Tensor], line: Line, loads: bool = False) -> DetachPoint | None:
+    def _restores_nothing(self, given: Sequence[torch.Tensor], line: Line, module: Any = None) -> DetachPoint | None:
         """Tell of references that were kept before some steps; return the call that made them if there was no step."""
         cuts = [cut for one in given for log in logs() for cut in log.cuts_of(one)[:1]]
         steps = [step for log in logs() for step in log.steps if cuts and step.number > cuts[0].number]
-        if not steps:
+        loaded = self._loaded_after(cuts[:1], module)
+        kept = self._times_kept(cuts[0]) if cuts and module is not None and self._at[line.place] == 1 else 0
+        if not steps and loaded is None and kept < 3:
             return cuts[0] if cuts else None
         call, remedy = "state_dict()", "copy.deepcopy(model.state_dict()), or save it by torch.save"
-        if not loads:
+        if module is None:
             call = ".data" if cuts[0].name == "data" else f".{cuts[0].name}()"
             remedy = f"x{call}.clone()"
-        facts = {"kept": cuts[0].line.site, "steps": counted(len(steps), "step"), "call": call, "remedy": remedy}
-        self.say(LOADS_ITSELF, line.site, state=argument(line, 0, "the state"), **facts)
+        since = counted(len(steps), "step") if loaded is None else f"load_state_dict(){at(loaded.site)}"
+        facts = {"kept": cuts[0].line.site, "steps": since, "call": call, "remedy": remedy}
+        cause = KEEPS_REFERENCES if not steps and loaded is None else LOADS_ITSELF
+        self.say(cause, line.site, state=argument(line, 0, "the state"), times=kept, **facts)
         return None
+
+    def _loaded_after(self, cuts: Sequence[DetachPoint], module: Any) -> Line | None:
+        """Return the last load of other values into a module, if it comes after a detach point."""
+        reference, line, last = self._others.get(id(module), (None, None, ()))
+        if reference is None or reference() is not module:
+            return None
+        order = {id(one): number for log in logs() for number, one in enumerate(log.cuts)}
+        is_after = any(order.get(id(one), math.inf) <= order.get(id(two), -1) for one in cuts for two in last)
+        return line if is_after else None
+
+    def _times_kept(self, last: DetachPoint) -> int:
+        """Return how often a line made references to a parameter, with steps between."""
+        source, found = last.inputs[0][0](), set()
+        for log in logs():
+            steps = [one.number for one in log.steps]
+            same = [one for one in log.cuts if one.line.place == last.line.place and one.inputs[0][0]() is source]
+            found |= {bisect(steps, one.number) for one in same}
+        return len(found)
 
     def _loads_an_alias(self, line: Line) -> None:
         """Tell of ``model.load_state_dict(best.state_dict())`` after ``best = model``."""
