@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from byname.diagnose.silent.topic import HeardCall, Topic, Watch, distinct, row,
 from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact
+from byname.source.location import is_library
 from byname.tracking.lookup import site_of_tensor
 
 # fmt: off
@@ -31,6 +33,10 @@ HEADS_MIX = row("view-mixes",
     "a view{noticed:at} gives values of shape {before} the shape {after}: it deals them out anew in the order of "
     "memory, and does not transpose: the heads of attention get values of several positions mixed",
     "x.view(batch, length, heads, -1).transpose(1, 2) makes heads; transpose(1, 2) before the view joins them again")
+IMAGE_MIXES = row("view-mixes",
+    "a view{noticed:at} gives images of shape {before} the shape {after}: it deals their values out anew in the order "
+    "of memory, and does not transpose: each channel gets values of all of them, of pixels that do not belong there",
+    "permute(0, 3, 1, 2) moves the channels in front")
 SOFTMAX_MIXES = row("softmax-over-batch",
     "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
     "sample depend on the other samples",
@@ -138,6 +144,8 @@ class Sequences(Topic):
             return
         before, after = tuple(base.shape), tuple(given.shape)
         in_order = base.is_contiguous() and given.is_contiguous()  # which no transpose leaves so
+        if in_order and _mixes_channels(before, after):
+            self.say(IMAGE_MIXES, site_of_tensor(given), before=str(before), after=str(after))
         if in_order and self._shape[:2] in (before[:2], after[:2]) and _swaps(before, after):
             self.say(VIEW_MIXES, site_of_tensor(given), before=str(before), after=str(after))
 
@@ -159,7 +167,7 @@ class Sequences(Topic):
             return
         if call.called is F.cross_entropy and self._ids and distinct(values) > 2:
             same = all(torch.equal(one.flatten(), values.flatten()) for one in self._ids)
-            self._copied = call.line if same else None
+            self._copied = call.line if same and not _speaks_of_copies(call.frame) else None
         self._targets += [values] if reduction == "none" else []
         for ids in [one for one in self._ids if one.shape[1] > 2]:
             rows = next((one for one in (ids, ids[:, 1:]) if one.numel() == values.numel()), None)
@@ -218,6 +226,8 @@ class Sequences(Topic):
             mixes = (is_known and _swaps(before, after)) or _leads(self._batch, before, after)
             if call is not None and not call.inside and mixes:
                 self.say(VIEW_MIXES, loss.site(node), before=str(before), after=str(after))
+            if call is not None and not call.inside and _mixes_channels(before, after):
+                self.say(IMAGE_MIXES, loss.site(node), before=str(before), after=str(after))
             length = before[-2] if _mixes_heads(before, after) else 0
             if length and call is not None and not call.inside and (length, length) in _attended(loss):
                 self.say(HEADS_MIX, loss.site(node), before=str(before), after=str(after))
@@ -301,6 +311,20 @@ class Sequences(Topic):
                     self.say(MASK_INVERTED, site, of=of if only else "target", value=value)
 
 
+_COPIES = re.compile("copy|copie|identity|echo|autoenc|recon|denois", re.I)
+_OTHER_COPIES = {"copy", "copy_", "deepcopy", "Identity"}
+
+
+def _speaks_of_copies(frame: FrameType | None) -> bool:
+    """Return whether names in the functions that run say that a model is to give back its input."""
+    names: set[str] = set()
+    while frame is not None:
+        code, frame = frame.f_code, frame.f_back
+        if not is_library(code.co_filename):
+            names |= {code.co_name, *code.co_names, *code.co_varnames}
+    return any(_COPIES.search(name) for name in names - _OTHER_COPIES)
+
+
 def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
     """Return whether a linear layer computes the scores of each word from what belongs to its position."""
     given: Any = next(map(input_of, loss.of_kinds(("LogSoftmaxBackward",))), None)
@@ -363,6 +387,13 @@ def _swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
         return False
     joined = (before[1], before[0] * math.prod(before[2:]))
     return after == (before[1], before[0], *before[2:]) or after == joined
+
+
+def _mixes_channels(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a view makes ``(b, c, h, w)`` of ``(b, h, w, c)`` without a permutation."""
+    if len(before) != 4 or before[3] in (1, *before[1:3]) or before[1] * before[2] == 1:
+        return False
+    return after == (before[0], before[3], *before[1:3])
 
 
 def _mixes_heads(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
