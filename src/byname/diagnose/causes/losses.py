@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
+from byname.autograd.walk import Walk
 from byname.diagnose.cause import Cause, Facts, always, variable
 from byname.diagnose.causes.loss import (
     ACTIVATIONS,
@@ -57,16 +58,29 @@ def _squares(loss: Loss) -> Iterator[Facts]:
         given, output = next(term for term in terms if term[0] is not None)
         before, walk = tuple(given._input_metadata[output].shape), loss.context.walk
         is_column = before == (shape[0], 1) and kind_of(given) not in _MAKES_COLUMNS
-        users = (walk.nodes[user] for user in walk.users[walk.numbers[node]])
-        is_reduced = all(kind_of(user) in ("MeanBackward", "SumBackward") for user in users)
+        is_reduced = _ends_in_a_mean(walk, node, shape)
         if given.next_functions and is_reduced and (is_column or before == shape[:1]):
             site = loss.site(minus)
             if site is not None and not _ON_PURPOSE.search(site.statement):
                 yield {"before": str(before), "after": str(shape), "compared": site}
 
 
+def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether all that is computed from a node, number by number, is given to a mean or a sum."""
+    waiting = [node]
+    for one in waiting:
+        for user in [walk.nodes[user] for user in walk.users[walk.numbers[one]]]:
+            is_alike = kind_of(user) in _EACH and tuple(user._input_metadata[0].shape) == shape
+            if is_alike and len(waiting) < 24:
+                waiting.append(user)
+            elif kind_of(user) not in ("MeanBackward", "SumBackward"):
+                return False
+    return True
+
+
+_EACH = {*BY_HAND, "WhereBackward", "AddBackward", "SubBackward", "DivBackward", "ClampBackward", "ClampMaxBackward"}
 _MAKES_COLUMNS = {*MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
-_ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|view|reshape")
+_ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|view|reshape|\.T\b|\.m?[tT]\(|transpose")
 """Words by which a statement makes values ready to be compared with all others."""
 
 

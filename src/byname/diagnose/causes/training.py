@@ -122,7 +122,7 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
             f"leave {operation}() out where the loss is computed, and use it in evaluation only; a straight-through "
             f"gradient is x + (x.{operation}() - x).detach()"
         )
-    elif len(still) > 1 and len(followed.zero) < len(followed.keys):
+    elif len(still) > 1 and (len(followed.zero) < len(followed.keys) or len(still) == len(followed.zero)):
         called = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
         why, remedy = _TWO_ZEROS, _ONE_OF
     elif len(followed.zero) == len(followed.keys):
