@@ -6,6 +6,7 @@ import io
 import random
 import textwrap
 from collections import deque
+from dataclasses import dataclass
 
 import numpy
 import pytest
@@ -1065,7 +1066,192 @@ def heads_by(splits, joins):
     return program
 
 
+def copy_of_the_input():
+    model, embed, head = nn.GRU(16, 16, batch_first=True), nn.Embedding(20, 16), nn.Linear(16, 20)
+    optimizer = torch.optim.Adam([*model.parameters(), *embed.parameters(), *head.parameters()])
+    for _ in range(STEPS):
+        ids = torch.randint(0, 20, (6, 10))
+        loss = F.cross_entropy(head(model(embed(ids))[0]).transpose(1, 2), ids)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def kept_each_epoch(keep, restore):
+    def program():
+        model, best = network(), None
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(STEPS):
+            step(model, optimizer)
+            best = keep(model)
+        restore(model, best)
+        return model
+
+    return program
+
+
+def its_state(model):
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def its_parameters(model):
+    return list(model.parameters())
+
+
+@torch.no_grad()
+def copied_to_each(model, saved):
+    for one, value in zip(model.parameters(), saved, strict=True):
+        one.copy_(value)
+
+
+def average_swapped_in(keep):
+    def program():
+        model = network()
+        average, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(STEPS):
+            step(model, optimizer)
+            with torch.no_grad():
+                for mean, one in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(one, 0.1)
+            backup = keep(model)
+            model.load_state_dict(average.state_dict())
+            with torch.no_grad():
+                model.eval()(torch.randn(12, 4))
+            model.train().load_state_dict(backup)
+        return model, average
+
+    return program
+
+
+def clamped_by_its_state():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        step(model, optimizer)
+        state = model.state_dict()
+        state["0.weight"].clamp_(-1, 1)
+        model.load_state_dict(state)
+    return model
+
+
+def target_with_the_encoder(trained):
+    def program():
+        encoder = nn.Sequential(nn.Linear(4, 16), nn.Tanh()).requires_grad_(trained)
+        online, target = (nn.Sequential(encoder, nn.Linear(16, 2)) for _ in range(2))
+        optimizer = torch.optim.SGD(online.parameters() if trained else online[1].parameters(), 0.1)
+        for number in range(STEPS):
+            states = torch.randn(12, 4)
+            with torch.no_grad():
+                goal = states.sum(1) + 0.9 * target(states).amax(1)
+            loss = F.mse_loss(online(states)[:, 0], goal)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if number % 5 == 0:
+                target.load_state_dict(online.state_dict())
+        return target
+
+    return program
+
+
+def images_by(arrange):
+    def program():
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            step(model, optimizer, arrange(torch.rand(5, 6, 6, 3)), torch.randint(0, 3, (5,)))
+        return model
+
+    return program
+
+
+def channels_by_view(images):
+    return images.view(5, 3, 6, 6)
+
+
+def channels_in_front(images):
+    return images.permute(0, 3, 1, 2).contiguous()
+
+
+def one_number_by(loss_of):
+    def program():
+        model = network()
+        model.append(nn.Linear(3, 1))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            x = torch.randn(12, 4)
+            loss = loss_of(model(x), x.sum(1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
+def huber_by_hand(predicted, target):
+    error = predicted - target
+    return torch.where(error.abs() < 1, 0.5 * error**2, error.abs() - 0.5).mean()
+
+
+def energy_distance(predicted, target):
+    target = target[:, None]
+    return 2 * (predicted - target.T).abs().mean() - (predicted - predicted.T).abs().mean()
+
+
+class Adapted(nn.Module):
+    def __init__(self, start):
+        super().__init__()
+        self.base, self.head = nn.Linear(4, 8).requires_grad_(False), nn.Linear(8, 3).requires_grad_(False)
+        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 8, bias=False)
+        start(self.down.weight)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.head(self.base(x) + self.up(self.down(x)))
+
+
+def adapted_from(start):
+    def program():
+        model = Adapted(start)
+        optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+        for _ in range(STEPS):
+            step(model, optimizer)
+        return model
+
+    return program
+
+
+@dataclass
+class Transition:
+    state: torch.Tensor
+    reward: float
+
+
+def records_of_one_tensor(copied):
+    def program():
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        state, history = torch.zeros(4), []
+        for _ in range(4 * STEPS):
+            state.add_(torch.randn(4) * 0.1)
+            history.append(Transition(state.clone() if copied else state, random.random()))
+            step(model, optimizer, torch.randn(6, 4), torch.randint(0, 2, (6,)))
+        return model, history
+
+    return program
+
+
 FAULTY = {
+    kept_each_epoch(its_state, lambda model, best: model.load_state_dict(best)): "loads-itself",
+    kept_each_epoch(its_parameters, copied_to_each): "loads-itself",
+    average_swapped_in(nn.Module.state_dict): "loads-itself",
+    target_with_the_encoder(trained=True): "same-module",
+    images_by(channels_by_view): "view-mixes",
+    one_number_by(huber_by_hand): "broadcast-loss",
+    records_of_one_tensor(copied=False): "entries-are-one-tensor",
+    adapted_from(nn.init.zeros_): "zero-gradient",
     heads_by(split_by_view, join_rightly): "view-mixes",
     heads_by(split_rightly, join_by_view): "view-mixes",
     recurring(""): "target-not-shifted",
@@ -1642,6 +1828,15 @@ def its_first_layer(model, other):
 
 
 HEALTHY = [
+    copy_of_the_input,
+    kept_each_epoch(lambda model: copy.deepcopy(model.state_dict()), lambda model, best: model.load_state_dict(best)),
+    average_swapped_in(lambda model: copy.deepcopy(model.state_dict())),
+    clamped_by_its_state,
+    target_with_the_encoder(trained=False),
+    images_by(channels_in_front),
+    one_number_by(energy_distance),
+    records_of_one_tensor(copied=True),
+    adapted_from(nn.init.xavier_uniform_),
     heads_by(split_rightly, join_rightly),
     recurring("repeated"),
     recurring("decoded"),
@@ -1734,6 +1929,11 @@ def test_what_a_run_learns_wrongly_is_told(program, cause):
     found = findings_of(program)
     assert cause in [one.cause for one in found]
     assert all(one.sites and one.remedy for one in found)
+
+
+def test_zeros_in_all_that_is_trained_are_two_layers_in_a_row():
+    (found,) = findings_of(adapted_from(nn.init.zeros_))
+    assert "they are 0 themselves, two layers in a row" in str(found)
 
 
 def test_only_the_entries_of_the_program_are_counted():

@@ -27,7 +27,7 @@ from byname.diagnose.silent.shuffles import SHUFFLED_APART
 from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of
-from byname.reading.objects import attributes_of
+from byname.reading.objects import attributes_of, dict_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.code import statements_of
@@ -392,9 +392,20 @@ def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
 
 
 def _entries(tensor: torch.Tensor) -> int:
-    """Return how many entries of lists, deques, and of tuples and dicts in them, are a tensor."""
+    """Return how many entries of lists, deques, and of tuples, dicts and objects in them, are a tensor."""
     holders: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (list, deque)]
-    rows: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (tuple, dict)]
-    if any(type(one) in (list, deque) and one is not rows for one in gc.get_referrers(*rows[:_ENTRIES]) if rows):
-        holders += rows
-    return sum(one is tensor for held in holders for one in (held.values() if type(held) is dict else held))
+    rows: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (tuple, dict) or _is_record(one)]
+    lists = [one for one in (gc.get_referrers(*rows[:_ENTRIES]) if rows else ()) if type(one) in (list, deque)]
+    inside = {id(one) for held in lists if held is not rows for one in held}
+    holders += [one for one in rows if id(one) in inside]
+    counted = [one.values() if type(one) is dict else [tensor] if _is_record(one) else one for one in holders]
+    return sum(one is tensor for held in counted for one in held)
+
+
+def _is_record(one: Any) -> bool:
+    """Return whether an object is an instance of a class of the program's that has attributes, such as a dataclass."""
+    home = type(one).__module__.partition(".")[0]
+    return dict_of(type(one)) is not None and home not in _OTHERS and not issubclass(type(one), tuple | nn.Module)
+
+
+_OTHERS = sys.stdlib_module_names - {"__main__"} | {"torch", "byname"}
