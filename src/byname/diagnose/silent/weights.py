@@ -216,8 +216,11 @@ class Weights(Topic):
             for key, one in mine.items():
                 gradient = fact(one, "grad")
                 if type(gradient) in PLAIN and one.numel() <= _MOST_NUMBERS and can_look(gradient):
-                    _, looks = self._alive.setdefault(key, (weakref.ref(one), []))
-                    looks.append((followed.steps, gradient.detach().reshape(len(one), -1).ne(0).any(1).cpu()))
+                    if key not in self._alive or self._alive[key][0]() is not one:  # an id is used again
+                        self._alive[key] = weakref.ref(one), []
+                    self._alive[key][1].append(
+                        (followed.steps, gradient.detach().reshape(len(one), -1).ne(0).any(1).cpu())
+                    )
 
     def _tell_of_dead_units(self, every: Sequence[FollowedOptimizer]) -> None:
         for key, (reference, looks) in self._alive.items():
@@ -282,7 +285,7 @@ class Weights(Topic):
             if twins and owned.isdisjoint(map(id, mine)) and sum_of(mine[0]) == called.total:
                 names = FailureContext().names([mine[0], twins[0][0]])
                 unused = _dead_updates(called.line, names[0])
-                if unused is not None:
+                if unused is not None and not _FIXED.search(" ".join(one.path.lower() for one in names)):
                     target, module = (variable(re.sub(r"(\[\d+\]|\.(weight|bias))+$", "", one.path)) for one in names)
                     said = f"; {unused[-1]}() is never called" if unused else ""
                     self._targets.append((called, followed, {"target": target, "module": module, "unused": said}))
@@ -335,6 +338,8 @@ def _names_read(statement: ast.stmt) -> set[str]:
 
 
 _TARGET = re.compile(r"(?<![a-z])(target|tgt|ema|averaged?|shadow)(?![a-z])")
+_FIXED = re.compile("predict|random|rnd|fixed|frozen|prior")
+"""Words of a network that another learns to predict, as in random network distillation."""
 _UPDATES = {"load_state_dict", "copy_", "lerp_", "mul_", "add_", "set_", "data", "update", "update_parameters"}
 
 
