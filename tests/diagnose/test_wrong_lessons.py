@@ -1243,7 +1243,86 @@ def records_of_one_tensor(copied):
     return program
 
 
+def models_one_after_the_other():
+    for number in range(STEPS):
+        model = nn.Sequential(nn.Linear(4, 8 + number), nn.ReLU(), nn.Linear(8 + number, 3))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            step(model, optimizer)
+    return model
+
+
+def drawn_by(loader):
+    def program():
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            step(model, optimizer, *next(iter(loader)))
+        return model
+
+    return program
+
+
+class Drawn(torch.utils.data.Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        x = torch.randn(4)
+        return x, x[:3].argmax()
+
+
+class Noisy(Drawn):
+    values = torch.randn(60, 4)
+
+    def __getitem__(self, index):
+        return self.values[index] + 0.1 * torch.randn(4), self.values[index][:3].argmax()
+
+
+class Novelty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.target, self.predictor = network().requires_grad_(False), network()
+
+    def forward(self, states):
+        return (self.predictor(states) - self.target(states)).square().mean()
+
+
+def novelty_of_a_random_network():
+    novelty = Novelty()
+    optimizer = torch.optim.Adam(novelty.predictor.parameters())
+    for _ in range(2 * STEPS):
+        states = torch.randn(12, 4)
+        with torch.no_grad():
+            novelty.target(states)
+        loss = novelty(states)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return novelty
+
+
+def sees_a_prefix(q, k, v):
+    allowed = torch.ones(q.shape[1], q.shape[1]).tril().bool()
+    allowed[:4, :4] = True
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+
+
+def environments_that_begin_equal():
+    policy = network()
+    optimizer = torch.optim.Adam(policy.parameters())
+    for _ in range(STEPS):
+        states = torch.tensor([[0.1, -0.2, 0.3, 0.0]]).repeat(12, 1)
+        actions = torch.distributions.Categorical(logits=policy(states)).sample()
+        loss = (F.cross_entropy(policy(states), actions, reduction="none") * (actions - 1.0)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return policy
+
+
 FAULTY = {
+    drawn_by(DataLoader(Noisy(), batch_size=12)): "first-batch-only",
     kept_each_epoch(its_state, lambda model, best: model.load_state_dict(best)): "loads-itself",
     kept_each_epoch(its_parameters, copied_to_each): "loads-itself",
     average_swapped_in(nn.Module.state_dict): "loads-itself",
@@ -1828,6 +1907,11 @@ def its_first_layer(model, other):
 
 
 HEALTHY = [
+    models_one_after_the_other,
+    drawn_by(DataLoader(Drawn(), batch_size=12)),
+    novelty_of_a_random_network,
+    language_model(sees_a_prefix),
+    environments_that_begin_equal,
     copy_of_the_input,
     kept_each_epoch(lambda model: copy.deepcopy(model.state_dict()), lambda model, best: model.load_state_dict(best)),
     average_swapped_in(lambda model: copy.deepcopy(model.state_dict())),

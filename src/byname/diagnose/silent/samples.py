@@ -78,7 +78,8 @@ _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 class _Loader:
     """A DataLoader: its iterators and batches so far, the line, and the tensors that it gave before the first step.
 
-    An iterator counts as regular if one batch was taken from the one before, and one step was made with it.
+    An iterator counts as regular if one batch was taken from the one before, and one step was made with it. None does
+    of a loader whose first batches differ, as where a Dataset draws its samples.
     """
 
     loader: weakref.ref[Any]
@@ -90,6 +91,7 @@ class _Loader:
     regular: int = 0
     steps: int = 0
     before: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    sums: list[float | None] = field(default_factory=list)  # of the tensors of the first batch
 
 
 class _Same(NamedTuple):
@@ -159,9 +161,14 @@ class Batches(Topic):
         known = self._iterators.get(id(call.args[0]))
         if known is not None:
             known.batches += 1
+            parts = [*batch.values()] if type(batch) is dict else batch if type(batch) in (list, tuple) else [batch]
+            parts = [one for one in parts if is_tensor(one)] if known.batches <= _ENTRIES else []
             if not self._watch.made and len(known.before) < _ENTRIES:
-                parts = [*batch.values()] if type(batch) is dict else batch if type(batch) in (list, tuple) else [batch]
-                known.before += [weakref.ref(one) for one in parts if is_tensor(one)]
+                known.before += [weakref.ref(one) for one in parts]
+            if known.samples and known.batches == known.iterators:
+                sums = [None if (values := values_of(one)) is None else values.double().sum().item() for one in parts]
+                known.sums = known.sums or sums
+                known.samples *= not sums or any(one == first for one, first in zip(sums, known.sums, strict=False))
 
     def ran(self, call: HeardCall) -> None:
         """Look at the inputs of a forward with gradients."""
@@ -216,7 +223,8 @@ class Batches(Topic):
             self._note_classes(call, targets)
         for first in [one.permutation for one in self._input]:
             values = values_of(targets)
-            self._targets_differ = values is not None and values.dim() > 0 and not _rows_equal(values)
+            is_chosen = targets.dtype == torch.long and any(log.cuts_of(targets) for log in logs())  # by a policy
+            self._targets_differ = values is not None and values.dim() > 0 and not (is_chosen or _rows_equal(values))
             with DisableTorchFunction():
                 second = _permutation(targets)
             if first is not None and second is not None and first[0] != second[0]:

@@ -429,7 +429,11 @@ def _seeing_later(loss: Loss, length: int) -> Iterator[tuple[Any, bool]]:
 
 
 def _above(node: Any, weights: torch.Tensor) -> Iterator[tuple[Any, bool]]:
-    """Yield the node if there are weights above the diagonal, and whether they are all next to it."""
-    later, far = (float(torch.triu(weights, number).nan_to_num().max()) > 1e-6 for number in (1, 2))
-    if later:
-        yield node, not far
+    """Yield the node if there are weights above the diagonal, and whether they are all next to it.
+
+    Nothing is yielded where only the positions of a prefix see each other: they may be in no loss.
+    """
+    seen = weights.nan_to_num().flatten(0, -3).amax(0) > 1e-6 if weights.dim() > 2 else weights > 0
+    last = int(seen.any(0).nonzero().amax()) if seen.any() else 0
+    if last and bool(seen[last - 1, last]):
+        yield node, not bool(seen.triu(2).any())
