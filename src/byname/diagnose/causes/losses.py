@@ -60,8 +60,12 @@ def _squares(loss: Loss) -> Iterator[Facts]:
         is_column = before == (shape[0], 1) and kind_of(given) not in _MAKES_COLUMNS
         is_reduced = _ends_in_a_mean(walk, node, shape)
         if given.next_functions and is_reduced and (is_column or before == shape[:1]):
-            site = loss.site(minus)
-            if site is not None and not _ON_PURPOSE.search(site.statement):
+            site, call = loss.site(minus), loss.context.lookup.call(minus)
+            spot, code = (None, None) if call is None else (call.line.spot, call.line.code)
+            names = [] if spot is None else [one.id for one in ast.walk(spot.node) if isinstance(one, ast.Name)]
+            bound = [one.node for name in names if code is not None for one in statements_binding(code, name)]
+            made = [ast.unparse(one.value) for one in bound if isinstance(one, ast.Assign)]
+            if site is not None and not _ON_PURPOSE.search("; ".join([site.statement, *made])):
                 yield {"before": str(before), "after": str(shape), "compared": site}
 
 
@@ -80,8 +84,8 @@ def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...]) -> bool:
 
 _EACH = {*BY_HAND, "WhereBackward", "AddBackward", "SubBackward", "DivBackward", "ClampBackward", "ClampMaxBackward"}
 _MAKES_COLUMNS = {*MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
-_ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|view|reshape|\.T\b|\.m?[tT]\(|transpose")
-"""Words by which a statement makes values ready to be compared with all others."""
+_ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|(view|reshape)(?!\(-1\))|\.T\b|\.m?[tT]\(|transpose")
+"""Words by which statements make values ready to be compared with all others."""
 
 
 def _edited(loss: Loss) -> Iterator[Facts]:

@@ -82,7 +82,7 @@ def _used(use: Use | None, names: tuple[Name, ...]) -> tuple[str, str]:
     return f". The result of their use{at(use.site)} {why_cut(use.cut)}", should + remedy_of(use.cut)
 
 
-_TWO_ZEROS = ": they are 0 themselves, two layers in a row, and the gradient of each has the other as a factor"
+_TWO_ZEROS = ": {still:3} are 0 themselves, two layers in a row, and the gradient of each has the other as a factor"
 _ONE_OF = "initialise only one of them by nn.init.zeros_(), and the other at random, as kaiming_uniform_() does"
 
 _CHOICES = (
@@ -124,7 +124,7 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
         )
     elif len(still) > 1 and (len(followed.zero) < len(followed.keys) or len(still) == len(followed.zero)):
         called = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
-        why, remedy = _TWO_ZEROS, _ONE_OF
+        why, remedy = tell(_TWO_ZEROS, still=followed.names_of(map(id, still))), _ONE_OF
     elif len(followed.zero) == len(followed.keys):
         remedy = f"if zero_grad() is called between backward and step, call it before the backward; otherwise {remedy}"
     yield {"names": names, "why": why, "called": called, "remedy": remedy}
