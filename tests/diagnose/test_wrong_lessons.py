@@ -1200,6 +1200,32 @@ def energy_distance(predicted, target):
     return 2 * (predicted - target.T).abs().mean() - (predicted - predicted.T).abs().mean()
 
 
+def distance_to_a_row(predicted, target):
+    row = target.reshape(1, -1)
+    return (predicted - row).abs().mean()
+
+
+def numbers_by(loss_of):
+    def program():
+        model, head = nn.GRU(3, 8, batch_first=True), nn.Linear(8, 1)
+        optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()])
+        for _ in range(STEPS):
+            rows = [torch.randn(length, 3) for length in (4, 5, 7, 8, 10, 6)]
+            x = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            loss = loss_of(head(model(x)[0])[..., 0], x.sum(-1).cumsum(1) * (x != 0).any(-1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
+def without_padding(predicted, target):
+    mask = target != 0
+    return (F.mse_loss(predicted, target, reduction="none") * mask).sum() / mask.sum()
+
+
 class Adapted(nn.Module):
     def __init__(self, start):
         super().__init__()
@@ -1322,6 +1348,7 @@ def environments_that_begin_equal():
 
 
 FAULTY = {
+    numbers_by(F.mse_loss): "loss-over-padding",
     drawn_by(DataLoader(Noisy(), batch_size=12)): "first-batch-only",
     kept_each_epoch(its_state, lambda model, best: model.load_state_dict(best)): "loads-itself",
     kept_each_epoch(its_parameters, copied_to_each): "loads-itself",
@@ -1907,6 +1934,7 @@ def its_first_layer(model, other):
 
 
 HEALTHY = [
+    numbers_by(without_padding),
     models_one_after_the_other,
     drawn_by(DataLoader(Drawn(), batch_size=12)),
     novelty_of_a_random_network,
@@ -1919,6 +1947,7 @@ HEALTHY = [
     target_with_the_encoder(trained=False),
     images_by(channels_in_front),
     one_number_by(energy_distance),
+    one_number_by(distance_to_a_row),
     records_of_one_tensor(copied=True),
     adapted_from(nn.init.xavier_uniform_),
     heads_by(split_rightly, join_rightly),
@@ -2017,7 +2046,7 @@ def test_what_a_run_learns_wrongly_is_told(program, cause):
 
 def test_zeros_in_all_that_is_trained_are_two_layers_in_a_row():
     (found,) = findings_of(adapted_from(nn.init.zeros_))
-    assert "they are 0 themselves, two layers in a row" in str(found)
+    assert "`model.down.weight` and `model.up.weight` are 0 themselves, two layers in a row" in str(found)
 
 
 def test_only_the_entries_of_the_program_are_counted():

@@ -58,8 +58,8 @@ NOT_SHIFTED = row("target-not-shifted",
     "shift them by one: inputs ids[:, :-1], targets ids[:, 1:]")
 PADDING_LEARNED = row("loss-over-padding",
     "suspicious: the mean{of}{noticed:at} takes in the padding: {padded} of {all} targets are {value}, which fills the "
-    "ends of the inputs, too", "cross_entropy(..., ignore_index={value}); by hand, mask = target != {value} and "
-    "(loss * mask).sum() / mask.sum()")
+    "ends of the inputs, too", "cross_entropy(..., ignore_index={value}); of others, reduction='none' and a mask of "
+    "what is no padding: (loss * mask).sum() / mask.sum()")
 MASK_INVERTED = row("mask-inverted",
     "suspicious: the mask{noticed:at} keeps only the positions of padding, at which the {of} is {value}, and leaves "
     "out all others: it seems to be inverted", "negate it: ~mask, or != in place of ==")
@@ -163,6 +163,10 @@ class Sequences(Topic):
         series = [self._series] if self._series is not None and values.is_floating_point() else []
         for given in [*self._ids, *series] if values.dtype == torch.long or series else ():
             self._look_for_shift(given, values, call.line)
+        for filled in self._filled if series and reduction == "mean" else ():
+            if values.numel() == filled.numel():
+                of = f" of {call.called.__name__}()"
+                self._look_for_padding(filled, values.reshape(filled.shape), call.line.site, of)
         if values.dtype != torch.long:
             return
         if call.called is F.cross_entropy and self._ids and distinct(values) > 2:
