@@ -1135,6 +1135,17 @@ def clamped_by_its_state():
     return model
 
 
+def scaled_by_its_state():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        step(model, optimizer)
+        state = model.state_dict()
+        state["0.weight"] = state["0.weight"] * 0.9
+        model.load_state_dict(state)
+    return model
+
+
 def target_with_the_encoder(trained):
     def program():
         encoder = nn.Sequential(nn.Linear(4, 16), nn.Tanh()).requires_grad_(trained)
@@ -1944,6 +1955,7 @@ HEALTHY = [
     kept_each_epoch(lambda model: copy.deepcopy(model.state_dict()), lambda model, best: model.load_state_dict(best)),
     average_swapped_in(lambda model: copy.deepcopy(model.state_dict())),
     clamped_by_its_state,
+    scaled_by_its_state,
     target_with_the_encoder(trained=False),
     images_by(channels_in_front),
     one_number_by(energy_distance),

@@ -158,11 +158,15 @@ class Loading(Topic):
 
     def _shares(self, own: Mapping[str, Any], given: Mapping[str, Any], line: Line) -> None:
         """Tell of a target that has trained parameters in common with the model whose state it is given."""
-        both = [own[key] for key in given.keys() & own.keys() if memory_of(given[key]) is memory_of(own[key])]
-        kept = {cut.line.place for one in given.values() for log in logs() for cut in log.cuts_of(one)[:1]}
-        parameters = [one for one in both if issubclass(type(one), nn.Parameter)]
-        if len(kept) == 1 and len(own) == len(given) and self._is_trained(parameters):
-            names = tuple(FailureContext().names([one for one in parameters if self._is_trained([one])]))
+        both = [one for key, one in own.items() if key in given and memory_of(given[key]) is memory_of(one)]
+        shared = set(map(id, both))
+        cuts = [cut for one in given.values() for log in logs() for cut in log.cuts_of(one)[:1]]
+        mine, sources = set(map(id, own.values())), [cut.inputs[0][0]() for cut in cuts]
+        is_anothers = any(isinstance(one, nn.Parameter) and id(one) not in mine for one in sources)
+        trained = [one for one in both if self._is_trained([one])]
+        is_target = not self._is_trained([one for one in own.values() if id(one) not in shared])
+        if is_anothers and is_target and len({cut.line.place for cut in cuts}) == 1 and trained:
+            names = tuple(FailureContext().names(trained))
             self.say(SHARES, line.site, names=names, module=argument(line, -1, "the model"))
 
     def _loads_itself(self, module: nn.Module, given: Sequence[torch.Tensor], line: Line) -> None:
