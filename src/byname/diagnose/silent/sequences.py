@@ -437,7 +437,7 @@ def _above(node: Any, weights: torch.Tensor) -> Iterator[tuple[Any, bool]]:
 
     Nothing is yielded where only the positions of a prefix see each other: they may be in no loss.
     """
-    seen = weights.nan_to_num().flatten(0, -3).amax(0) > 1e-6 if weights.dim() > 2 else weights > 0
+    seen = weights.nan_to_num().reshape(-1, *weights.shape[-2:]).amax(0) > 1e-6
     last = int(seen.any(0).nonzero().amax()) if seen.any() else 0
     if last and bool(seen[last - 1, last]):
         yield node, not bool(seen.triu(2).any())

@@ -338,7 +338,7 @@ def _names_read(statement: ast.stmt) -> set[str]:
 
 
 _TARGET = re.compile(r"(?<![a-z])(target|tgt|ema|averaged?|shadow)(?![a-z])")
-_FIXED = re.compile("predict|random|rnd|fixed|frozen|prior")
+_FIXED = re.compile("predict|random|rnd|fixed|frozen|prior(?!i)")
 """Words of a network that another learns to predict, as in random network distillation."""
 _UPDATES = {"load_state_dict", "copy_", "lerp_", "mul_", "add_", "set_", "data", "update", "update_parameters"}
 
