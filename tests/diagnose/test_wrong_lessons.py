@@ -1011,7 +1011,7 @@ class Recurring(nn.Module):
         return self.out(each)
 
 
-def recurring(squeezes):
+def recurring(squeezes, loss_of=F.cross_entropy):
     def program():
         model = Recurring(squeezes)
         if squeezes != "decoded":
@@ -1019,13 +1019,17 @@ def recurring(squeezes):
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(STEPS):
             ids = torch.randint(0, 20, (6, 10))
-            loss = F.cross_entropy(model(ids).transpose(1, 2), ids)
+            loss = loss_of(model(ids).transpose(1, 2), ids)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         return model
 
     return program
+
+
+def of_log_probabilities(scores, ids):
+    return F.nll_loss(scores.log_softmax(1), ids)
 
 
 class HeadsByView(nn.Module):
@@ -1372,6 +1376,7 @@ FAULTY = {
     heads_by(split_by_view, join_rightly): "view-mixes",
     heads_by(split_rightly, join_by_view): "view-mixes",
     recurring(""): "target-not-shifted",
+    recurring("", of_log_probabilities): "target-not-shifted",
     language_model(sees_the_past, shift=0): "target-not-shifted",
     made_anew_after_loading: "loads-another-model",
     arrays_shuffled_apart: "shuffled-apart",

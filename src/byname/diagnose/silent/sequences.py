@@ -53,13 +53,13 @@ FUTURE_LEAKS = row("future-leak",
     "the targets{shifted:at} are the inputs shifted by one, and {what}{noticed:at} lets a position see later ones: it "
     "sees the next one, its own target{how}", "{remedy}")
 NOT_SHIFTED = row("target-not-shifted",
-    "suspicious: the targets of cross_entropy(){noticed:at} are the inputs themselves, and each position sees itself "
+    "suspicious: the targets of {loss}(){noticed:at} are the inputs themselves, and each position sees itself "
     "and what comes before it: it is given the word that it is to predict",
     "shift them by one: inputs ids[:, :-1], targets ids[:, 1:]")
 PADDING_LEARNED = row("loss-over-padding",
     "suspicious: the mean{of}{noticed:at} takes in the padding: {padded} of {all} targets are {value}, which fills the "
-    "ends of the inputs, too", "cross_entropy(..., ignore_index={value}); of others, reduction='none' and a mask of "
-    "what is no padding: (loss * mask).sum() / mask.sum()")
+    "ends of the inputs, too", "ignore_index={value} in cross_entropy() or nll_loss(); of others, reduction='none' and "
+    "a mask of what is no padding: (loss * mask).sum() / mask.sum()")
 MASK_INVERTED = row("mask-inverted",
     "suspicious: the mask{noticed:at} keeps only the positions of padding, at which the {of} is {value}, and leaves "
     "out all others: it seems to be inverted", "negate it: ~mask, or != in place of ==")
@@ -102,7 +102,7 @@ class Sequences(Topic):
         self._batch = 0
         self._shifted: Line | None = None
         self._length = 0
-        self._copied: Line | None = None
+        self._copied: tuple[Line, str] | None = None
         self._sums: dict[int, float] = {}  # of the inputs of the first steps
         self._targets: list[torch.Tensor] = []
 
@@ -163,21 +163,22 @@ class Sequences(Topic):
         series = [self._series] if self._series is not None and values.is_floating_point() else []
         for given in [*self._ids, *series] if values.dtype == torch.long or series else ():
             self._look_for_shift(given, values, call.line)
+        of = f" of {call.called.__name__}()"
         for filled in self._filled if series and reduction == "mean" else ():
             if values.numel() == filled.numel():
-                of = f" of {call.called.__name__}()"
                 self._look_for_padding(filled, values.reshape(filled.shape), call.line.site, of)
         if values.dtype != torch.long:
             return
-        if call.called is F.cross_entropy and self._ids and distinct(values) > 2:
+        is_of_words = call.called in (F.cross_entropy, F.nll_loss)
+        if is_of_words and self._ids and distinct(values) > 2:
             same = all(torch.equal(one.flatten(), values.flatten()) for one in self._ids)
-            self._copied = call.line if same and not _speaks_of_copies(call.frame) else None
+            self._copied = (call.line, call.called.__name__) if same and not _speaks_of_copies(call.frame) else None
         self._targets += [values] if reduction == "none" else []
         for ids in [one for one in self._ids if one.shape[1] > 2]:
             rows = next((one for one in (ids, ids[:, 1:]) if one.numel() == values.numel()), None)
             takes_all = call.kwargs.get("ignore_index", -100) < 0 and call.kwargs.get("weight") is None
-            if rows is not None and call.called is F.cross_entropy and reduction == "mean" and takes_all:
-                self._look_for_padding(rows, values.reshape(rows.shape), call.line.site, " of cross_entropy()")
+            if rows is not None and is_of_words and reduction == "mean" and takes_all:
+                self._look_for_padding(rows, values.reshape(rows.shape), call.line.site, of)
 
     def _look_for_shift(self, given: torch.Tensor, values: torch.Tensor, line: Line) -> None:
         """Note that the targets are the inputs shifted by one along a dimension, at a line."""
@@ -209,7 +210,8 @@ class Sequences(Topic):
             if self._shifted is not None and (not self._cut or _leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, self._shifted)
             if self._copied is not None and _predicts_each(loss, self._ids[0]) and self._sees_the_past(loss):
-                self.say(NOT_SHIFTED, self._copied.site)
+                line, called = self._copied
+                self.say(NOT_SHIFTED, line.site, loss=called)
             if self._targets or self._ids or self._filled:
                 self._look_at_masks(loss)
         for layer in self._layers if self._batch > 1 else ():
