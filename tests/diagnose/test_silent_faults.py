@@ -215,6 +215,20 @@ def test_a_mode_that_the_training_loop_chooses_after_an_evaluation_is_healthy():
     assert findings_of(program) == []
 
 
+def test_a_layer_that_alone_is_trained_on_a_model_in_evaluation_mode_is_healthy():
+    def program():
+        model = Normed().requires_grad_(False)
+        optimizer = torch.optim.Adam(model.head.requires_grad_(True).parameters())
+        evaluate(model, 0)
+        for _ in range(20):
+            optimizer.zero_grad()
+            F.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1)).backward()
+            optimizer.step()
+        return model, optimizer
+
+    assert findings_of(program) == []
+
+
 def train(model, epoch):
     model.train()
 

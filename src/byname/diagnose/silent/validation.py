@@ -140,7 +140,7 @@ class EvaluationMode(Topic):
             alive = [one for known in looked_at if (one := known()) is not None]
             early.is_meant = any(map(is_training, alive)) or len(alive) < len(looked_at)
             trained = parameters_in(alive[0]) if followed.steps == 1 and not early.is_meant else []
-            if not followed.keys.isdisjoint(map(id, trained)):
+            if trained and followed.keys.issuperset(map(id, trained)):  # no layer on top of what is frozen
                 early.owner = followed
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
