@@ -1132,6 +1132,59 @@ for _ in range(2):
 """
 
 
+FOLLOWING = """
+import copy
+import torch.nn.functional as F
+online = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+NAME = copy.deepcopy(online).requires_grad_(False)
+optimizer = torch.optim.SGD(online.parameters(), 0.05)
+
+def update():
+    with torch.no_grad():
+        for mine, its in zip(NAME.parameters(), online.parameters()):
+            UPDATE
+
+for _ in range(40):
+    x = torch.randn(8, 4)
+    with torch.no_grad():
+        goal = NAME(x)
+    loss = F.mse_loss(online(x + 0.1 * torch.randn(8, 4)), goal)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    CALL
+"""
+RIGHT, WRONG = "mine.lerp_(its, 0.1)", "mine = 0.9 * mine + 0.1 * its"
+
+
+def following(name, update, call):
+    return FOLLOWING.replace("NAME", name).replace("UPDATE", update).replace("CALL", call)
+
+
+@pytest.mark.parametrize(
+    ("name", "update", "call", "why"),
+    [
+        ("target", RIGHT, "pass", "copies weights to it; update() is never called"),
+        ("target", WRONG, "update()", "a loop binds `mine` to new tensors, which changes no parameter"),
+        ("teacher", WRONG, "update()", "a loop binds `mine` to new tensors, which changes no parameter"),
+    ],
+)
+def test_a_target_that_no_line_updates_is_told(name, update, call, why, tmp_path):
+    (found,), _ = checked(following(name, update, call), tmp_path)
+    assert found.cause == "target-never-updated" and found.message.startswith(
+        f"suspicious: `{name}` has the shapes of `online`"
+    )
+    assert why in found.message and [site.statement for site in found.sites] == [f"goal = {name}(x)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "update", "call"),
+    [("target", RIGHT, "update()"), ("teacher", RIGHT, "update()"), ("teacher", "pass", "pass")],
+)
+def test_a_target_that_follows_and_a_teacher_that_stays_are_healthy(name, update, call, tmp_path):
+    assert checked(following(name, update, call), tmp_path)[0] == []
+
+
 def test_a_target_network_that_is_the_online_network_is_told(tmp_path):
     (found,), names = checked(TARGET, tmp_path)
     assert names["target"] is names["online"]

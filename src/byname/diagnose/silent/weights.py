@@ -287,8 +287,7 @@ class Weights(Topic):
                 unused = _dead_updates(called.line, names[0])
                 if unused is not None and not _FIXED.search(" ".join(one.path.lower() for one in names)):
                     target, module = (variable(re.sub(r"(\[\d+\]|\.(weight|bias))+$", "", one.path)) for one in names)
-                    said = f"; {unused[-1]}() is never called" if unused else ""
-                    self._targets.append((called, followed, {"target": target, "module": module, "unused": said}))
+                    self._targets.append((called, followed, {"target": target, "module": module, "unused": unused}))
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         """Tell of what stayed so until the end."""
@@ -343,12 +342,26 @@ _FIXED = re.compile("predict|random|rnd|fixed|frozen|prior(?!i)")
 _UPDATES = {"load_state_dict", "copy_", "lerp_", "mul_", "add_", "set_", "data", "update", "update_parameters"}
 
 
-def _dead_updates(line: Line, name: Name) -> list[str] | None:
-    """Return the functions of the file that would update a target, if none of them is called; else None."""
+def _rebound(loop: ast.For, path: str) -> str | None:
+    """Return the variable of a loop over the parameters of a module if it is bound to a new tensor: none changes."""
+    calls = [one.func for one in ast.walk(loop.iter) if isinstance(one, ast.Call)]
+    owners = [ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"]
+    is_of_it = bool({one.rpartition(".")[2] for one in owners[:1]} & set(re.findall(r"\w+", path)))
+    first = next((one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)), "")
+    assigned = [one for one in loop.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == first]
+    is_new = any(isinstance(one.value, ast.BinOp) and first in _names_read(one) for one in assigned)
+    return first if is_of_it and is_new else None
+
+
+def _dead_updates(line: Line, name: Name) -> str | None:
+    """Return what of the file would update a target and does not, in words, if no line does; else None."""
     source = None if line.code is None else source_of(line.code)
-    if source is None or source.tree is None or not _TARGET.search(name.path.lower()):
+    nodes = [] if source is None or source.tree is None else list(ast.walk(source.tree))
+    bound = next(filter(None, (_rebound(one, name.path) for one in nodes if isinstance(one, ast.For))), None)
+    if bound is not None:
+        return f": a loop binds `{bound}` to new tensors, which changes no parameter; {bound}.copy_() does"
+    if not nodes or not _TARGET.search(name.path.lower()):
         return None
-    nodes = list(ast.walk(source.tree))
     used = {getattr(one, "id", getattr(one, "attr", None)) for one in nodes}
     functions = [one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     unused = [one for one in functions if one.name not in used and not one.name.startswith("__")]
@@ -356,4 +369,6 @@ def _dead_updates(line: Line, name: Name) -> list[str] | None:
     parts = (ast.Assign, ast.AugAssign, ast.Expr, ast.For, ast.With)
     updates = [one for one in nodes if isinstance(one, parts) and _TARGET.search(ast.unparse(one).lower())]
     updates = [one for one in updates if _UPDATES & {getattr(part, "attr", None) for part in ast.walk(one)}]
-    return None if any(id(one) not in dead for one in updates) else [dead[id(one)] for one in updates]
+    if any(id(one) not in dead for one in updates):
+        return None
+    return f"; {dead[id(updates[-1])]}() is never called" if updates else ""
