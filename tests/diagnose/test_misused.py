@@ -112,6 +112,11 @@ for _ in range(2):
     ddp(x).sum().backward()
 """
 
+NORM = """
+net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+torch.vmap(lambda row: net(row.expand(2, 3)).sum())(x)
+"""
+
 CASES = [  # program, PyTorch's words, cause, words of the message, old text, text of the remedy that replaces it
     (FEW, "incorrect number of gradients", "gradient-count", "`Scale.backward` returned 1 gradient at program.py:16",
      "return gradient * ctx.factor", "return gradient * ctx.factor, None"),
@@ -139,6 +144,8 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
     (INPLACE_LINE, "being modified inplace", "view-in-place", "this line at program.py:11", "h += 1", "h = h + 1"),
     (WORKERS, "DataLoader worker", "graph-in-worker", "`Rows` gives the workers of the DataLoader at program.py:14",
      "model(x[index])", "model(x[index]).detach()"),
+    (NORM, "got a batched tensor", "batch-norm-in-vmap", "BatchNorm1d `net[1]` updates its running statistics in place at",
+     "torch.vmap", "net[1].eval()\ntorch.vmap"),
 ]  # fmt: skip
 
 

@@ -99,6 +99,12 @@ def test_ranks_that_drift_apart_are_told_with_the_first_parameter_and_the_step(n
     assert ("added after the wrapping" in told) == (name in ("added", "spawned"))
 
 
+def test_a_module_that_is_called_past_its_wrapper_is_told_in_each_rank(tmp_path):
+    told = said(tmp_path, change="wrapped, ddp = ddp, net")
+    assert told.count("bare-module: the module itself is called at train.py:") == 2
+    assert "the gradients of `net[0].weight`, `net[0].bias`, `net[2].weight`" in told
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_told_of_ranks_that_are_equal_now_and_then(name, tmp_path):
     assert said(tmp_path, **HEALTHY[name]) == ""

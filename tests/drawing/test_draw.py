@@ -527,6 +527,14 @@ def test_without_an_example_there_are_modules_and_no_lines():
     assert tokens.subtitle == "Embedding 50 → 16 · 800"
 
 
+def test_a_convolution_says_its_stride_where_it_has_one():
+    layers = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, stride=2), nn.Conv1d(8, 4, 5), nn.Conv2d(8, 4, (3, 5), (1, 2))]
+    words = [box.subtitle.split(" · ")[0] for box in boxes(byname.draw(nn.ModuleList(layers)), kind="module")[1:]]
+    assert words == [
+        "Conv2d 3 → 8, 3×3", "Conv2d 8 → 8, 3×3, stride 2", "Conv1d 8 → 4, 5", "Conv2d 8 → 4, 3×5, stride 1×2",
+    ]  # fmt: skip
+
+
 def test_without_an_example_a_module_registered_twice_says_whose_it_is():
     layer = nn.Linear(4, 4)
     drawing = byname.draw(nn.Sequential(nn.Linear(4, 4), layer, nn.ReLU(), layer))
