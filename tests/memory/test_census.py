@@ -63,6 +63,21 @@ def test_memory_that_numpy_shares_twice_is_counted_once():
     assert run_forked(code) == ["[8000]", "8000"]
 
 
+def test_what_an_autograd_function_keeps_is_found_in_a_heap_that_is_frozen():
+    code = """
+        import gc, torch, byname
+        class Doubled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.kept = [torch.ones(12_345)]
+                return x * 2
+        loss = Doubled.apply(torch.ones(3, requires_grad=True)).sum()
+        gc.freeze()
+        print(*[row["bytes"] for row in byname.census().rows() if row["bytes"] > 1000])
+    """
+    assert run_forked(code) == ["49380"]
+
+
 def test_totals_add_up_in_every_column():
     trainer = Trainer()
     trainer.step(torch.randn(7, 6))
