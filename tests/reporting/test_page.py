@@ -263,6 +263,11 @@ def test_pictures_of_batches_of_different_sizes_are_those_that_all_have(page):
     assert not of_rows.get("picture")
 
 
+def test_vectors_are_columns_side_by_side(page):
+    (vectors,) = page(series("bias", [torch.arange(5.0) + step for step in range(4)])).datas
+    assert (vectors["picture"]["rows"], vectors["picture"]["columns"], vectors["picture"]["of"]) == (5, 4, 4)
+
+
 @pytest.mark.slow
 def test_many_places_and_iterations_make_a_small_page(tmp_path):
     values = torch.randn(10_000, 16).cumsum(0)
