@@ -719,3 +719,13 @@ def test_every_tensor_that_comes_out_of_a_model_can_be_followed_back_to_its_inpu
     assert flow.calls[0].outputs
     assert set(flow.calls[0].outputs[:1]) <= behind
     assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
+
+
+def test_a_model_ends_though_a_module_in_it_has_removed_its_hooks():
+    def forget(self, x):
+        self._forward_hooks.clear()
+        return x.sin()
+
+    flow = flow_of(lambda self, x: self.inner(x), inner=Function(forget))
+    outer, inner = flow.calls[0], next(call for call in flow.calls if call.path == "inner")
+    assert len(outer.outputs) == 1 and inner.outputs == ()
