@@ -1179,7 +1179,12 @@ def test_a_target_that_no_line_updates_is_told(name, update, call, why, tmp_path
 
 @pytest.mark.parametrize(
     ("name", "update", "call"),
-    [("target", RIGHT, "update()"), ("teacher", RIGHT, "update()"), ("teacher", "pass", "pass")],
+    [
+        ("target", RIGHT, "update()"),
+        ("teacher", RIGHT, "update()"),
+        ("teacher", "pass", "pass"),
+        ("teacher", "mine = mine - its; mine.norm()", "update()"),
+    ],
 )
 def test_a_target_that_follows_and_a_teacher_that_stays_are_healthy(name, update, call, tmp_path):
     assert checked(following(name, update, call), tmp_path)[0] == []

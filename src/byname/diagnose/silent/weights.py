@@ -348,9 +348,10 @@ def _rebound(loop: ast.For, path: str) -> str | None:
     owners = [ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"]
     is_of_it = bool({one.rpartition(".")[2] for one in owners[:1]} & set(re.findall(r"\w+", path)))
     first = next((one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)), "")
-    assigned = [one for one in loop.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == first]
-    is_new = any(isinstance(one.value, ast.BinOp) and first in _names_read(one) for one in assigned)
-    return first if is_of_it and is_new else None
+    last = loop.body[-1]  # what is bound before it may be used in the loop, as a distance
+    if not is_of_it or not isinstance(last, ast.Assign) or ast.unparse(last.targets[0]) != first:
+        return None
+    return first if isinstance(last.value, ast.BinOp) and first in _names_read(last) else None
 
 
 def _dead_updates(line: Line, name: Name) -> str | None:
