@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +15,7 @@ hypothesis.settings.register_profile("busy", deadline=None, suppress_health_chec
 hypothesis.settings.load_profile("busy")  # how long an example takes says how busy the machine is
 torch.set_num_threads(1)  # several tests run at once, on as many cores
 os.environ["OMP_NUM_THREADS"] = "1"  # and so do their programs, of which some are compared bit for bit
+os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"  # else gloo looks the host's name up
 os.unsetenv("COLUMNS")  # which readline, that pytest imports, sets past os.environ for every program it starts
 template.hear_ctrl_c()
 

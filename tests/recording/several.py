@@ -1,7 +1,6 @@
 """Runs a little program in several processes of torch.distributed."""
 
 import json
-import os
 import signal
 import textwrap
 
@@ -52,9 +51,8 @@ def run_ranks(folder, program, world=2, ends=None, timeout=100):
     code = START + textwrap.dedent(program)
     file = folder / "program.py"
     file.write_text(code)
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [([file, n, world, folder], {}) for n in range(world)]
-    runs = run_together(ranks, env=environment, timeout=timeout)
+    runs = run_together(ranks, timeout=timeout)
     for number, run in enumerate(runs):
         assert run.returncode == ends[number], f"rank {number} ended with {run.returncode}\n{run.stderr[-3000:]}"
     return [[json.loads(line[5:]) for line in run.stdout.splitlines() if line.startswith("TOLD ")] for run in runs]

@@ -320,7 +320,7 @@ def test_parameters_of_fully_sharded_models():
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.device_mesh import init_device_mesh
         from byname.watch.value_gradients import accumulating
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", GLOO_SOCKET_IFNAME="lo")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))

@@ -15,7 +15,6 @@ import os, sys
 import torch, torch.distributed as dist
 from datetime import timedelta
 torch.set_num_threads(1)
-os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 sys.path += {[str(one) for one in Path(__file__).parents[1:3]]!r}
 from every_statistic import EVERY, assert_same
 from byname.analyse import *

@@ -38,7 +38,15 @@ class Launcher:
 
     def start(self, directory, rank=0, world=1):
         print(STEPS, directory, rank, world, file=self.process.stdin, flush=True)
-        return Training(int(self.process.stdout.readline()), directory / f"side{rank}")
+        return Training(self, int(self.process.stdout.readline()), directory / f"side{rank}")
+
+    def errors(self):
+        """What the trainings have written to stderr since it was last read."""
+        os.set_blocking(self.process.stderr.fileno(), False)
+        try:
+            return os.read(self.process.stderr.fileno(), 1 << 16).decode()
+        except BlockingIOError:
+            return ""
 
     def close(self):
         self.process.stdin.close()
@@ -50,8 +58,8 @@ class Launcher:
 class Training:
     """A forked training, and what it has said."""
 
-    def __init__(self, pid, side):
-        self.pid, self.side = pid, side
+    def __init__(self, launcher, pid, side):
+        self.launcher, self.pid, self.side = launcher, pid, side
 
     @property
     def said(self):
@@ -68,7 +76,8 @@ class Training:
     def wait_for(self, words, seconds=60):
         until = time.monotonic() + seconds
         while not any(line.startswith(words) for line in self.said):
-            assert self.alive or any(line.startswith(words) for line in self.said), f"ended after {self.said[-1:]}"
+            if not self.alive and not any(line.startswith(words) for line in self.said):
+                pytest.fail(f"ended after {self.said[-1:]}: {self.launcher.errors()}")
             assert time.monotonic() < until, f"said only {self.said[-1:]}"
             time.sleep(0.0005)
 
