@@ -1,4 +1,4 @@
-"""A custom function that saves its input and never reads it again."""
+"""Custom functions: one saves its input and never reads it again, and one scales the gradient alone."""
 
 import torch
 
@@ -12,3 +12,16 @@ class Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient * 2
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, put in by hand, that scales the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None

@@ -1128,26 +1128,18 @@ def average_swapped_in(keep):
     return program
 
 
-def clamped_by_its_state():
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(STEPS):
-        step(model, optimizer)
-        state = model.state_dict()
-        state["0.weight"].clamp_(-1, 1)
-        model.load_state_dict(state)
-    return model
+def loading_its_own_state(changed):
+    def program():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(STEPS):
+            step(model, optimizer)
+            state = model.state_dict()
+            state["0.weight"] = changed(state["0.weight"])
+            model.load_state_dict(state)
+        return model
 
-
-def scaled_by_its_state():
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(STEPS):
-        step(model, optimizer)
-        state = model.state_dict()
-        state["0.weight"] = state["0.weight"] * 0.9
-        model.load_state_dict(state)
-    return model
+    return program
 
 
 def target_with_the_encoder(trained):
@@ -1959,8 +1951,8 @@ HEALTHY = [
     copy_of_the_input,
     kept_each_epoch(lambda model: copy.deepcopy(model.state_dict()), lambda model, best: model.load_state_dict(best)),
     average_swapped_in(lambda model: copy.deepcopy(model.state_dict())),
-    clamped_by_its_state,
-    scaled_by_its_state,
+    loading_its_own_state(lambda weight: weight.clamp_(-1, 1)),
+    loading_its_own_state(lambda weight: weight * 0.9),
     target_with_the_encoder(trained=False),
     images_by(channels_in_front),
     one_number_by(energy_distance),

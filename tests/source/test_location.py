@@ -4,29 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from failing import backward_twice, operator, wrong_shape, wrong_target
 from processes import start
 
 import byname
 from byname import Site
 from byname.source.location import failing_frame, is_library, is_torch, locate, short_names
-
-
-def backward_twice():
-    loss = torch.ones(3, requires_grad=True).exp().sum()
-    loss.backward()
-    loss.backward()
-
-
-def wrong_target():
-    torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.ones(2, 4))
-
-
-def wrong_shape():
-    torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.ones(1, 3))
-
-
-def operator():
-    torch.ones(2) @ torch.ones(3)
 
 
 @pytest.mark.parametrize("program", [backward_twice, wrong_target, wrong_shape, operator])

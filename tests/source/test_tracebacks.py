@@ -7,28 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from failing import backward_twice, operator, wrong_shape, wrong_target
 
 import byname
 from byname.source.tracebacks import clean, frames, is_byname, without_byname
-
-
-def backward_twice():
-    x = torch.ones(3, requires_grad=True)
-    loss = x.exp().sum()
-    loss.backward()
-    loss.backward()
-
-
-def wrong_target():
-    torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.ones(2, 4))
-
-
-def wrong_shape():
-    torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.ones(1, 3))
-
-
-def operator():
-    torch.ones(2) @ torch.ones(3)
 
 
 def in_a_function_of_its_own():

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from custom import Scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -239,19 +240,6 @@ def test_random_programs(program):
         cut = [one.detach().requires_grad_() for one in (x, y)]
         total = sum(one.sum() for one in call(*cut) if one.requires_grad)
         assert_same(told[0][0], torch.autograd.grad(total, cut, allow_unused=True))
-
-
-class Scaled(torch.autograd.Function):
-    """The identity, put in by hand, that scales the gradient."""
-
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.factor, None
 
 
 @pytest.mark.parametrize(

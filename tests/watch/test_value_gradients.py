@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from custom import Scaled
 from processes import run_forked
 from torch import nn
 
@@ -123,7 +124,7 @@ def test_a_view_that_nothing_else_can_reach_changed_in_place_afterwards(name, fa
             on_gradient(y, lambda gradient: told.append(gradient.clone()) or gradient * factor)
             y = F.relu_(y) if in_place else F.relu(y)
         else:
-            y = F.relu(Times.apply(y, factor))
+            y = F.relu(Scaled.apply(y, factor))
         (y * weights(y)).sum().backward()
         return x.grad, told, y
 
@@ -163,17 +164,6 @@ def test_a_mode_around_the_first_call_of_a_process_changes_nothing_later(mode):
 
 def weights(y):
     return torch.arange(float(y.numel())).view(y.shape)
-
-
-class Times(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.factor, None
 
 
 def test_a_view_whose_base_is_used_elsewhere_has_its_own_gradient():
