@@ -34,8 +34,8 @@ HEADS_MIX = row("view-mixes",
     "memory, and does not transpose: the heads of attention get values of several positions mixed",
     "x.view(batch, length, heads, -1).transpose(1, 2) makes heads; transpose(1, 2) before the view joins them again")
 IMAGE_MIXES = row("view-mixes",
-    "a view{noticed:at} gives images of shape {before} the shape {after}: it deals their values out anew in the order "
-    "of memory, and does not transpose: each channel gets values of all of them, of pixels that do not belong there",
+    "a view{noticed:at} gives values of shape {before} the shape {after}: it deals them out anew in the order of "
+    "memory, and does not transpose: each channel of an image gets values of all channels, and of other pixels",
     "permute(0, 3, 1, 2) moves the channels in front")
 SOFTMAX_MIXES = row("softmax-over-batch",
     "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
