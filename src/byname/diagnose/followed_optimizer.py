@@ -196,9 +196,10 @@ class FollowedOptimizer:
         return tuple([self.names[key] for key in keys if key in self.names])
 
     def all_names(self) -> tuple[Name, ...]:
-        """Return the names of its parameters, as far as they are alive."""
-        self.name(self.parameters())
-        return self.names_of(self.keys)
+        """Return the names of its parameters in their order, as far as they are alive."""
+        parameters = self.parameters()
+        self.name(parameters)
+        return self.names_of(map(id, parameters))
 
     @property
     def variable(self) -> Name:
