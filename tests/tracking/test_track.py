@@ -639,7 +639,7 @@ def test_a_cut_holds_no_tensor(no_collection):
         del x, y, z
         assert [one() for one in watched] == [None, None, None]
     (log,) = tracker.logs
-    assert all(made() is None for made in [*log.made.values(), *log.inner.values()])
+    assert all(made() is None for made in [*log.carriers.values()])
     assert [cut.name for cut in log.cuts] == ["detach", "mul"]
 
 
@@ -872,7 +872,7 @@ def test_the_notes_of_dead_tensors_are_dropped():
         for _ in range(1000):
             torch.zeros(1)
     (log,) = tracker.logs
-    assert len(log.made) <= 2
+    assert len(log.carriers) <= 2
 
 
 def test_an_interrupt_cannot_be_lost_in_the_callback_of_a_weak_reference():
@@ -880,7 +880,7 @@ def test_an_interrupt_cannot_be_lost_in_the_callback_of_a_weak_reference():
     with byname.track() as tracker:
         kept = torch.zeros(1)
     (log,) = tracker.logs
-    (made,) = log.made.values()
+    (made,) = log.carriers.values()
     assert made() is kept
     assert isinstance(made.__callback__, types.BuiltinMethodType)
 
@@ -920,7 +920,7 @@ def test_a_helper_is_noted_with_what_called_it():
     assert callers(far) == [("Mul", "far = doubled(x)")]
     assert {line_in(cut) for cut in log.cuts} == {"count = counted(x)"}
     assert [line_in(change) for change in log.changes] == ["count = counted(x)"]
-    assert line_in(log.made[id(count)]) == "count = counted(x)"
+    assert line_in(log.carriers[id(count)]) == "count = counted(x)"
     assert (loss.requires_grad, far.requires_grad) == (True, True)
 
 

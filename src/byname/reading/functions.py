@@ -14,8 +14,8 @@ from byname.reading.tensor import PLAIN, fact
 
 READ, MAKING, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT, SWITCH = range(9)
 """Kinds of function: reads a property; makes a new result; changes its first argument; sets ``requires_grad``; may do
-anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads a fact such as a size; switches gradients
-on or off.
+anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads a fact such as a size, or computes none;
+switches gradients on or off.
 """
 
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
@@ -29,7 +29,8 @@ _WRITTEN_IN_C = (*BUILTINS, type("".__len__))
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 _FACTS = frozenset(
     "size dim stride numel is_contiguous is_floating_point is_complex storage_offset element_size get_device "
-    "shape dtype device ndim layout is_leaf requires_grad is_cuda is_sparse is_nested".split()
+    "shape dtype device ndim layout is_leaf requires_grad is_cuda is_sparse is_nested "
+    "_record_function_enter_new _record_function_exit._RecordFunction".split()
 )
 _TAKING = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __complex__ __index__".split())
 
@@ -63,10 +64,10 @@ def kind_of(function: Any) -> int:
         return SETTER
     if name in _TAKING:
         return TAKEN
-    if type(function) not in BUILTINS or name.startswith("_fused"):
-        return COMPOSITE
     if name in _FACTS:
         return FACT
+    if type(function) not in BUILTINS or name.startswith("_fused"):
+        return COMPOSITE
     if name == "_set_grad_enabled":
         return SWITCH
     return IN_PLACE if is_in_place(name) else MAKING
@@ -100,13 +101,13 @@ def flat(values: Iterable[Any]) -> list[torch.Tensor]:
         elif issubclass(kind, torch.Tensor):
             found.append(value)
         elif issubclass(kind, (list, tuple)):
-            found += [one for one in value if issubclass(type(one), torch.Tensor)]
+            found += [one for one in value if type(one) is torch.Tensor or issubclass(type(one), torch.Tensor)]
     return found
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     """Return the version of each tensor; None for an inference tensor, which has no version counter."""
-    if not modes_left() and all(type(tensor) in PLAIN for tensor in tensors):
+    if not modes_left() and _PLAIN.issuperset(map(type, tensors)):
         try:
             return tuple([tensor._version for tensor in tensors])
         except RuntimeError:  # an inference tensor counts no versions
@@ -114,6 +115,9 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     with DisableTorchFunction():
         inference = torch._C.TensorBase.is_inference
         return tuple(None if inference(tensor) else fact(tensor, "_version") for tensor in tensors)
+
+
+_PLAIN = frozenset(PLAIN)
 
 
 def is_in_place(name: str) -> bool:

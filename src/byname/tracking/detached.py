@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import islice
 from operator import attrgetter
 from types import FrameType
@@ -25,7 +26,6 @@ _MOST_INPUTS = 32
 _MOST_CUTS = 4
 _LOOKED_BACK = 64
 _in_backward = torch._C._current_graph_task_id
-_Tensor = torch.Tensor
 
 
 def cuts_by(
@@ -39,7 +39,7 @@ def cuts_by(
 ) -> tuple[DetachPoint, ...]:
     """Return the detach points behind the result of a call that made no node: the call itself, and those of its inputs.
 
-    There are none if the result requires grad. Callers hold `DisableTorchFunction`.
+    Callers hold `DisableTorchFunction`, and know that the result does not require grad.
 
     Args:
         log: the log that records the call's own detach point.
@@ -48,24 +48,21 @@ def cuts_by(
         number: the thread's sequence number at the call.
         frame, line: the frame that called, and the user's line if it is known already.
     """
-    if result is not None and requires_grad(result):
-        return ()
     inherited: tuple[DetachPoint, ...] = ()
     requiring = []
-    inner, made = log.inner, log.made
+    carriers = log.carriers
     for tensor in flat(inputs):
-        if tensor.requires_grad if type(tensor) is _Tensor else requires_grad(tensor):
+        if tensor.requires_grad if type(tensor) in PLAIN else requires_grad(tensor):
             requiring.append(tensor)
-        if id(tensor) in inner or id(tensor) in made:
-            cuts = log.cuts_of(tensor)
-            if cuts and cuts is not inherited:
-                inherited = _merged((*inherited, *cuts)) if inherited else cuts
+        carrier = carriers.get(id(tensor))
+        if carrier is not None and carrier.cuts and carrier() is tensor and carrier.cuts is not inherited:
+            inherited = _merged((*inherited, *carrier.cuts)) if inherited else carrier.cuts
     gradient = name == "grad"  # of autograd.grad(outputs, inputs, grad_outputs, retain_graph, create_graph)
     if not requiring or _copies_no_values(name) or _in_backward() != -1 or not (gradient or computes(frame)):
         return inherited
     if gradient and any(inputs[4:5]):
         return inherited
-    origins = tuple((weakref.ref(tensor), _number_of(log, tensor)) for tensor in requiring[:_MOST_INPUTS])
+    origins = tuple([(weakref.ref(tensor), _number_of(log, tensor)) for tensor in requiring[:_MOST_INPUTS]])
     own = _noted(log, name, origins, result, number, line or line_of(frame))
     if own is None:
         return inherited
@@ -160,6 +157,7 @@ def _noted(
     return cut
 
 
+@lru_cache(maxsize=1024)
 def _copies_no_values(name: str) -> bool:
     """Return whether a function of this name copies no values from its arguments to a result, or is backward itself."""
     return name in _WITHOUT_VALUES or name.startswith("new_") or name.endswith("_like")
@@ -180,7 +178,7 @@ def _number_of(log: Log, tensor: torch.Tensor) -> int:
     The log is read first, because asking the tensor makes a Python object for the node, and such a node frees the nodes
     behind it recursively.
     """
-    if fact(tensor, "is_leaf"):
+    if tensor.is_leaf if type(tensor) is torch.nn.Parameter else fact(tensor, "is_leaf"):
         return -1
     reference = weakref.ref(tensor)
     for call in islice(reversed(log.calls), _LOOKED_BACK):

@@ -218,7 +218,8 @@ class Log:
     """Record of one watched thread: calls that made nodes, tensors made without a node, in-place changes.
 
     Attributes:
-        made, inner: records of tensors without a node by id; `inner` of those made inside one of PyTorch's modules.
+        carriers: records of living tensors without a node, by id. Those that an expression of the user's made have a
+            `CreationRecord`; those made inside one of PyTorch's modules have a bare `Carrier`.
         modules: weak references to the running modules, the innermost last.
         grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
         frozen: the places that set ``requires_grad`` to False.
@@ -229,7 +230,7 @@ class Log:
         self.thread = threading.get_ident()
         self.listener: CallListener | None = None
         self._token = _HERE.token
-        self.made: dict[int, CreationRecord] = {}
+        self.carriers: dict[int, Carrier] = {}
         self.modules: list[weakref.ref[nn.Module]] = []
         self.calls: deque[RawCall] = deque(maxlen=limit)
         self.changes: deque[Change] = deque(maxlen=limit)
@@ -241,7 +242,6 @@ class Log:
         self.data_edits: deque[DataEdit] = deque(maxlen=256)
         self.grad_reads: deque[RawSight] = deque(maxlen=256)
         self.frozen: deque[RawSight] = deque(maxlen=4096)
-        self.inner: dict[int, Carrier] = {}
         self.switched_off: Switch | None = None
         self._switched_before: Switch | None = None
 
@@ -269,28 +269,38 @@ class Log:
     def note_making(
         self, tensor: torch.Tensor, line: Line, first_sight: bool, cuts: tuple[DetachPoint, ...] = ()
     ) -> None:
-        """Record where a tensor without a node was made, unless an earlier record of it exists."""
-        node = fact(tensor, "grad_fn")
-        if line is NO_LINE or node is not None:
+        """Record where a tensor was made, unless it has a node. Callers hold `DisableTorchFunction`."""
+        if fact(tensor, "grad_fn") is None:
+            self.note_detached(tensor, line, first_sight, cuts)
+
+    def note_detached(self, tensor: torch.Tensor, line: Line, first_sight: bool, cuts: tuple[DetachPoint, ...]) -> None:
+        """Record where a tensor without a node was made, unless an earlier record says so."""
+        if line is NO_LINE:
             return
-        earlier = self.made.get(id(tensor))
+        if self._dead:
+            self._forget_the_dead()
+        key = id(tensor)
+        earlier = self.carriers.get(key)
         if earlier is not None and earlier() is tensor:
-            earlier.passed_on = line
-            earlier.cuts = cuts or earlier.cuts
-            return
-        self._forget_the_dead()
+            cuts = cuts or earlier.cuts
+            if type(earlier) is CreationRecord:
+                earlier.passed_on, earlier.cuts = line, cuts
+                return
         made = CreationRecord(tensor, self._died)
-        made.key, made.line = id(tensor), line
-        made.first_sight, made.passed_on, made.cuts = first_sight, None, cuts
-        self.made[id(tensor)] = made  # only now: an interrupt may come at any line
+        made.key, made.line, made.first_sight, made.passed_on, made.cuts = key, line, first_sight, None, cuts
+        self.carriers[key] = made  # only now: an interrupt may come at any line
 
     def note_inner(self, tensor: torch.Tensor, cuts: tuple[DetachPoint, ...]) -> None:
         """Record the detach points of a tensor made inside one of PyTorch's modules, by no expression of the user's."""
         if self._dead:
             self._forget_the_dead()
+        earlier = self.carrier_of(tensor)
+        if earlier is not None:
+            earlier.cuts = cuts
+            return
         carrier = Carrier(tensor, self._died)
         carrier.key, carrier.cuts = id(tensor), cuts
-        self.inner[id(tensor)] = carrier
+        self.carriers[carrier.key] = carrier
 
     def cuts_of(self, tensor: torch.Tensor) -> tuple[DetachPoint, ...]:
         """Return the detach points before a tensor without a node: at most four different places."""
@@ -298,12 +308,18 @@ class Log:
         return () if carrier is None else carrier.cuts
 
     def carrier_of(self, tensor: torch.Tensor) -> Carrier | None:
-        """Return the record that has the detach points of a tensor, or None."""
-        for records in (self.inner, self.made):  # no generator: a call of `stack` asks for each of its tensors
-            record = records.get(id(tensor))
-            if record is not None and record() is tensor:
-                return record
-        return None
+        """Return the record of a tensor without a node, or None."""
+        carrier = self.carriers.get(id(tensor))
+        return carrier if carrier is not None and carrier() is tensor else None
+
+    def made(self, tensor: torch.Tensor) -> CreationRecord | None:
+        """Return the record of where a tensor without a node was made, or None."""
+        carrier = self.carrier_of(tensor)
+        return carrier if type(carrier) is CreationRecord else None
+
+    def creations(self) -> list[CreationRecord]:
+        """Return all creation records."""
+        return [record for record in [*self.carriers.values()] if type(record) is CreationRecord]
 
     def mutations(self, owner: object) -> list[Mutation]:
         """Return the changes recorded for a storage."""
@@ -331,14 +347,13 @@ class Log:
 
     def is_empty(self) -> bool:
         """Return whether nothing was recorded."""
-        return not (self.calls or self.changes or self.cuts or self.steps or self.made or self.frozen)
+        return not (self.calls or self.changes or self.cuts or self.steps or self.carriers or self.frozen)
 
     def _forget_the_dead(self) -> None:
         while self._dead:
             gone = self._dead.popleft()
-            records: dict[int, Any] = self.inner if type(gone) is Carrier else self.made
-            if records.get(gone.key) is gone:
-                del records[gone.key]
+            if self.carriers.get(gone.key) is gone:
+                del self.carriers[gone.key]
 
 
 TRACKERS: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -162,11 +162,7 @@ def output_spot(spot: Expression, output: int) -> Expression:
 
 def note_of(tensor: torch.Tensor) -> CreationRecord | None:
     """Return the creation record of a tensor without a node."""
-    for log in logs():
-        made = log.made.get(id(tensor))
-        if made is not None and made() is tensor:
-            return made
-    return None
+    return next((made for log in logs() if (made := log.made(tensor)) is not None), None)
 
 
 def _making_before(code: CodeType, sight: Expression) -> Expression | None:

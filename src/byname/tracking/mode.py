@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from byname.reading.frames import (
+    NO_LINE,
     Line,
     called_from,
     is_function,
@@ -149,7 +150,7 @@ class TrackingMode(TorchFunctionMode):
             self._note_call(Called(_name_of(func), READ, False), result, before, after, frame)
         elif issubclass(type(result), torch.Tensor) and (name := _name_of(func)) in VALUES:
             with DisableTorchFunction():
-                cuts = cuts_by(self.log, name, args, result, before, frame)
+                cuts = () if requires_grad(result) else cuts_by(self.log, name, args, result, before, frame)
                 if cuts:
                     self.log.note_making(result, line_of(frame), False, cuts)
         elif result is None and _name_of(func) == "data":  # an assignment
@@ -182,8 +183,8 @@ class TrackingMode(TorchFunctionMode):
                 return self._read(func, args, kwargs, frame)
             if kind == SWITCH:
                 return self._switch(func, args, frame)
-        is_told = func is torch.Tensor.copy_ or (kind == COMPOSITE and (is_known or is_pytorchs(func)))
-        if is_told and self.log.listener is not None:
+        given = (*args, *kwargs.values()) if kwargs else args
+        if self.log.listener is not None and (func is _COPY or (kind == COMPOSITE and (is_known or is_pytorchs(func)))):
             self.log.listener.heard(func, args, kwargs, frame)
         targets = targets_of(kind, args, kwargs)
         versions = versions_of(targets) if targets else ()
@@ -192,8 +193,7 @@ class TrackingMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         after = _sequence_number()
         if after != before:
-            called = self._called.get(func) if is_pytorchs(func) else None
-            self._note_call(called or called_as(func, kind), result, before, after, frame)
+            self._note_call(self._called[func] if is_known else called_as(func, kind), result, before, after, frame)
         if kind == SETTER:
             self._note_setting(targets, result, trainable, frame)
         elif kind == GRADIENT:
@@ -201,14 +201,11 @@ class TrackingMode(TorchFunctionMode):
         elif kind == TAKEN:
             with DisableTorchFunction():
                 cuts_of_taking(self.log, func.__name__, args[0], before, frame)
+        elif issubclass(type(result), torch.Tensor):
+            if after == before and not (targets and result is first_given(args, kwargs)):
+                self._note_making(name_of(func), given, result, before, frame)
         elif issubclass(type(result), (tuple, list)):
-            self._note_parts(name_of(func), [*args, *kwargs.values()], result, before, frame)
-        elif (
-            after == before
-            and issubclass(type(result), torch.Tensor)
-            and not (targets and result is first_given(args, kwargs))
-        ):
-            self._note_making(name_of(func), [*args, *kwargs.values()], result, before, frame)
+            self._note_parts(name_of(func), given, result, before, frame)
         if targets:
             self._note_changes(func, targets, versions, frame)
         return result
@@ -221,9 +218,7 @@ class TrackingMode(TorchFunctionMode):
             self._note_call(called, result, before, after, frame)
         elif issubclass(type(result), torch.Tensor):
             with DisableTorchFunction():
-                line = line_of(frame)
-                cuts = cuts_by(self.log, called.name, args, result, before, frame, line)
-                self.log.note_making(result, line, False, cuts)
+                self._note_result(called.name, args, result, before, frame, self._line_of(frame), False)
         if args and args[0] is CheckpointFunction:
             with DisableTorchFunction():
                 cut_by_checkpoint(self.log, result, before, frame)
@@ -256,10 +251,19 @@ class TrackingMode(TorchFunctionMode):
         user, inside = users_frame(frame)
         if user is None:
             return None, -1, inside, None
-        caller = called_from(user)
-        if caller is not None and is_function(user):
-            self._function, self._caller = user.f_code, caller
-        return user.f_code, user.f_lasti, inside, caller
+        code, caller = user.f_code, self._caller
+        back = user.f_back if code is self._function else None
+        if back is not None and back.f_code is caller[0] and back.f_lasti == caller[1]:
+            return code, user.f_lasti, inside, caller
+        found = called_from(user)
+        if found is not None and is_function(user):
+            self._function, self._caller = code, found
+        return code, user.f_lasti, inside, found
+
+    def _line_of(self, frame: FrameType) -> Line:
+        """Return what `line_of` returns, in less time if the last recorded call came through the same caller."""
+        code, instruction, _, caller = self._line(frame)
+        return NO_LINE if code is None else _new(Line, (code, instruction, caller))
 
     def _note_without_node(self, name: str, args: Sequence[Any], result: Any, before: int, frame: FrameType) -> None:
         if issubclass(type(result), torch.Tensor):
@@ -273,12 +277,29 @@ class TrackingMode(TorchFunctionMode):
         if not users and checks_a_distribution(frame):
             return
         with DisableTorchFunction():
-            line = line_of(frame) if users else None
-            cuts = cuts_by(self.log, name, args, result, before, frame, line)
+            passed_on = bool(args) and result is args[0]
+            self._note_result(name, args, result, before, frame, self._line_of(frame) if users else None, passed_on)
+
+    def _note_result(
+        self,
+        name: str,
+        args: Sequence[Any],
+        result: torch.Tensor,
+        before: int,
+        frame: FrameType,
+        line: Line | None,
+        passed_on: bool,
+    ) -> None:
+        """Record a tensor made without a node, with the calls that detached it. `line` is None inside PyTorch."""
+        if requires_grad(result):
             if line is not None:
-                self.log.note_making(result, line, bool(args) and result is args[0], cuts)
-            elif cuts:
-                self.log.note_inner(result, cuts)
+                self.log.note_making(result, line, passed_on)
+            return
+        cuts = cuts_by(self.log, name, args, result, before, frame, line)
+        if line is not None:
+            self.log.note_detached(result, line, passed_on, cuts)
+        elif cuts:
+            self.log.note_inner(result, cuts)
 
     def _note_parts(self, name: str, args: Sequence[Any], results: Any, before: int, frame: FrameType) -> None:
         """Record the results of a call that are detached though other results are not: the indices of ``x.max(0)``."""
@@ -314,32 +335,29 @@ class TrackingMode(TorchFunctionMode):
     def _note_changes(
         self, function: Any, targets: Sequence[torch.Tensor], versions: tuple[int | None, ...], frame: FrameType
     ) -> None:
-        now, name = versions_of(targets), name_of(function)
-        unscales = now == versions and name == UNSCALE
+        now = versions_of(targets)
+        unscales = now == versions and name_of(function) == UNSCALE
         if now == versions and not unscales:
             return
+        name = name_of(function)
         changed = [
             (tensor, (old, new))
             for tensor, old, new in zip(targets, versions, now, strict=True)
             if old is not None and new is not None and (old != new or unscales)
         ]
-        with DisableTorchFunction():
-            storages = tuple(weakref.ref(memory_of(tensor)) for tensor, _ in changed)
         line, operation = self._change_at(frame, name)
-        self._add_change(Change(line, operation, storages, tuple([pair for _, pair in changed])))
-        self._note_edits([tensor for tensor, _ in changed], name, frame)
-
-    def _note_edits(self, changed: Sequence[torch.Tensor], name: str, frame: FrameType) -> None:
-        """Record the changed tensors that are the ``.data`` of a result."""
         with DisableTorchFunction():
-            for tensor in changed:
+            storages = tuple([weakref.ref(memory_of(tensor)) for tensor, _ in changed])
+            self._add_change(Change(line, operation, storages, tuple([pair for _, pair in changed])))
+            for tensor, _ in changed:
                 data_changed(self.log, tensor, name, frame)
 
 
+_COPY = torch.Tensor.copy_
 _CODE_OF_SET_GRAD_ENABLED = torch.set_grad_enabled.__init__.__code__
 _CODE_OF_BLOCKS = (torch.set_grad_enabled.__enter__.__code__, torch.set_grad_enabled.__call__.__code__)
 _sequence_number = torch._C._autograd._get_sequence_nr
-_getframe, _reference, _Tensor = sys._getframe, weakref.ref, torch.Tensor
+_new, _getframe, _reference, _Tensor = tuple.__new__, sys._getframe, weakref.ref, torch.Tensor
 _NOBODY: Instruction = (sys._getframe().f_code, -1)
 _HAVE_NO_TENSORS = (bool, int, float, type(None), torch.Size)
 

@@ -26,7 +26,7 @@ from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import ThisCode
 from byname.source.location import Site, is_library, locate, statements_binding
-from byname.tracking.log import Call, CreationRecord, DetachPoint, Log, logs
+from byname.tracking.log import Call, DetachPoint, Log, logs
 from byname.tracking.lookup import site_of_tensor
 
 
@@ -89,7 +89,7 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
     Otherwise every call that may be meant is returned, if they are few, since nobody sees how a number passes through
     the program.
     """
-    known = ((log, made.line) for log in logs() if (made := _making_in(log, root)) is not None)
+    known = ((log, made.line) for log in logs() if (made := log.made(root)) is not None)
     log, line = next(known, (None, NO_LINE))
     code, into = line.code, line.spot
     if log is None or code is None or into is None:
@@ -112,11 +112,6 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
 
 _MOST_PLACES = 3
 _MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
-
-
-def _making_in(log: Log, root: torch.Tensor) -> CreationRecord | None:
-    made = log.made.get(id(root))
-    return made if made is not None and made() is root else None
 
 
 def _left_off(cut: DetachPoint) -> Site | None:
@@ -193,7 +188,7 @@ def _frozen(context: FailureContext) -> Iterator[Facts]:
     given: list[torch.Tensor] = [one for model in context.models for one in parameters_in(model)]
     if root is None or any(fact(one, "requires_grad") for one in given):
         return
-    seen = [sight for log in logs() if _making_in(log, root) is not None for sight in log.frozen]
+    seen = [sight for log in logs() if log.made(root) is not None for sight in log.frozen]
     alive = [(code, at_, tensor) for code, at_, reference in seen if (tensor := reference()) is not None]
     frozen = given or [tensor for _, _, tensor in alive if not fact(tensor, "requires_grad")]
     names = tuple(context.names(frozen)) if frozen else ()

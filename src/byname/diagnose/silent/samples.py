@@ -302,7 +302,7 @@ class Batches(Topic):
                 for storage in (reference() for reference in change.storages if not change.operation.endswith(".step")):
                     changed.setdefault(id(storage), []).append((storage, change.line))
             often = {key: lines for key, lines in changed.items() if len(lines) >= _MANY and lines[0][0] is not None}
-            for record in [*log.made.values()] if often else ():
+            for record in log.creations() if often else ():
                 tensor = record()  # in no list of ours, which would count
                 if tensor is None or sys.getrefcount(tensor) <= _ENTRIES:
                     continue

@@ -258,7 +258,7 @@ class Weights(Topic):
     def _look_for_copies(self, followed: FollowedOptimizer, reference: weakref.ref[Any], before: torch.Tensor) -> None:
         one: Any = reference()
         owned = {key for other in self._watch.optimizers() for key in other.keys}
-        records = [record for log in logs() if log.of_this_thread() for record in [*log.made.values()]]
+        records = [record for log in logs() if log.of_this_thread() for record in log.creations()]
         for held in [record() for record in records] if one is not None else ():
             if held is None or held.shape != one.shape or held.dtype != one.dtype or id(held) in owned:
                 continue
