@@ -199,8 +199,12 @@ def graph(root: Any) -> Graph:
     >>> [(edge.source, edge.target, edge.index) for edge in seen.edges]
     [(1, 2, 0), (2, 3, 0), (2, 3, 1)]
     """
-    walk, question = Walk(root), Question()
-    with backward_paused(), DisableTorchFunction(), collection_paused():
+    with collection_paused():  # until all that the search held is freed, so that the collector has none of it to visit
+        return _graph_of(Walk(root), Question())
+
+
+def _graph_of(walk: Walk, question: Question) -> Graph:
+    with backward_paused(), DisableTorchFunction():
         index = find_leaves(walk, question)
         slots = slots_now(walk)  # after `find_leaves`, which counts the references to leaves: slots hold some
         named = leaf_names(walk, index)

@@ -157,8 +157,12 @@ def saved(root: Any) -> Saved:
     >>> byname.saved(loss).bytes
     24
     """
-    walk = Walk(root)
-    with backward_paused(), DisableTorchFunction(), collection_paused():
+    with collection_paused():  # until all that the search held is freed, so that the collector has none of it to visit
+        return _saved_of(Walk(root))
+
+
+def _saved_of(walk: Walk) -> Saved:
+    with backward_paused(), DisableTorchFunction():
         slots = slots_now(walk)
         return rows_among(walk, slots, find_saved(slots or (), Question()))
 

@@ -46,7 +46,8 @@ def slots_of(walk: Walk) -> list[Slot]:
             try:
                 raw = getattr(node, attribute)
                 data = raw.data
-                if type(data) in PLAIN and raw.unpack_hook is None and not data._version:
+                plain = type(data) in PLAIN and raw.unpack_hook is None
+                if plain and (not data._version or versions_of(node, name) is None):
                     add(make(Slot, (number, name, "live", data)))
                     continue
             except (RuntimeError, AttributeError):  # freed; or several tensors, none, or an inference tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import CodeType
@@ -122,8 +122,7 @@ class NameIndex:
             return None
         best = self._known.best
         if id(tensor) not in best:
-            ranked = self._ranked(tensor)
-            best[id(tensor)] = ranked[0][0].name() if ranked else None
+            best[id(tensor)] = next((one.name() for one, _ in self._ranked(tensor)), None)
         return best[id(tensor)]
 
     def own_ways(self, tensor: torch.Tensor) -> tuple[Named, ...]:
@@ -141,17 +140,16 @@ class NameIndex:
 
     def every_name(self, tensor: torch.Tensor, site: Site | None) -> Names | None:
         """Return the names by which the program reaches this very tensor, or None. It writes none of them yet."""
-        ranked = self._ranked(tensor) if self.met(tensor) else ()
-        return Names([one for one, _ in ranked], site) if ranked else None
+        found = [one for one, _ in self._ranked(tensor)] if self.met(tensor) else ()
+        return Names(found, site) if found else None
 
-    def _ranked(self, tensor: torch.Tensor) -> list[tuple[Unwritten, ReferencePath]]:
-        known = self._known.ranked.get(id(tensor))
-        if known is None:
+    def _ranked(self, tensor: torch.Tensor) -> Iterator[tuple[Unwritten, ReferencePath]]:
+        ways = self._known.ranked.get(id(tensor))
+        if ways is None:
             every = self._ways_to(tensor)
             ways = [way for way in every if way.root.how != "given"] or every  # prefer any name to "model"
-            pairs = ((self._unwritten(way), way) for way in (sorted(ways, key=_rank) if len(ways) > 1 else ways))
-            known = self._known.ranked[id(tensor)] = [(one, way) for one, way in pairs if one is not None]
-        return known
+            ways = self._known.ranked[id(tensor)] = sorted(ways, key=_rank) if len(ways) > 1 else ways
+        return ((one, way) for way in ways if (one := self._unwritten(way)) is not None)
 
     def _ways_to(self, thing: object) -> list[ReferencePath]:
         return [way for reached in self.searches for way in reached.ways_to(thing)]
@@ -264,7 +262,7 @@ class _NameCache:
     __slots__ = ("best", "by_storage", "own", "ranked")
 
     def __init__(self) -> None:
-        self.ranked: dict[int, list[tuple[Unwritten, ReferencePath]]] = {}
+        self.ranked: dict[int, list[ReferencePath]] = {}
         self.best: dict[int, Name | None] = {}
         self.own: dict[int, tuple[Named, ...]] = {}
         self.by_storage: dict[int | None, list[torch.Tensor]] | None = None

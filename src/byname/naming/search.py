@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import chain, compress, islice, repeat, zip_longest
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -19,7 +19,6 @@ from byname.naming.children.registry import Children
 from byname.naming.reference_path import ReferencePath
 from byname.naming.roots import Root
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import is_tensor
 
 DEPTH = 10
 BUDGET = 300_000
@@ -66,7 +65,7 @@ class SearchResult:
         self._steps: dict[int, list[_Into]] = OursById()
         self._levels: list[int] = []
         self._paths: list[dict[int, list[ReferencePath]]] = [OursById() for _ in range(_DETOURS + 1)]
-        self._modules: dict[int, Held] = OursById()
+        self._owners: dict[int, Held] = OursById()
         self._contents: dict[int, dict[int, list[_Into]] | None] = OursById()
 
     def start(self, root: Root) -> None:
@@ -92,18 +91,16 @@ class SearchResult:
         for holder in holders:
             if count > budget:
                 break
-            is_module = issubclass(type(values[holder]), torch.nn.Module)
-            held = self._in_module(holder) if is_module else children(values[holder])
+            kind = type(values[holder])
+            held = self._in_owner(holder) if issubclass(kind, _OWNERS) else children(values[holder])
             if not held:  # as nearly every tensor
                 continue
-            if len(held) > width or (count - before > width and not is_module):
+            if len(held) > width or (count - before > width and not issubclass(kind, torch.nn.Module)):
                 self._waiting.append(holder)
                 continue
             if full and full.issuperset(map(id, held)):
                 continue
-            for value in held:
-                if only is not None and id(value) not in only:
-                    continue
+            for value in held if only is None else [one for one in held if id(one) in only]:
                 number = numbers.setdefault(id(value), count)
                 if number == count:
                     values.append(value)
@@ -121,9 +118,9 @@ class SearchResult:
         self._levels += [level] * (count - before)
         return range(before, count)
 
-    def _in_module(self, number: int) -> list[object]:
-        """Return the objects that a module has, and keep the steps to them, since most wanted tensors are there."""
-        held = self._modules[number] = [*self._children.list(self._values[number])]
+    def _in_owner(self, number: int) -> list[object]:
+        """Return the objects that a module or optimizer has, and keep the steps to them, for most tensors are there."""
+        held = self._owners[number] = [*self._children.list(self._values[number])]
         return [one for _, _, one in held]
 
     def __len__(self) -> int:
@@ -138,7 +135,7 @@ class SearchResult:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Return an iterator over every tensor that the search met."""
-        return filter(is_tensor, self._values)  # type: ignore[arg-type]
+        return compress(self._values, map(issubclass, map(type, self._values), repeat(torch.Tensor)))  # type: ignore[arg-type]
 
     def roots(self) -> Iterator[Root]:
         """Return an iterator over every root of the search."""
@@ -192,15 +189,18 @@ class SearchResult:
             ways: list[list[_Into]] = []
             for holder in (*([] if first == _NOBODY else [first]), *self._others.get(number, ())):
                 contents = self._contents.get(holder)
-                ways.append((self._read(holder, value) if contents is None else contents.get(id(value), []))[:TOLD])
-            turns = chain.from_iterable(zip_longest(*ways))
-            found += islice((way for way in turns if way is not None), MOST_WAYS)
+                ways.append(self._read(holder, value) if contents is None else contents.get(id(value), []))
+            turns: Iterable[_Into] = chain.from_iterable(ways)
+            if max(map(len, ways), default=0) > 1:  # which is rare
+                taken = chain.from_iterable(zip_longest(*(way[:TOLD] for way in ways)))
+                turns = (way for way in taken if way is not None)
+            found += islice(turns, MOST_WAYS)
         return found
 
     def _read(self, holder: int, value: object) -> list[_Into]:
         """Return the makers of the steps from a holder to a value. A second call for a large holder reads it whole."""
         with DisableTorchFunction():
-            held = self._modules.get(holder) or self._children.list(self._values[holder])
+            held = self._owners.get(holder) or self._children.list(self._values[holder])
             if holder not in self._contents and (type(held) is not list or len(held) > _FEW):
                 self._contents[holder] = None
                 return list(islice(((holder, make, key) for make, key, one in held if one is value), TOLD))
@@ -209,6 +209,8 @@ class SearchResult:
                 contents.setdefault(id(one), []).append((holder, make, key))
         return contents.get(id(value), [])
 
+
+_OWNERS = torch.nn.Module, torch.optim.Optimizer
 
 _FEW = 64
 """A holder of at most so few objects is read whole at once, because mostly the other objects are wanted too."""

@@ -26,7 +26,7 @@ from byname.naming.children.reference import (
     same,
     suffix,
 )
-from byname.naming.children.torch import ModuleReader, held_by_optimizer, held_by_tensor, holds_nothing
+from byname.naming.children.torch import ModuleReader, gradient_alone, held_by_optimizer, held_by_tensor
 from byname.reading.frames import locals_of
 from byname.reading.objects import found_in, namespace_of, parents_of, snapshot
 
@@ -57,8 +57,8 @@ class Children:
             return [value for value in obj if type(value) not in ATOMS]
         if kind is dict:
             return values_in(obj)
-        if (kind is torch.Tensor or kind is nn.Parameter) and holds_nothing(obj):
-            return ()
+        if (kind is torch.Tensor or kind is nn.Parameter) and (gradient := gradient_alone(obj)) is not None:
+            return gradient
         return [held[2] for held in self.list(obj)]
 
     def _learn(self, kind: type) -> Reader:

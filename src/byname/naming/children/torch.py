@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -167,22 +167,20 @@ def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
 
 
 def held_by_optimizer(obj: Any) -> Held:
-    """Yield an optimizer's state, each tensor under its parameter, then its groups and other attributes."""
+    """Return an optimizer's state, each tensor under its parameter, then its groups and other attributes."""
     attributes, own = attributes_of(obj), partial(instance_attribute, type(obj))
-    state = attributes.get("state")
-    if issubclass(type(state), dict):
-        for parameter, entry in snapshot(state):
-            if is_tensor(parameter) and issubclass(type(entry), dict):
-                for key, value in snapshot(entry):
-                    if type(value) not in ATOMS:
-                        yield _state_step, (parameter, key), value
+    found: list[tuple[Callable[[Any], Reference], Any, object]] = []
+    for parameter, entry in _entries(attributes.get("state")):
+        if is_tensor(parameter):
+            found += [(_state_step, (parameter, key), one) for key, one in _entries(entry) if type(one) not in ATOMS]
     for name, value in snapshot(attributes):
         if type(value) in ATOMS or type(name) is not str or name == "state":
             continue
         if is_hooks(name, value):
-            yield from held_by_hooks(name, value, reads_plainly(type(obj)))
+            found += held_by_hooks(name, value, reads_plainly(type(obj)))
         else:
-            yield own, name, value
+            found.append((own, name, value))
+    return found
 
 
 def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
@@ -194,12 +192,14 @@ def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
     return Reference("state", suffix(".state[?]"), evaluates, parameter=parameter, key=written, wild=pattern)
 
 
-def holds_nothing(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor of PyTorch's own class has no attributes, hooks and gradient, as most do."""
+def gradient_alone(tensor: torch.Tensor) -> Sequence[torch.Tensor] | None:
+    """Return the gradient, if any, of a leaf of PyTorch's own class without attributes and hooks; None for others."""
     try:
-        return gc.get_referents(tensor) == [type(tensor)] and tensor.is_leaf and tensor.grad is None
+        if gc.get_referents(tensor) == [type(tensor)] and tensor.is_leaf:
+            return () if (gradient := tensor.grad) is None else (gradient,)
     except RuntimeError:  # see `fact`
-        return False
+        pass
+    return None
 
 
 def held_by_tensor(obj: Any) -> Held:
