@@ -18,7 +18,7 @@ import numpy
 import torch
 
 from byname.naming.children.python import held_by_torch_future
-from byname.naming.roots import all_roots, every_module_root
+from byname.naming.roots import all_roots, globals_among, ids_of_globals
 from byname.naming.search import OursById, SearchResult, Targets, search
 from byname.reading.frames import locals_of
 from byname.reading.objects import heap, namespace_of
@@ -104,10 +104,10 @@ def climb(tensors: Targets, *, whole: bool = False, near: SearchResult | None = 
         whole: True to go on to every variable that leads to a tensor, not only to the first.
         near: a search from the variables; the paths to objects that it met are not searched again.
     """
-    ends = [*all_roots(), *every_module_root()]
-    known = {id(root.value) for root in ends} | {
-        id(vars(module)) for module in list(sys.modules.values()) if type(module) is types.ModuleType
-    }
+    ends = all_roots()
+    modules = [module for module in list(sys.modules.values()) if type(module) is types.ModuleType]
+    known = {id(root.value) for root in ends} | ids_of_globals() | {id(vars(module)) for module in modules}
+    inner = {} if near is None else near.dicts_of_owners()
     wanted = OursById((id(tensor), tensor) for tensor in tensors)
     met = OursById()
     references = _references_for(wanted, None)
@@ -117,13 +117,14 @@ def climb(tensors: Targets, *, whole: bool = False, near: SearchResult | None = 
     for height in range(HEIGHT + 1):
         fresh = OursById((ident, one) for ident, one in met.items() if ident not in known and ident not in passed)
         if near is not None:
-            for ident in fresh.keys() & near.numbers.keys():
-                above.update(near.ids_above(ident))
+            for ident in fresh.keys() & (near.numbers.keys() | inner.keys()):
+                above.update(near.ids_down_to(inner.get(ident, ident)))
                 del fresh[ident]
         is_last = not fresh or height == HEIGHT
         if is_last or (not whole and not known.isdisjoint(met)):
             allowed = wanted.keys() | met.keys() | above
-            reached = search([root for root in ends if id(root.value) in allowed], depth=HEIGHT + 2, only=allowed)
+            starts = [root for root in ends if id(root.value) in allowed]
+            reached = search([*starts, *globals_among(allowed)], depth=HEIGHT + 2, only=allowed)
             if is_last or reached.numbers.keys() >= wanted.keys() - unheld:
                 break
         passed = set(met)

@@ -10,7 +10,7 @@ import dis
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import lru_cache, partial
 from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
@@ -86,10 +86,15 @@ def module_roots(name: str, namespace: dict[str, Any], quality: int = OWN, code:
     known = type(loaded) is ModuleType and vars(loaded) is namespace
     return [
         Root(text, value, "global", name, known, max(quality, _quality(variable, code)), _FAR, code)
-        for variable, value in list(namespace.items())
-        if type(variable) is str and _may_hold(value, name) and not _is_dunder(variable)
+        for variable, value in _globals_of(name, namespace)
         for text in [variable if writable(variable) else f"globals()[{variable!r}]"]
     ]
+
+
+def _globals_of(module: str, namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    for variable, value in list(namespace.items()):
+        if type(variable) is str and _may_hold(value, module) and not _is_dunder(variable):
+            yield variable, value
 
 
 def _may_hold(value: object, module: str) -> bool:
@@ -99,9 +104,20 @@ def _may_hold(value: object, module: str) -> bool:
     return not issubclass(type(value), type) or namespace_of(value).get("__module__") == module  # type: ignore[arg-type]
 
 
-def every_module_root() -> list[Root]:
-    """Return the globals of every loaded module, libraries included, except PyTorch's and byname's own."""
-    return [root for name, module in _loaded() for root in module_roots(name, vars(module), FOREIGN)]
+def ids_of_globals() -> set[int]:
+    """Return the ids of the globals of every loaded module, libraries included, except PyTorch's and byname's own."""
+    return {id(value) for name, module in _loaded() for _, value in _globals_of(name, vars(module))}
+
+
+def globals_among(wanted: Set[int]) -> list[Root]:
+    """Return those of `ids_of_globals` that have these ids."""
+    return [
+        root
+        for name, module in _loaded()
+        if not wanted.isdisjoint(map(id, list(vars(module).values())))
+        for root in module_roots(name, vars(module), FOREIGN)
+        if id(root.value) in wanted
+    ]
 
 
 def module_of(code: CodeType) -> str | None:

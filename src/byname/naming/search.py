@@ -18,6 +18,7 @@ from byname.naming.children.reference import Held, Reference
 from byname.naming.children.registry import Children
 from byname.naming.reference_path import ReferencePath
 from byname.naming.roots import Root
+from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 
 DEPTH = 10
@@ -65,7 +66,7 @@ class SearchResult:
         self._steps: dict[int, list[_Into]] = OursById()
         self._levels: list[int] = []
         self._paths: list[dict[int, list[ReferencePath]]] = [OursById() for _ in range(_DETOURS + 1)]
-        self._owners: dict[int, Held] = OursById()
+        self._owners: dict[int, Held | None] = OursById()
         self._contents: dict[int, dict[int, list[_Into]] | None] = OursById()
 
     def start(self, root: Root) -> None:
@@ -126,9 +127,23 @@ class SearchResult:
     def __len__(self) -> int:
         return len(self._values)
 
-    def ids_above(self, ident: int) -> Iterator[int]:
-        """Yield the ids of the objects on the path by which the search first met an object."""
-        number = self._first[self.numbers[ident]]
+    def dicts_of_owners(self) -> dict[int, int]:
+        """Return the ids of the dicts inside the modules and optimizers met, each with the id of its owner.
+
+        It also forgets the steps that are kept, because a search upwards would take their tuples for holders.
+        """
+        self._owners = OursById.fromkeys(self._owners)
+        self._contents, self._steps = OursById(), OursById()
+        found: dict[int, int] = {}
+        for owner in map(self._values.__getitem__, self._owners):
+            attributes = attributes_of(owner)
+            for one in (attributes, *map(attributes.get, ("_parameters", "_buffers", "_modules", "state"))):
+                found[id(one)] = id(owner)
+        return found
+
+    def ids_down_to(self, ident: int) -> Iterator[int]:
+        """Yield the ids of an object, and of those on the path by which the search first met it."""
+        number = self.numbers[ident]
         while number != _NOBODY:
             yield id(self._values[number])
             number = self._first[number]
