@@ -63,13 +63,20 @@ _PARTS = ("analyse", "plug", "watch")
 
 def __getattr__(name: str) -> Any:
     """Imports what is asked for; the command line and the pytest plugin come without PyTorch until they need it."""
+    import gc
     from importlib import import_module
 
     if name in _PARTS:
         return import_module(f"byname.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'byname' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    collects = gc.isenabled()
+    gc.disable()  # else it would look at PyTorch's own objects several times meanwhile
+    try:
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    finally:
+        if collects:
+            gc.enable()
     return value
 
 

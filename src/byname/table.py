@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 from byname.errors import BadArgumentError
-from byname.extras import needs
 from byname.source.tracebacks import warn
 from byname.text import WIDE, printable, table_width
 
@@ -60,8 +58,7 @@ class Lazy(Sequence[R], Generic[F, R]):
         return repr(tuple(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table: the attribute of a row that it shows, and its form.
 
     Attributes:
@@ -220,6 +217,8 @@ class Rows(Sequence[R], Generic[R]):
         Raises:
             NotInstalledError: pandas is not installed (``pip install "byname[frames]"``).
         """
+        from byname.extras import needs
+
         with needs("to_pandas()", "pandas"):
             import pandas
         return pandas.DataFrame(self.rows())

@@ -201,7 +201,7 @@ class Describer:
         spot = line.spot
         if line.code is None or spot is None:
             return None
-        return self._name_at(self._graph.nodes[number], 0) or name_around(replace(spot, whole=False), line.code)
+        return self._name_at(self._graph.nodes[number], 0) or name_around(spot._replace(whole=False), line.code)
 
     def _around(self, number: int, among: Collection[int]) -> Name | None:
         """Return the name of the nearest result downstream, through nodes of `among` only."""

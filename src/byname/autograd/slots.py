@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from byname.autograd.walk import Node, Walk, accumulate_type, by_kind
+from byname.autograd.walk import ACCUMULATE, Node, Walk, by_kind
 from byname.naming.children.reference import literal
 from byname.reading.tensor import PLAIN, fact, is_tensor
 
@@ -61,9 +61,8 @@ def held_by_nodes(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, torch.Tens
 
     The tensors are saved tensors in any state, and the leaves into which the nodes accumulate.
     """
-    accumulate: Any = accumulate_type()
     for kind, same in by_kind(nodes).items():
-        if kind is accumulate:
+        if kind is ACCUMULATE:
             yield from ((node, "variable", node.variable) for node in same if node.variable is not None)
             continue
         for name, attribute in _saved_fields(kind):

@@ -10,19 +10,18 @@ import bisect
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, MutableSequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain, compress, count, islice, repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.autograd.freeing import Edges, gaps, mark
 from byname.errors import NoGraphError, NotATensorError
 from byname.reading.objects import found_in
-from byname.reading.quiet import DisableTorchFunction, collection_paused
+from byname.reading.quiet import DisableTorchFunction, collection_paused, modes_disabled
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site
 from byname.text import printable
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 
 Node: TypeAlias = Any
 """``torch.autograd.graph.Node``, untyped: the package also reads attributes that PyTorch's stub does not declare."""
+
+ACCUMULATE: Any = vars(torch._C._functions)["AccumulateGrad"]
+"""The class of the nodes that accumulate into leaves."""
 
 Numbers: TypeAlias = "numpy.typing.NDArray[numpy.int64]"
 
@@ -126,7 +128,7 @@ class Walk:
     @cached_property
     def leaf_numbers(self) -> list[int]:
         """The numbers of the nodes that accumulate into a leaf."""
-        return list(compress(count(), map(is_, self._kinds, repeat(accumulate_type()))))
+        return list(compress(count(), map(is_, self._kinds, repeat(ACCUMULATE))))
 
     @cached_property
     def _kinds(self) -> list[type]:
@@ -223,8 +225,7 @@ def by_kind(nodes: Iterable[Node]) -> dict[type, list[Node]]:
 
 def leaf_tensors(nodes: Iterable[Node]) -> list[torch.Tensor]:
     """Return the leaves into which some of these nodes accumulate."""
-    accumulate: Any = accumulate_type()
-    return [node.variable for node in nodes if type(node) is accumulate]
+    return [node.variable for node in nodes if type(node) is ACCUMULATE]
 
 
 class NumberedEdges(NamedTuple):
@@ -359,7 +360,7 @@ def accumulator(leaf: torch.Tensor) -> Node:
 @contextmanager
 def _nothing_between() -> Iterator[None]:
     """Let PyTorch compute with the user's modes disabled and with gradients enabled."""
-    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+    with modes_disabled(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
@@ -397,10 +398,3 @@ def as_sequence(root: Any) -> list[Any]:
 def is_node(thing: object) -> bool:
     """Return whether an object is a node of autograd's graph, judged by its class."""
     return all(found_in(type(thing), name) is not None for name in ("next_functions", "_sequence_nr"))
-
-
-@lru_cache(maxsize=1)
-def accumulate_type() -> type:
-    """Return the class of the nodes that accumulate into leaves; PyTorch gives it no public name."""
-    with DisableTorchFunction(), _nothing_between():
-        return type(accumulator(torch.empty(0, requires_grad=True, device="cpu")))

@@ -20,7 +20,7 @@ import torch
 
 from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
-from byname.autograd.walk import Node, accumulate_type, has_graph, leaf_tensors, nodes_behind
+from byname.autograd.walk import ACCUMULATE, Node, has_graph, leaf_tensors, nodes_behind
 from byname.memory.oom import RESERVE
 from byname.reading.frames import Line, line_of, programs_frame
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
@@ -159,10 +159,10 @@ def stamp(run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any], failed
         for node in [fact(one, "grad_fn") for one in gradients if one is not None]:
             if node is not None:  # the gradient of a leaf has a graph of its own
                 node.metadata.setdefault(_CREATED, run)
-        key, leaf = _FREED if run.frees or failed else _FIRST, accumulate_type()
+        key = _FREED if run.frees or failed else _FIRST
         for node in _ran(behind, inputs, failed) if behind else ():
             # The node of a leaf lives as long as the leaf and has nothing to free.
-            if type(node) is not leaf:
+            if type(node) is not ACCUMULATE:
                 node.metadata.setdefault(key, run)
 
 

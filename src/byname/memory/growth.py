@@ -172,7 +172,7 @@ class Growth(Rows[Grown]):
         return self._found
 
     def _columns(self) -> Sequence[Column]:
-        return [replace(one, title=f"a {self._unit}") if one.key == "a_mark" else one for one in Grown.columns]
+        return [one._replace(title=f"a {self._unit}") if one.key == "a_mark" else one for one in Grown.columns]
 
     def _shown(self) -> list[dict[str, Any]]:
         return super()._shown() if self._marks else []

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import cached_property
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.autograd.pause import backward_elsewhere, backward_paused
 from byname.autograd.slots import packed_in
@@ -27,7 +26,7 @@ from byname.naming.reference_path import ReferencePath
 from byname.naming.referrers import Climb, climb
 from byname.naming.roots import FOREIGN, Root, roots_of_suspended
 from byname.naming.search import Ours, OursById, SearchResult, Targets, search
-from byname.reading.quiet import DisableTorchFunction, collection_paused
+from byname.reading.quiet import DisableTorchFunction, collection_paused, modes_disabled
 from byname.reading.tensor import PLAIN, fact
 from byname.text import printable
 from byname.tracking.lookup import SiteLookup
@@ -236,7 +235,7 @@ def _sources(look: HeapSnapshot) -> Iterator[tuple[Node, Name]]:
 @contextmanager
 def heap_at_rest() -> Iterator[None]:
     """Disable the program's modes and overrides, and pause the collector and backward, while a snapshot is in use."""
-    with backward_paused(), DisableTorchFunction(), collection_paused(), _disable_current_modes():
+    with backward_paused(), DisableTorchFunction(), collection_paused(), modes_disabled():
         yield
 
 

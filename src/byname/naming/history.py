@@ -55,7 +55,7 @@ def name_at(spot: Expression, code: CodeType) -> Name | None:
 
 def name_around(spot: Expression, code: CodeType) -> Name | None:
     """Return the variable that a statement assigns, as the name of an expression's value or of a part of that value."""
-    named = name_at(replace(spot, whole=True), code)
+    named = name_at(spot._replace(whole=True), code)
     return named if named is None or spot.whole else replace(named, relation="part of")
 
 

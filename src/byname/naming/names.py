@@ -15,7 +15,6 @@ from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed, with_site
 from byname.naming.reference_path import Names, ReferencePath, Unwritten
-from byname.naming.referrers import climb
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
@@ -306,6 +305,8 @@ class Question:
             unheld = alone.intersection(map(id, missing))
             missing = Targets(tensor for tensor in missing if id(tensor) not in alone)
             if missing and deep:
+                from byname.naming.referrers import climb  # here, because most names need no look at the heap
+
                 climbed = climb(missing)
                 return NameIndex([*searches, climbed.reached], unheld | climbed.unheld)
         far = len(searches) > 1 and len(self._far) > 0

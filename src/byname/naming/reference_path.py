@@ -197,16 +197,16 @@ def pattern_of(way: ReferencePath) -> str:
     text = _start(way.root)
     for step in way.steps:
         text = text.then(step if step.wild is None else step._replace(write=step.wild))
-    return printable(_CHAIN.sub(r"\1*", text.whole().words))
+    return printable(re.sub(_CHAIN, r"\1*", text.whole().words))
 
 
-_CHAIN = re.compile(r"(\.[^\W\d]\w*)\1{2,}(?!\w)")
-_PARAMETRIZATION = re.compile(r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\d*)$")
+_CHAIN = r"(\.[^\W\d]\w*)\1{2,}(?!\w)"
+_PARAMETRIZATION = r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\d*)$"
 
 
 def _parametrized(source: str, words: str) -> tuple[str, str]:
     """Return the source and words of the tensor behind a parametrized weight as PyTorch's users write them."""
-    match = _PARAMETRIZATION.search(source)
+    match = re.search(_PARAMETRIZATION, source)
     if match is None or not writable(match[1]):
         return source, words
     before = source[: match.start()]

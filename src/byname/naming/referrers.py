@@ -9,10 +9,9 @@ import gc
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, count, repeat
 from operator import is_
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy
 import torch
@@ -82,8 +81,7 @@ _ASYNCIO_NEVER_ENDS = (3, 12) <= sys.version_info < (3, 12, 5)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Climb:
+class Climb(NamedTuple):
     """Result of a referrer search through the heap.
 
     Attributes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.errors import NotInstalledError
 
@@ -29,6 +30,13 @@ check_version(torch.__version__)
 
 DisableTorchFunction = torch._C.DisableTorchFunction
 """Context under which reading a tensor calls neither its class's ``__torch_function__`` nor an active mode's."""
+
+
+def modes_disabled() -> AbstractContextManager[object]:
+    """Return a context without dispatch modes. PyTorch's own loads much, so it is entered only if there are any."""
+    before_dispatch = torch._ops._len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+    on = before_dispatch or torch._C._len_torch_dispatch_stack()
+    return _disable_current_modes() if on else nullcontext()
 
 
 torch_function_disabled: Callable[[], bool] = torch._C._is_torch_function_all_disabled

@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils._python_dispatch import _disable_current_modes
 
 from byname.errors import DeadTensorError, NotATensorError
-from byname.reading.quiet import DisableTorchFunction
+from byname.reading.quiet import DisableTorchFunction, modes_disabled
 
 STORAGE, STORAGE_BYTES = 5, 4
 """Positions of the storage key and of the storage's size in a tensor's `Facts`."""
@@ -272,7 +271,7 @@ def storages_of(tensor: torch.Tensor) -> Iterator[Any]:
 def _guarded_facts(tensor: torch.Tensor) -> Facts:
     """Return the facts of a sparse, nested, inference or subclassed tensor, which lacks some of them."""
     base = torch._C.TensorBase
-    with _disable_current_modes():
+    with modes_disabled():
         storage = _attempt(base.untyped_storage, tensor)
     parts = parts_of(tensor).values()
     own = _attempt(fact, tensor, "nbytes") or sum(part.nbytes for part in parts)
@@ -300,7 +299,7 @@ def parts_of(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the dense tensors that hold a sparse tensor's memory, by accessor name; empty for any other tensor."""
     if type(tensor) not in PLAIN or tensor.layout not in _PARTS or tensor.is_meta:
         return {}
-    with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.no_grad():
+    with modes_disabled(), temporarily_clear_interpreter_stack(), torch.no_grad():
         return {method: getattr(tensor, method)() for method in _PARTS[tensor.layout]}
 
 

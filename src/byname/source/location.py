@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import os
 import re
-import sysconfig
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -70,7 +69,7 @@ class Site:
     @property
     def helper(self) -> str:
         """The function's name without the enclosing functions; for a comprehension, the function that contains it."""
-        return printable(_COMPREHENSIONS.sub("", self.function).rpartition("<locals>.")[2])
+        return printable(re.sub(_COMPREHENSIONS, "", self.function).rpartition("<locals>.")[2])
 
 
 class Located:
@@ -95,11 +94,10 @@ class Located:
         return None if self.site is None else self.site.called_by
 
 
-_COMPREHENSIONS = re.compile(r"(\.<locals>\.<\w+>)+$")
+_COMPREHENSIONS = r"(\.<locals>\.<\w+>)+$"
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(NamedTuple):
     """A `Site` and facts about one expression on it.
 
     Attributes:
@@ -111,7 +109,7 @@ class Expression:
     site: Site
     whole: bool = False
     in_place: bool = False
-    node: ast.AST | None = field(default=None, repr=False)
+    node: ast.AST | None = None
 
     @property
     def operands(self) -> tuple[str | None, ...]:
@@ -189,7 +187,7 @@ def locate(code: CodeType, instruction: int, caller: Instruction | None = None) 
     than a wrong one.
     """
     spot = _located(ThisCode(code), instruction)
-    return spot if caller is None else replace(spot, site=replace(spot.site, caller=locate(*caller).site))
+    return spot if caller is None else spot._replace(site=replace(spot.site, caller=locate(*caller).site))
 
 
 @lru_cache(maxsize=8192)
@@ -308,7 +306,7 @@ class _WrittenBy(dict[str, int]):
     def __missing__(self, filename: str) -> int:
         if filename.startswith(_TORCH) or is_byname(filename):
             by = TORCH
-        elif filename.startswith(("<frozen", *_INSTALLED)) or _PACKAGES & {*filename.replace("\\", "/").split("/")}:
+        elif filename.startswith(("<frozen", *_INSTALLED)) or _in_packages(filename):
             by = LIBRARY
         else:
             by = PROGRAM
@@ -319,21 +317,18 @@ class _WrittenBy(dict[str, int]):
 WRITTEN_BY = _WrittenBy()
 """The files seen so far: every recorded call reads this map."""
 
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
-"""Names of the folders into which pip and Debian install: the environment's, the user's and the base Python's."""
+
+def _in_packages(file: str) -> bool:
+    """Return whether a file is in a folder into which pip or Debian installs: of the user, an environment or Python."""
+    parts = f"/{file}/".replace("\\", "/")
+    return "/site-packages/" in parts or "/dist-packages/" in parts
 
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _BESIDE = Path(torch.__file__).parent.parent
-_IS_A_TARGET = _BESIDE.name not in _PACKAGES and any(_BESIDE.glob("torch-*.dist-info"))  # of `pip install --target`
-_INSTALLED = (
-    *(
-        path + os.sep
-        for key, path in sysconfig.get_paths().items()
-        if key in ("stdlib", "platstdlib", "purelib", "platlib")
-    ),
-    *([str(_BESIDE) + os.sep] if _IS_A_TARGET else []),
-)
+_IS_A_TARGET = not _in_packages(str(_BESIDE)) and any(_BESIDE.glob("torch-*.dist-info"))  # of `pip install --target`
+_INSTALLED = tuple(f"{folder}{os.sep}" for folder in (Path(ast.__file__).parent, *[_BESIDE] * _IS_A_TARGET))
+"""The folder of the standard library, found in less time than by `sysconfig`, and that of ``pip install --target``."""
 
 
 def _assigned(statement: Any, node: ast.AST) -> tuple[str | None, bool]:

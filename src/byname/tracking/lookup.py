@@ -134,7 +134,7 @@ def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Expressi
         return _making_before(code, spot), code
     later = None if made.passed_on is None or spot.whole else made.passed_on.spot
     if later is not None and later.whole:
-        spot = replace(spot, site=replace(spot.site, target=later.site.target), whole=True)
+        spot = spot._replace(site=replace(spot.site, target=later.site.target), whole=True)
     return spot, code
 
 
@@ -145,9 +145,9 @@ def _making_of_result(
         return None, None
     spot = lookup.spot_of(call)
     if spot is None or call.inside:
-        return (None if spot is None else replace(spot, whole=False)), call.line.code
+        return (None if spot is None else spot._replace(whole=False)), call.line.code
     if is_in_place(call.name):
-        return replace(spot, in_place=True), call.line.code
+        return spot._replace(in_place=True), call.line.code
     if call.result is None:
         return output_spot(spot, fact(tensor, "output_nr")), call.line.code
     return spot, call.line.code
@@ -156,8 +156,8 @@ def _making_of_result(
 def output_spot(spot: Expression, output: int) -> Expression:
     """Return the location of one of several results, with the target that the statement unpacks this result into."""
     if output >= len(spot.parts):
-        return replace(spot, whole=False)
-    return replace(spot, site=replace(spot.site, target=spot.parts[output]), whole=True)
+        return spot._replace(whole=False)
+    return spot._replace(site=replace(spot.site, target=spot.parts[output]), whole=True)
 
 
 def note_of(tensor: torch.Tensor) -> CreationRecord | None:
@@ -179,4 +179,4 @@ def _making_before(code: CodeType, sight: Expression) -> Expression | None:
     makers = [spot for spot in statements_binding(code, variable) if variable not in spot.reads]
     if len(makers) != 1 or makers[0].site.line > sight.site.line or not makers[0].made_here:
         return None
-    return replace(makers[0], whole=True)
+    return makers[0]._replace(whole=True)
