@@ -4,7 +4,7 @@ import threading
 import weakref
 from itertools import islice
 
-from byname.autograd.freeing import gaps, mark
+from byname.autograd.walk import gaps, mark
 
 
 class Node:

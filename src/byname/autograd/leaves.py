@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from byname.autograd.describe import Describer
-from byname.autograd.walk import PathCounts, Walk, accumulator
+from byname.autograd.order import PathCounts
+from byname.autograd.walk import Walk, accumulator
 from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.name import Name
 from byname.naming.names import NameIndex, Question

@@ -1,12 +1,14 @@
-"""Execution order: the nodes of a graph that the autograd engine runs, and the order in which it runs them."""
+"""Order: the nodes of a graph in the order in which the engine runs them, and the number of paths to each."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
-from byname.autograd.walk import Node, Walk, accumulator, root_node
+from byname.autograd.walk import Node, NumberedEdges, Walk, accumulator, root_node
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 
@@ -78,3 +80,43 @@ def node_of_input(one: Any) -> Any:
         if node is None and fact(one, "requires_grad"):
             node = accumulator(one)
     return node
+
+
+class PathCounts:
+    """The numbers of paths by which gradients reach the wanted nodes of a graph, counted on first use."""
+
+    def __init__(self, edges: NumberedEdges, roots: list[int], wanted: Iterable[int]) -> None:
+        self._edges, self._roots, self._wanted = edges, roots, frozenset(wanted)
+
+    def of(self, number: int) -> int:
+        """Return the exact number of paths from the roots to a leaf."""
+        return self._counts[number]
+
+    @cached_property
+    def _counts(self) -> dict[int, int]:
+        rows, wanted = self._edges.rows(), self._wanted
+        ways: dict[int, int] = dict.fromkeys(self._roots, 1)
+        found: dict[int, int] = {}
+        for number in _from_the_roots(rows, self._roots):
+            here = ways.pop(number)  # dropped at once: these numbers can be thousands of digits long
+            if number in wanted:
+                found[number] = here
+            for below in rows[number]:
+                if below:
+                    ways[below] = ways.get(below, 0) + here
+        return found
+
+
+def _from_the_roots(rows: list[list[int]], roots: list[int]) -> Iterator[int]:
+    """Yield the nodes in topological order: each after all nodes that use it (Kahn 1962)."""
+    waiting = [0] * len(rows)
+    for number in chain.from_iterable(rows):
+        waiting[number] += 1
+    ready = [number for number in roots if not waiting[number]]
+    while ready:
+        number = ready.pop()
+        yield number
+        for below in rows[number]:
+            waiting[below] -= 1
+            if below and not waiting[below]:
+                ready.append(below)

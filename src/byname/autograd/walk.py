@@ -2,23 +2,30 @@
 
 The walk is iterative and takes time linear in nodes and edges. It holds nodes, and nodes hold tensors, so callers drop
 a `Walk` before they return; their results keep only numbers and text.
+
+It leaves marks on some of the nodes, so that a deep graph is freed without deep recursion. A node that has a Python
+object frees the nodes behind it recursively, which overflows the stack after some ten thousand of them. A marked node
+hands them to Python, which frees them one after the other.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
+import random
+import sys
+import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, MutableSequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import chain, compress, count, islice, repeat
+from itertools import chain, compress, count, cycle, islice, repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy
 import torch
 
-from byname.autograd.freeing import Edges, gaps, mark
 from byname.errors import NoGraphError, NotATensorError
 from byname.reading.objects import found_in
 from byname.reading.quiet import DisableTorchFunction, collection_paused, modes_disabled
@@ -35,6 +42,8 @@ Node: TypeAlias = Any
 
 ACCUMULATE: Any = vars(torch._C._functions)["AccumulateGrad"]
 """The class of the nodes that accumulate into leaves."""
+
+Edges: TypeAlias = tuple[tuple[Any, int], ...]
 
 Numbers: TypeAlias = "numpy.typing.NDArray[numpy.int64]"
 
@@ -240,46 +249,6 @@ class NumberedEdges(NamedTuple):
         return [targets[begin:end] for begin, end in zip(begins, [*begins[1:], len(targets)], strict=True)]
 
 
-class PathCounts:
-    """The numbers of paths by which gradients reach the wanted nodes of a graph, counted on first use."""
-
-    def __init__(self, edges: NumberedEdges, roots: list[int], wanted: Iterable[int]) -> None:
-        self._edges, self._roots, self._wanted = edges, roots, frozenset(wanted)
-
-    def of(self, number: int) -> int:
-        """Return the exact number of paths from the roots to a leaf."""
-        return self._counts[number]
-
-    @cached_property
-    def _counts(self) -> dict[int, int]:
-        rows, wanted = self._edges.rows(), self._wanted
-        ways: dict[int, int] = dict.fromkeys(self._roots, 1)
-        found: dict[int, int] = {}
-        for number in _from_the_roots(rows, self._roots):
-            here = ways.pop(number)  # dropped at once: these numbers can be thousands of digits long
-            if number in wanted:
-                found[number] = here
-            for below in rows[number]:
-                if below:
-                    ways[below] = ways.get(below, 0) + here
-        return found
-
-
-def _from_the_roots(rows: list[list[int]], roots: list[int]) -> Iterator[int]:
-    """Yield the nodes in topological order: each after all nodes that use it (Kahn 1962)."""
-    waiting = [0] * len(rows)
-    for number in chain.from_iterable(rows):
-        waiting[number] += 1
-    ready = [number for number in roots if not waiting[number]]
-    while ready:
-        number = ready.pop()
-        yield number
-        for below in rows[number]:
-            waiting[below] -= 1
-            if below and not waiting[below]:
-                ready.append(below)
-
-
 def root_node(root: Any) -> Node:
     """Return the node of a root, which may be a tensor, a node or a `GradientEdge`.
 
@@ -398,3 +367,64 @@ def as_sequence(root: Any) -> list[Any]:
 def is_node(thing: object) -> bool:
     """Return whether an object is a node of autograd's graph, judged by its class."""
     return all(found_in(type(thing), name) is not None for name in ("next_functions", "_sequence_nr"))
+
+
+_KEY = "byname: freed after this node"
+_DEEP = (3, 13) <= sys.version_info < (3, 14)
+"""Whether this is Python 3.13. Python defers the freeing of nested tuples: beyond a depth of 50 until 3.12, and near
+the end of the stack since 3.14. Only 3.13 waits for a depth of 10,000, by which the nodes have used 16 MB of stack."""
+_UNMARKED = 500
+"""Number of nodes that any stack can free by recursion. On Python 3.13 the first nodes get no mark, because marks run
+Python code there, in which an interrupt is lost, as in any ``__del__``."""
+
+
+def _drawn_gaps(share: int, count: int) -> list[int]:
+    """Draw the distances from each marked node to the next, where one node in `share` is marked."""
+    draw, missed = random.Random(0).random, math.log(1 - 1 / share)
+    return [1 + int(math.log(1 - draw()) / missed) for _ in range(count)]
+
+
+_GAPS = _drawn_gaps(16, count=601)
+"""With one node in 16 marked, a stack of 128 KB freed chains of any length; with one in 32 it did not (PyTorch 2.13).
+The marks are random, so that no shape of a graph can have all its unmarked nodes in one line."""
+
+
+def gaps() -> Iterator[int]:
+    """Return an endless iterator over the number of nodes from one mark to the next."""
+    return chain([_UNMARKED] if _DEEP else [], cycle(_GAPS))
+
+
+def mark(node: Any, edges: Edges) -> None:
+    """Mark a node: the nodes behind it are then freed after it, and not recursively within its own freeing."""
+    node.metadata[_KEY] = _Deferred(edges) if _DEEP else edges
+
+
+class _Queue(threading.local):
+    """The edges that a thread has still to free, and whether it is freeing them now."""
+
+    def __init__(self) -> None:
+        self.edges: list[Edges] = []
+        self.running = False
+
+
+class _Deferred:
+    """Edges whose freeing is queued: the first mark that is freed frees the edges of all later ones, one by one."""
+
+    __slots__ = ("edges",)
+
+    def __init__(self, edges: Edges) -> None:
+        self.edges = edges
+
+    def __del__(self, queue: _Queue = _Queue()) -> None:  # noqa: B008 - one for all, and there until the very end
+        waiting = queue.edges
+        waiting.append(self.edges)
+        del self.edges
+        if queue.running:
+            return
+        queue.running = True
+        while waiting:
+            try:
+                waiting.pop()
+            except KeyboardInterrupt:  # a ``__del__`` loses it in any case; the other edges must still be freed
+                continue
+        queue.running = False
