@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -29,6 +29,7 @@ from byname.model.module_tree import (
     REGISTRY,
     Level,
     children_of,
+    inside_of,
     is_called,
     is_computed,
     is_script,
@@ -56,10 +57,10 @@ def resolve(place: Place, model: nn.Module) -> Meaning:
         NoMatchError: there is none; the message names the closest paths that exist.
         BadArgumentError: the path leads into a scripted module.
     """
-    segments, alone = place.segments, not place.wild
-    levels = modules_reached(model, segments)
-    if alone and (spot := _only_module(segments, levels)) is not None:
+    segments = place.segments
+    if (spot := _only_module(segments, model)) is not None:
         return Meaning([spot])
+    levels, alone = modules_reached(model, segments), not place.wild
     meaning = _meaning(segments, model, levels, alone)
     of_value = Meaning([])
     if segments[-1] == _GRADIENT and len(segments) > 1:
@@ -79,25 +80,35 @@ def resolve(place: Place, model: nn.Module) -> Meaning:
     raise NoMatchError(_unmatched(place, model))
 
 
-def _only_module(segments: Segments, levels: list[Level]) -> Spot | None:
+def _only_module(segments: Segments, module: nn.Module) -> Spot | None:
     """Return the module at an exact path if the path can be read in no other way, as nearly all paths; else None."""
-    for level, segment in zip(levels, segments, strict=False):
-        if len(level) != 1 or type(segment) is not NameSegment:
+    for segment in segments:
+        name = segment.text if type(segment) is NameSegment else ""
+        child = children_of(module).get(name)
+        if not (isinstance(child, nn.Module) and _is_plain(name)) or inside_of(child)[0] is not child:
             return None
-        (module,) = level.values()
-        name = segment.plain
-        if name in _WORDS or _has_method(module, name) or name in attributes_of(module) or is_operation(_bare(name)):
+        if name in attributes_of(module) or any(name in registry_of(module, one) for one in _STATES):
             return None
-        if any(name in registry_of(module, registry) for registry in REGISTRY.values()):
+        if found_in(type(module), name) is not None or isinstance(module, Namespace):
             return None
-    found = [(path, module) for path, module in levels[-1].items() if is_called(module)]
-    return Spot("module", found[0][0], found[0][1]) if len(found) == 1 else None
+        module = child
+    if is_operation(_bare(name)) or not is_called(module):
+        return None
+    return Spot("module", ".".join(str(one) for one in segments), module)
 
 
+@lru_cache(maxsize=4096)
 def _bare(name: str) -> str:
     return re.sub(r"_\d+$", "", name)
 
 
+@lru_cache(maxsize=4096)
+def _is_plain(name: str) -> bool:
+    """Return whether a path gives a name as it is, and it has no meaning of its own."""
+    return (name.isidentifier() or name.isdecimal()) and name not in ("forward", "grad", "input")
+
+
+_STATES = tuple(REGISTRY.values())
 _GRADIENT, _INPUT = NameSegment("grad"), NameSegment("input")
 
 
@@ -179,8 +190,6 @@ def _states(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
             if fits(rest[0], NameSegment.of(name)):
                 yield Spot("computed", under(path, name), made_by, alone=alone)
 
-
-_WORDS = frozenset({"forward", "grad", "input"})
 
 _KINDS: tuple[Kind, ...] = ("parameter", "buffer")
 

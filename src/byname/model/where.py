@@ -58,6 +58,8 @@ def meaning_of(where: Any, model: nn.Module, *, reads: bool = False) -> tuple[Me
 
 def parts_of(where: Any, model: nn.Module) -> tuple[Any, ...]:
     """Return the parts of a ``where``: paths, selectors, classes of modules, and modules; parameters by their paths."""
+    if isinstance(where, str | Selector):
+        return (where,)
     where = with_paths(where, model)
     if isinstance(where, (*_PARTS, type)):
         where = (where,)

@@ -70,7 +70,7 @@ class _Held:
             for number, handler in zip(_NUMBERS, map(_handler_of, _NUMBERS), strict=True):
                 if callable(handler) and (self.also_repeated or not _holds(handler)):
                     self._replaced[number] = handler
-                    self._later = self._later or _later(self, self._replaced)
+                    self._later = self._later or _Later(self, self._replaced)
                     _set_handler(number, self._later)
         except BaseException:
             self.__exit__()
@@ -103,19 +103,24 @@ class _Held:
 
 
 def _holds(handler: Any) -> bool:
-    context = getattr(handler, "_context", None)
-    held = context() if type(context) is weakref.ref else None
-    return type(held) is _Held and held.on
+    held = handler.context() if type(handler) is _Later else None
+    return held is not None and held.on
 
 
-def _later(held: _Held, replaced: dict[int, Handler]) -> Handler:
-    """Return the handler that holds signals back. Once `held` is gone, it passes signals to the replaced handler."""
-    context = weakref.ref(held)
+class _Later:
+    """The handler that holds signals back. Once its context is gone, it passes signals to the replaced handler."""
 
-    def later(number: int, frame: FrameType | None) -> None:
-        held = context()
+    __slots__ = ("context", "replaced")
+
+    def __init__(self, held: _Held, replaced: dict[int, Handler]) -> None:
+        self.context = weakref.ref(held)
+        self.replaced = replaced
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Hold back a signal that has arrived; a repeated one is handled."""
+        held, replaced = self.context(), self.replaced
         if held is None or not held.on:
-            if _handler_of(number) is later:
+            if _handler_of(number) is self:
                 _set_handler(number, replaced[number])
             replaced[number](number, frame)
         elif number in held.came and not held.also_repeated:
@@ -123,9 +128,6 @@ def _later(held: _Held, replaced: dict[int, Handler]) -> Handler:
             replaced[number](number, frame)
         else:
             held.came.append(number)
-
-    later._context = context  # type: ignore[attr-defined]
-    return later
 
 
 def raise_first(errors: list[BaseException]) -> None:

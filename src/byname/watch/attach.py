@@ -89,7 +89,7 @@ def attach(
     if not callable(callback):
         raise BadArgumentError(f"a callback is called with an event; {type(callback).__name__} cannot be called")
     running = Running(root, callback, before, reads=reads)
-    running.stamp, running.begun, running.unmatched = stamp, begun, unmatched
+    running.stamp, running.begun, running.unmatched, running.ended = stamp, begun, unmatched, ended
     meaning, selectors = meaning_of(where, root, reads=reads)
     running.ask(meaning, selectors)
     explicit = checked_attention(attention, meaning, selectors)
@@ -98,7 +98,6 @@ def attach(
         binding.choose_online()
     else:
         binding.bind(example)
-    running.ended = ended or running.ended
     return _handle(root, model, running, meaning, selectors, binding).switched(enabled)
 
 
@@ -117,7 +116,7 @@ def _handle(
     of_places = (spot.module for spot in meaning.spots if spot.kind in ("module", "input"))
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
     noticed = partial(_noticed, weakref.ref(root), weakref.ref(given), hooked, binding.listens_to_functions)
-    handle = Handle(taps, running.paths, running.notes, staying=(running, states), noticed=noticed)
+    handle = Handle(taps, running.paths, running.notes, (running, states), noticed, places.forget)
     handle.heard = running.heard
     binding.missing = handle.give_up
     return handle

@@ -156,7 +156,7 @@ class Running:
         self.stamp: Callable[[int], object] | None = None
         self.begun: Callable[[int], object] | None = None
         self.unmatched: Callable[[NoMatchError], None] | None = None
-        self.ended: Callable[[Collection[str], str], None] = self._warn_of_ends
+        self.ended: Callable[[Collection[str], str], None] | None = None
         self.needs_forward = False
         self.hooked = LeafHooks()
         self.standing_in: list[Any] = []
@@ -200,7 +200,7 @@ class Running:
     def end(self, paths: Collection[str], why: str = _OTHERWISE) -> None:
         """Report that nothing comes of these places from this forward on, since the model was changed."""
         if paths:
-            self.ended(sorted(paths), why)
+            (self.ended or self._warn_of_ends)(sorted(paths), why)
 
     def _warn_of_ends(self, paths: Collection[str], why: str) -> None:
         sentence = f"nothing is observed at {{}} from forward {self.iteration} on: {why}"

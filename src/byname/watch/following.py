@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from itertools import chain, takewhile
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -72,15 +73,18 @@ class Following:
     def _observe(self, meaning: Meaning, binding: Binding) -> None:
         """Make the hook sets for what stands at the places now."""
         running, self.spots, self.binding = self._running, meaning.spots, binding
-        outputs, wanted = Hooks(self._root, running), [place_of(running, spot) for spot in meaning.spots]
-        states, computed = _of_kind(wanted, "parameter", "buffer"), _of_kind(wanted, "computed")
+        outputs = Hooks(self._root, running)
+        wanted: defaultdict[str, list[ReportedPlace]] = defaultdict(list)
+        for spot in meaning.spots:
+            wanted["state" if spot.kind in REGISTRY else spot.kind].append(place_of(running, spot))
+        states, computed = wanted["state"], wanted["computed"]
         running.needs_forward = binding.wanted or any(not one.spot.gradient for one in states + computed)
         self._states.observe(states)
         self._iterations.begin_with(outputs)
-        hook_inputs(outputs, running, _of_kind(wanted, "input"))
-        hook_outputs(outputs, running, _of_kind(wanted, "module"))
+        hook_inputs(outputs, running, wanted["input"])
+        hook_outputs(outputs, running, wanted["module"])
         self._states.hook_computed(outputs, computed)
-        self.variables = Assigned(running, _of_kind(wanted, "variable"))
+        self.variables = Assigned(running, wanted["variable"])
         last = Hooks(self._root, running) if binding.asked else outputs
         self._iterations.end_with(last)
         self._taps: list[Tap] = [self.variables, outputs, *((binding, last) if binding.asked else ())]
@@ -137,6 +141,11 @@ class Following:
         finally:
             self._hearing()
 
+    def forget(self) -> None:
+        """Let go of the hooks, which hold this, after the removal for good."""
+        self._taps = []
+        vars(self).pop("_iterations", None)
+
     @cached_property
     def _paths(self) -> dict[int, str]:
         """The paths of the modules, by ``id``. Made when the first new module arrives, before it is registered."""
@@ -158,6 +167,8 @@ class Following:
         if not self._changed():
             return False
         with defer_signals(), CHANGING:
+            if not self._running.listening:  # another thread has removed it meanwhile
+                return False
             self._stale, meaning = False, self._meaning()
             anew = bool(self._selectors) or [*map(_key, meaning.spots)] != [*map(_key, self.spots)]
             if anew:
@@ -205,7 +216,8 @@ class Following:
 
     def begin(self) -> None:
         """Discard what an earlier forward may have left, when an outermost forward begins."""
-        self.binding.functions.reset()
+        if self.binding.asked:
+            self.binding.functions.reset()
 
     def end(self) -> None:
         """Note what a forward that has ended did not reach: in the first one, and at modules that are new."""
@@ -235,10 +247,6 @@ _REGISTRY = {**REGISTRY, "computed": "__dict__"}
 """Where a module holds what goes by a name."""
 
 
-def _of_kind(wanted: list[ReportedPlace], *kinds: str) -> list[ReportedPlace]:
-    return [one for one in wanted if one.kind in kinds]
-
-
 def _key(spot: Spot) -> tuple[object, ...]:
     return spot.kind, spot.full, id(spot.module), spot.name
 
@@ -250,30 +258,34 @@ def _owner(path: str, modules: Container[str]) -> str:
     return path
 
 
-def _steps_to(root: nn.Module, paths: Iterable[str]) -> list[tuple[nn.Module, str, Any]]:
+def _steps_to(root: nn.Module, paths: Iterable[str]) -> list[Step]:
     """Return the steps on the ways to places, each once: a module, a name, and the module that stands at it."""
-    steps: list[tuple[nn.Module, str, Any]] = []
+    steps: list[Step] = []
     known: dict[str, nn.Module | None] = {"": root}
-
-    def child_of(module: nn.Module, name: str) -> nn.Module | None:
-        modules = children_of(module)
-        if name not in modules and "parametrizations" in modules:
-            around = child_of(module, "parametrizations")
-            return None if around is None else child_of(around, name)
-        child = modules.get(name)
-        steps.append((module, name, child))
-        return None if child is None else inside_of(child)[0]
-
-    def module_at(path: str) -> nn.Module | None:
-        around, _, name = path.rpartition(".")
-        holder = known[around] if around in known else module_at(around)
-        found = known[path] = None if holder is None else child_of(holder, name)
-        return found
-
     for path in map(_plain, paths):
-        if path not in known:
-            module_at(path)
+        names: list[str] = []
+        while path not in known:
+            path, _, name = path.rpartition(".")
+            names.append(name)
+        holder = known[path]
+        for name in reversed(names):
+            path = f"{path}.{name}" if path else name
+            holder = known[path] = None if holder is None else _step(holder, name, steps)
     return steps
+
+
+Step: TypeAlias = tuple[nn.Module, str, Any]
+
+
+def _step(module: nn.Module, name: str, steps: list[Step]) -> nn.Module | None:
+    """Note the step from a module to what stands at a name in it, and return that."""
+    modules = children_of(module)
+    if name not in modules and "parametrizations" in modules:
+        around = _step(module, "parametrizations", steps)
+        return None if around is None else _step(around, name, steps)
+    child = modules.get(name)
+    steps.append((module, name, child))
+    return None if child is None else inside_of(child)[0]
 
 
 def _plain(path: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from byname.watch.heard import Heard, Notes, PlaceNote
 
-from byname.reading.interrupts import defer_signals
+from byname.reading.interrupts import defer_signals, raise_first
 from byname.text import printable
 from byname.undo import Undo
 
@@ -50,10 +50,12 @@ class Handle:
         notes: Notes,
         staying: Collection[Tap] = (),
         noticed: Callable[[], Iterable[str]] = tuple,
+        forget: Callable[[], object] = tuple,
     ) -> None:
         self._noticed: Callable[[], Iterable[str]] | None = noticed
         self._taps = taps
         self._staying = staying
+        self._forget = forget
         self._off = Undo()
         self._paused = False
         self._paths = paths
@@ -162,8 +164,9 @@ class Handle:
             self._removed = True
             try:
                 self._take_off()
+                self._forget()
             finally:
-                self._taps, self._staying = [], ()  # they hold the model
+                self._taps, self._staying, self._forget = [], (), tuple  # they hold the model
         if self.heard is not None:
             self.heard.end(enabled=enabled, failed=self._failed)()
 
@@ -210,7 +213,18 @@ def _put_on(taps: Sequence[Tap]) -> None:
 
 def remove_all(taps: Iterable[Any]) -> None:
     """Remove hook sets, the latest first, each even if another one raises or is interrupted."""
-    undo = Undo()
-    for tap in taps:
-        undo.add(tap.remove)
-    undo()
+    left, errors = [*taps], list[BaseException]()
+    try:
+        _remove(left, errors)
+    finally:
+        _remove(left, errors)  # those that an interrupt has left untried
+    raise_first(errors)
+
+
+def _remove(left: list[Any], errors: list[BaseException]) -> None:
+    while left:
+        try:
+            left[-1].remove()
+        except BaseException as error:  # noqa: BLE001 - of any kind; raised after the others were removed
+            errors.append(error)
+        del left[-1:]

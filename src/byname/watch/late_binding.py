@@ -69,7 +69,6 @@ class Binding:
         }
         self._selectors = list(selectors)
         self._online: list[tuple[Selector, Any]] = []
-        self.functions = Functions(running, self._decide)
         self._explicit = explicit
         self._owners: dict[int, Owner] = {}
         self._of_module: dict[int, list[tuple[str, Spot]]] = {}
@@ -96,6 +95,11 @@ class Binding:
         """Observe the functions that a module calls."""
         if id(module) not in self._owners:
             self._owners[id(module)] = Owner(module, self._paths[id(module)][0], explicit=self._explicit)
+
+    @cached_property
+    def functions(self) -> Functions:
+        """The operations that are observed."""
+        return Functions(self._running, self._decide)
 
     @cached_property
     def _paths(self) -> dict[int, tuple[str, nn.Module]]:
