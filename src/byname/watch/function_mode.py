@@ -42,15 +42,17 @@ class ReportedOperation:
 
     Attributes:
         in_place: whether its name says that it works in place.
+        special: whether it may have to change a tensor in place, or to run step by step.
         parts: the places that report steps inside of it, by the names of the steps; it then runs step by step.
         asked: whether anything reports it.
     """
 
-    __slots__ = ("asked", "in_place", "parts", "path", "places")
+    __slots__ = ("asked", "in_place", "parts", "path", "places", "special")
 
     def __init__(self, path: str, places: Sequence[ReportedPlace], in_place: bool, parts: Parts | None = None) -> None:
         self.path, self.places, self.in_place, self.parts = path, places, in_place, parts
         self.asked = bool(places or parts)
+        self.special = in_place or parts is not None
 
 
 Decide = Callable[["Owner", str, str, Any], Sequence[ReportedPlace]]
@@ -232,33 +234,34 @@ class Functions:
 
     def report(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an observed operation and report its result; return the result, or what replaces it."""
-        running, path, places, parts = self.running, found.path, found.places, found.parts
-        inputs, changed, begun = args, None, None
-        result: Any
-        value: Any
-        if parts is not None:
-            func = _step_by_step(running, parts, func, owner.module)
-        if running.before is not None:
-            begun = [running.begins(path, owner.module, args, kwargs or {}) for _ in places]
-        if kwargs or found.in_place:
-            kwargs = kwargs or {}
-            inputs, changed = (*args, *kwargs.values()), changed_by(func, args, kwargs)
+        running = self.running
+        if found.special or kwargs or running.before is not None:
+            return self._report_special(owner, found, func, args, kwargs or {})
+        result = func(*args)
+        whole = value = main_result(func, result) if type(result) is tuple else result
+        for place in found.places:
+            value = running.report(place, value, args)
+        return result if value is whole else _replaced(owner, found.path, result, whole, value)
+
+    def _report_special(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
+        """Do the same for an operation that may work in place, runs step by step, or is announced to ``before``."""
+        running, inputs = self.running, (*args, *kwargs.values())
+        if found.parts is not None:
+            func = _step_by_step(running, found.parts, func, owner.module)
+        before = [running.begins(found.path, owner.module, args, kwargs) for _ in found.places]
+        changed = changed_by(func, args, kwargs) if kwargs or found.in_place else None
         with nullcontext() if changed is None else saved_apart(changed):
-            result = func(*args, **kwargs) if kwargs else func(*args)
+            result = func(*args, **kwargs)
             node = None if changed is None else changed.grad_fn
-            value = whole = (
-                changed if result is None else main_result(func, result) if type(result) is tuple else result
-            )
-            for number, place in enumerate(places):
-                value = running.report(place, value, inputs, begun and begun[number])
+            whole: Any = changed if result is None else main_result(func, result)
+            value = whole
+            for place, begun in zip(found.places, before, strict=True):
+                value = running.report(place, value, inputs, begun)
         if value is whole:
             return result
-        if _in_checkpoint(owner.module):
-            raise InterjectionError(f"`{path}` {IN_CHECKPOINT}")
-        if type(result) is tuple and whole is not result:
-            return (value, *result[1:])
         if changed is None or changed is not whole:
-            return value
+            return _replaced(owner, found.path, result, whole, value)
+        _refuse_in_checkpoint(owner, found.path)
         overwrite(changed, value, node)  # the caller of an in-place function may ignore the result
         return result
 
@@ -323,14 +326,21 @@ class _InSteps:
         return explicit_multi_head(self.see, self.function, *args, **kwargs)
 
 
-def _in_checkpoint(module: nn.Module) -> bool:
-    """Return whether a checkpoint of a function in the module's forward runs, and will run again without the mode."""
+def _replaced(owner: Owner, path: str, result: Any, whole: Any, value: Any) -> Any:
+    """Return the result of an operation with another value in the place of its main one."""
+    _refuse_in_checkpoint(owner, path)
+    return (value, *result[1:]) if type(result) is tuple and whole is not result else value
+
+
+def _refuse_in_checkpoint(owner: Owner, path: str) -> None:
+    """Refuse a replacement where a checkpoint of a function in the owner's forward will run again without the mode."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not (frame.f_code is CODE_OF_A_MODULES_CALL and frame.f_locals.get("self") is module):
+    while frame is not None and not (
+        frame.f_code is CODE_OF_A_MODULES_CALL and frame.f_locals.get("self") is owner.module
+    ):
         if runs_again(frame):
-            return True
+            raise InterjectionError(f"`{path}` {IN_CHECKPOINT}")
         frame = frame.f_back
-    return False
 
 
 def _step_by_step(running: Running, parts: Parts, func: Any, module: nn.Module) -> _InSteps:
