@@ -87,9 +87,9 @@ def _only_module(segments: Segments, module: nn.Module) -> Spot | None:
         child = children_of(module).get(name)
         if not (isinstance(child, nn.Module) and _is_plain(name)) or inside_of(child)[0] is not child:
             return None
-        if name in attributes_of(module) or any(name in registry_of(module, one) for one in _STATES):
+        if name in attributes_of(module) or found_in(type(module), name) is not None or isinstance(module, Namespace):
             return None
-        if found_in(type(module), name) is not None or isinstance(module, Namespace):
+        if name in registry_of(module, "_parameters") or name in registry_of(module, "_buffers"):
             return None
         module = child
     if is_operation(_bare(name)) or not is_called(module):
@@ -108,7 +108,6 @@ def _is_plain(name: str) -> bool:
     return (name.isidentifier() or name.isdecimal()) and name not in ("forward", "grad", "input")
 
 
-_STATES = tuple(REGISTRY.values())
 _GRADIENT, _INPUT = NameSegment("grad"), NameSegment("input")
 
 

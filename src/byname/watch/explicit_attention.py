@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -30,7 +31,8 @@ def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequen
     """Return whether attention may run step by step."""
     if attention not in (None, "explicit"):
         raise BadArgumentError(f'attention= is "explicit", or left out; not {attention!r:.40}')
-    steps = [f"`{spot.full}`" for spot in meaning.spots if is_part_of_attention(spot.method, spot.name)]
+    asked = chain.from_iterable(meaning.operations.values())
+    steps = [f"`{spot.full}`" for spot in asked if is_part_of_attention(spot.method, spot.name)]
     steps += [str(one) for one in selectors if means_parts(one)]
     if attention is None and steps:
         raise BadArgumentError(

@@ -134,12 +134,13 @@ class Heard:
         """
         silent: list[tuple[str, str]] = []
         if self._model is not None and enabled:
-            asked = [spot for _, spots, _ in self._asked for spot in spots]
-            for spot in [spot for spot in asked if spot.full not in self.reached]:
-                for reason in (self.lacking.get(spot.full, ""), NOT_REACHED):
-                    self._notes.pop(PlaceNote(spot.full, reason), None)  # the sentence below says the same
-                if self.reached and spot.gradient and not spot.alone and self._of_gradient(spot) == NO_BACKWARD:
-                    self._notes.setdefault(PlaceNote(spot.full, NO_BACKWARD))
+            missed = {spot.full: spot for _, spots, _ in self._asked for spot in spots if spot.full not in self.reached}
+            for note in [one for one in self._notes if type(one) is PlaceNote and one.place in missed]:
+                if note.reason in (self.lacking.get(note.place), NOT_REACHED):
+                    del self._notes[note]  # the sentence below says the same
+            for path, spot in missed.items() if self.reached else ():
+                if spot.gradient and not spot.alone and self._of_gradient(spot) == NO_BACKWARD:
+                    self._notes.setdefault(PlaceNote(path, NO_BACKWARD))
             silent = self._silent() if self.says else []
             self._notes.update(dict.fromkeys(grouped("seen", silent)))
         warned = bool(silent) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
