@@ -729,3 +729,12 @@ def test_a_model_ends_though_a_module_in_it_has_removed_its_hooks():
     flow = flow_of(lambda self, x: self.inner(x), inner=Function(forget))
     outer, inner = flow.calls[0], next(call for call in flow.calls if call.path == "inner")
     assert len(outer.outputs) == 1 and inner.outputs == ()
+
+
+def test_the_sister_of_a_module_that_has_removed_its_hooks_is_not_inside_of_it():
+    def forget(self, x):
+        self._forward_hooks.clear()
+        return x.sin()
+
+    flow = flow_of(lambda self, x: self.relu(self.inner(x)).cos(), inner=Function(forget), relu=nn.ReLU())
+    assert [call.path for call in flow.calls if call.parent == 0] == ["inner", "relu", "cos"]

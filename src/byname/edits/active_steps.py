@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError, InterjectionError
+from byname.reading.frames import runs
 from byname.reading.modules import modules_in
 from byname.source.tracebacks import outwards
 from byname.undo import Undo
-from byname.watch.attachment import runs
 from byname.watch.forwards import follow_forwards
 from byname.watch.hooks import MethodStandIn
 

@@ -156,6 +156,18 @@ def running_module() -> nn.Module | None:
     return None if innermost is None else innermost.f_locals.get("self")
 
 
+def runs(model: nn.Module, calls: int = 1) -> bool:
+    """Return whether this module is being called in this thread, or `calls` times, one inside the other."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CODE_OF_A_MODULES_CALL and frame.f_locals.get("self") is model:
+            calls -= 1
+            if not calls:
+                return True
+        frame = frame.f_back
+    return False
+
+
 _CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))
 """The codes that call a module's ``forward``: that of the module call, and that inside it which also calls hooks."""
 

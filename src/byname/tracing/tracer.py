@@ -19,7 +19,7 @@ from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Flow, ModelCall
 from byname.model.module_tree import modules_by_path, under
 from byname.model.operations import is_elementary, main_result, operation_name, operation_path, taken
-from byname.reading.frames import CODE_OF_A_MODULES_CALL
+from byname.reading.frames import CODE_OF_A_MODULES_CALL, runs
 from byname.reading.functions import is_in_place, target_of, versions_of
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
@@ -122,6 +122,7 @@ class CallTracer(TorchFunctionMode):
         self._before = before
         self._functions = functions or {}
         self._thread = threading.get_ident()
+        self._visible = False  # as calls of modules are on the stack unless other code replaces PyTorch's
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -145,11 +146,17 @@ class CallTracer(TorchFunctionMode):
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        parent = self._open[-1][1] if self._open else None
-        draft = Draft(self._paths[id(module)], type(module).__name__, "module", module, parent)
+        self._visible = self._visible or runs(module)
+        draft = Draft(self._paths[id(module)], type(module).__name__, "module", module, self._running())
         draft.line = line_in_the_model(sys._getframe(1))
         self.drafts.append(draft)
         self._open.append((module, draft))
+
+    def _running(self) -> Draft | None:
+        """Return the innermost call that is running; one whose module has removed its hooks ends without `_leave`."""
+        while self._open and self._visible and not runs(self._open[-1][0]):
+            self._open.pop()
+        return self._open[-1][1] if self._open else None
 
     @dynamo_skip
     def _given(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -180,7 +187,7 @@ class CallTracer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = operation_name(func)
-        if name is None or not self._open:
+        if name is None or self._running() is None:
             return self._unnoted(func, args, kwargs)
         with DisableTorchFunction():
             tensors = tensors_in((args, kwargs))

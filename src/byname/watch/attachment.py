@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from torch import nn
 from byname.errors import NoMatchError, NothingSeenWarning
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning, Spot
-from byname.reading.frames import CODE_OF_A_MODULES_CALL
+from byname.reading.frames import runs
 from byname.source.tracebacks import warn
 from byname.table import listed
 from byname.text import note_on
@@ -363,18 +361,6 @@ class Running:
             thread.task = task
             thread.again.clear()
         return thread.again
-
-
-def runs(model: nn.Module, calls: int = 1) -> bool:
-    """Return whether this module is being called in this thread, or `calls` times, one inside the other."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CODE_OF_A_MODULES_CALL and frame.f_locals.get("self") is model:
-            calls -= 1
-            if not calls:
-                return True
-        frame = frame.f_back
-    return False
 
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id

@@ -13,9 +13,10 @@ from torch import nn
 from byname.model.items import items_in, lacking, put, tensors_in
 from byname.model.spot import Spot
 from byname.place import Segments
+from byname.reading.frames import runs
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
-from byname.watch.attachment import Number, ReportedPlace, Running, runs
+from byname.watch.attachment import Number, ReportedPlace, Running
 from byname.watch.heard import MISSED, NO_GRADIENT
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.replacement import is_fixed, overwrite

@@ -22,14 +22,14 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from byname.errors import InterjectionError
 from byname.model.module_tree import under
 from byname.model.operations import ATTENTIONS, PARTS_OF_ATTENTION, main_result, operation_name, operation_path, taken
-from byname.reading.frames import CODE_OF_A_MODULES_CALL
+from byname.reading.frames import CODE_OF_A_MODULES_CALL, runs
 from byname.reading.functions import is_in_place
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
 from byname.source.code import ThisCode
 from byname.tracing.muted import of_thread
 from byname.tracing.tracer import OpenCalls, functions_running
-from byname.watch.attachment import ReportedPlace, Running, runs
+from byname.watch.attachment import ReportedPlace, Running
 from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.replacement import IN_CHECKPOINT, changed_by, overwrite, runs_again, saved_apart

@@ -19,7 +19,8 @@ from torch import nn
 from byname.errors import InterjectionError
 from byname.model.module_tree import REGISTRY, modules_along
 from byname.model.spot import Spot
-from byname.watch.attachment import ReportedPlace, Running, runs
+from byname.reading.frames import runs
+from byname.watch.attachment import ReportedPlace, Running
 from byname.watch.handle import remove_all
 from byname.watch.heard import NO_GRADIENT_OF_PARAMETER
 from byname.watch.hooks import Hook, Hooks, attachments_of
