@@ -581,3 +581,11 @@ def test_a_function_put_on_an_instance_is_told_of_though_it_does_not_get_the_ins
     with attach(module, "forward.h", told):
         assert module(1) == 2
     assert told == [("forward.h", 2)]
+
+
+def test_what_a_nested_function_returns_has_a_place():
+    module = made("class M(nn.Module):\n  def forward(self, x):\n    def g(y): return y + 1\n    return g(x)", "M")()
+    told = Told()
+    with attach(module, "forward.g.return", told):
+        assert module(1) == 2
+    assert told == [("forward.g.return", 2)]

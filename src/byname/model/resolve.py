@@ -260,7 +260,8 @@ def _variables_of(
     names = variables_of(function)
     tail, nth = _assignment(tail)
     mark = "" if nth is None else f"@{nth}"
-    found = {name: _left(name, tail) for name in names}
+    inner = dict.fromkeys(one.rpartition(".")[0] for one in names if "." in one and tail[-1] == NameSegment("return"))
+    found = {name: _left(name, tail) for name in (*names, *(f"{one}.return" for one in inner))}
     owner = () if isinstance(module, Namespace) and names and names[0] not in ("self", "cls") else names[:1]
     whole = [name for name, left in found.items() if () in left and not (name in owner and is_wild(tail[0]))]
     for name in whole:
