@@ -131,6 +131,8 @@ def test_without_it_nothing_changes_and_the_error_says_what_to_pass(model):
     for where in (f"layers.0.{PLACE}.pattern", select.attention.pattern, select.attention.scores.first):
         with pytest.raises(BadArgumentError, match='pass attention="explicit"'):
             byname.attach(model, where, print)
+    with pytest.raises(BadArgumentError, match="computes in Python runs as before"):
+        byname.attach(model, select.attention.pattern, print)
     with pytest.raises(BadArgumentError, match='attention= is "explicit"'):
         byname.attach(model, "layers.0", print, attention="eager")
 

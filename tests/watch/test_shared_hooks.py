@@ -103,3 +103,10 @@ def test_one_that_was_removed_before_the_backward_hears_nothing_and_the_others_d
         seen.clear()
         loss.backward()
         assert [(one[0], one[4]) for one in seen] == [("b", 1.0), ("b", 2.0)]
+
+
+def test_torchscript_says_that_hooks_of_an_attachment_cannot_be_compiled():
+    model = nn.Sequential(nn.ReLU())
+    with byname.watch.attach(model, "0", print), pytest.raises(AttributeError, match="script the model before"):
+        torch.jit.script(model)
+    assert torch.jit.script(model)(torch.ones(1)) == 1

@@ -33,11 +33,12 @@ def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequen
         raise BadArgumentError(f'attention= is "explicit", or left out; not {attention!r:.40}')
     asked = chain.from_iterable(meaning.operations.values())
     steps = [f"`{spot.full}`" for spot in asked if is_part_of_attention(spot.method, spot.name)]
-    steps += [str(one) for one in selectors if means_parts(one)]
-    if attention is None and steps:
+    selected = [str(one) for one in selectors if means_parts(one)]
+    if attention is None and (steps or selected):
+        own = "" if steps else ". An attention that the model itself computes in Python runs as before"
         raise BadArgumentError(
-            f'{steps[0]} is a step of attention, which PyTorch computes all in one: pass attention="explicit", and it '
-            "runs as matmul, softmax and matmul, with the same result up to rounding"
+            f"{[*steps, *selected][0]} is a step of attention, which PyTorch computes all in one: pass "
+            f'attention="explicit", and it runs as matmul, softmax and matmul, with the same result up to rounding{own}'
         )
     return attention is not None
 

@@ -31,6 +31,10 @@ class Hook:
         self.expected = expected
         self.running = running
 
+    @property
+    def __name__(self) -> str:
+        raise AttributeError("TorchScript cannot compile byname's hooks: script the model before it is attached to")
+
     @dynamo_skip
     def __call__(self, *args: Any) -> Any:
         """Call the function; do nothing if the hook was removed meanwhile: PyTorch then passes no keyword arguments."""
