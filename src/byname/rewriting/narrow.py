@@ -41,7 +41,8 @@ def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Calla
         return None
     own, held = stands_for[function.__code__], attributes_of(module)  # not that by which its variables are watched
     modules = {name: one for name, one in held["_modules"].items() if isinstance(one, nn.Module)}
-    children = frozenset(name for name, one in modules.items() if not _hooked(one))
+    # what hooks call belongs to the module around it
+    children = frozenset(name for name, one in modules.items() if not (one._forward_hooks or one._forward_pre_hooks))
     plain = {name for name, value in held.items() if type(value) in _PLAIN} | {*held["_parameters"], *held["_buffers"]}
     computed = frozenset(name for name in own.co_names if hasattr(found_in(kind, name), "__get__"))
     data = frozenset(plain - computed)
@@ -54,11 +55,6 @@ def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Calla
     if code is None:
         return None
     return own, bare(function, code)
-
-
-def _hooked(module: nn.Module) -> bool:
-    """Return whether a module has hooks: what these call belongs to the module around it."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Tensor, nn.Parameter)

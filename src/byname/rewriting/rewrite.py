@@ -16,6 +16,7 @@ from byname.edits.edited import view_of
 from byname.errors import BadArgumentError, NoMatchError, RewriteError
 from byname.model.call_graph import Flow, ModelCall
 from byname.model.families import inside_of_others
+from byname.model.methods import content_of
 from byname.model.module_tree import inside_of, is_called, is_script, modules_by_path
 from byname.model.operations import is_multi_head
 from byname.model.selectors import Selector, is_counted
@@ -31,7 +32,7 @@ from byname.source.code import one_at_a_time
 from byname.table import listed
 from byname.tracing.tracer import trace
 from byname.watch.boundary_edges import Entered
-from byname.watch.interject import Interjection, checked_interjection, entered_with
+from byname.watch.interject import Interjection, checked_interjection, entered_with, label_of
 from byname.watch.replacement import is_fixed, overwrite
 
 M = TypeVar("M", bound=nn.Module)
@@ -251,7 +252,7 @@ class Shown:
     def __call__(self) -> str:
         """Return the text that ``print(model)`` shows of the module besides its children."""
         own = self.own() if self.own is not None else type(self.module).extra_repr(self.module)
-        sites = ", ".join(f"{one.path}: {one.label}" for one in sites_of(self.module))
+        sites = ", ".join(f"{one.path}: {label_of(one.interjection)}" for one in sites_of(self.module))
         return f"{own}, interjected={{{sites}}}".removeprefix(", ")
 
 
@@ -297,7 +298,8 @@ def _refuse_closures(values: list[Any], known: set[int]) -> None:
             continue
         seen.add(id(value))
         if type(value) is FunctionType:
-            for owner in map(_owner_in, value.__closure__ or ()):
+            for held in map(content_of, value.__closure__ or ()):
+                owner = held.__self__ if type(held) is MethodType else held
                 if id(owner) in known:
                     raise RewriteError(
                         f"a module keeps the function {value.__qualname__}, which has a {type(owner).__name__} of the "
@@ -309,15 +311,6 @@ def _refuse_closures(values: list[Any], known: set[int]) -> None:
             values += value
         elif isinstance(value, partial):
             values += [value.func, *value.args, *value.keywords.values()]
-
-
-def _owner_in(cell: Any) -> Any:
-    """Return what a cell of a closure holds; for a method, its object."""
-    try:
-        held = cell.cell_contents
-    except ValueError:  # it is empty
-        return None
-    return held.__self__ if type(held) is MethodType else held
 
 
 def _put_in(model: nn.Module, calls: Calls, interjection: Interjection) -> None:
@@ -341,17 +334,9 @@ def _put_in(model: nn.Module, calls: Calls, interjection: Interjection) -> None:
     for path in operations:
         if id(modules[path]) in around:
             Operations.of(modules[path], path).keep_off_fast_paths()
-    if any(is_multi_head(modules[path]) for path in operations):
-        _turn_on_around_heads(modules)
-
-
-def _turn_on_around_heads(modules: dict[str, nn.Module]) -> None:
-    """Turn the function mode on in each `nn.TransformerEncoder`.
-
-    Without it PyTorch makes nested tensors of padded batches, which its fast path alone can compute with.
-    """
-    for path, module in modules.items():
-        if isinstance(module, nn.TransformerEncoder):
+    heads = any(is_multi_head(modules[path]) for path in operations)
+    for path, module in modules.items() if heads else ():
+        if isinstance(module, nn.TransformerEncoder):  # else it makes nested tensors, which its fast path alone takes
             Operations.of(module, path).on = True
 
 

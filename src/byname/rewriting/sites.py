@@ -14,16 +14,17 @@ from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.tracing.tracer import OpenCalls
 from byname.watch.boundary_edges import Entered
-from byname.watch.call_gradients import Followed, Gradients, follow
+from byname.watch.call_gradients import Gradients, follow
 from byname.watch.interject import (
-    ForwardInterjection,
     Interjection,
     WrappedForwardBackwardInterjection,
     WrappedForwardInterjection,
     gradients_from,
+    process_of,
     tensors_of,
 )
 from byname.watch.replacement import same_kind
+from byname.watch.value_gradients import LeafHooks
 
 
 class _StateOfThread(threading.local):
@@ -60,15 +61,9 @@ class InterjectionSite:
     def __init__(self, path: str, interjection: Interjection) -> None:
         self.path = path
         self.interjection = interjection
-        self.is_function = not isinstance(interjection, ForwardInterjection | WrappedForwardInterjection)
         self.with_inputs = isinstance(interjection, WrappedForwardInterjection)
         self.with_gradients = isinstance(interjection, WrappedForwardBackwardInterjection)
-        self.lasting: list[Followed] = []
-
-    @property
-    def label(self) -> str:
-        """The name of the interjection."""
-        return getattr(self.interjection, "__name__", None) or type(self.interjection).__name__
+        self.lasting = LeafHooks()
 
     def __call__(
         self, path: str, module: nn.Module | None, inputs: tuple[Any, ...], value: Any, entered: Entered | None = None
@@ -79,15 +74,10 @@ class InterjectionSite:
         """
         if entered is not None:
             self._await_gradients(path, module, value, entered)
-        running, interjection = here.running, self.interjection
+        running, process = here.running, process_of(self.interjection)
         running.append(self)
         try:
-            if self.is_function:
-                new = interjection(path, module, value)  # type: ignore[operator]
-            elif self.with_inputs:
-                new = interjection.process(path, module, inputs, value)  # type: ignore[union-attr, call-arg]
-            else:
-                new = interjection.process(path, module, value)  # type: ignore[union-attr, call-arg]
+            new = process(path, module, inputs, value) if self.with_inputs else process(path, module, value)
         except Exception as error:
             note_on(error, f"byname: at `{path}`")
             raise
@@ -111,13 +101,11 @@ class InterjectionSite:
             return gradients_from(interjection.process_backward, path, module, inputs, outputs)
 
         followed = follow(entered, tensors_of(value), receive)
-        if followed is not None and followed.lasting:
-            for earlier in self.lasting:
-                earlier.remove()
-            self.lasting = [followed]
+        if followed is not None:
+            self.lasting.keep(path, followed)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "lasting": []}
+        return {**self.__dict__, "lasting": LeafHooks()}
 
 
 class OperationSite(InterjectionSite):

@@ -127,7 +127,8 @@ class BoundaryNodes:
                 if edge in edges:
                     self._event(node).doors.append(Door(slot, edges[edge], None))
                 elif edge in windows and type(node).__name__ == "CopySlices":
-                    self._changed_view(node, slot, windows[edge])
+                    if (changed := windows[edge]) is not None:  # of two views of one base the parts are not separable
+                        self._event(node).doors.append(Door(slot, *changed))
                 elif leaves and type(following).__name__ == "AccumulateGrad":
                     number = leaves.get(id(following.variable))
                     if number is not None:
@@ -135,10 +136,6 @@ class BoundaryNodes:
                 elif following not in seen and following._sequence_nr() >= since:
                     seen.add(following)
                     nodes.append(following)
-
-    def _changed_view(self, node: Any, slot: int, found: tuple[int, Window | Reshaped] | None) -> None:
-        if found is not None:  # None for two views of one base: their parts of the gradient cannot be separated
-            self._event(node).doors.append(Door(slot, *found))
 
     def _event(self, node: Any) -> BoundaryNode:
         event = self._events.get(node)

@@ -303,7 +303,8 @@ def _deliver(
 ) -> Gradients | None:
     """Change the gradients of inputs: at once if they leave by this node, otherwise when the input's node runs."""
     if type(new) is not tuple or len(new) != len(old):
-        raise InterjectionError(f"expected a tuple of {len(old)} gradients, one for each input, got {_in_words(new)}")
+        got = f"{len(new)}" if type(new) is tuple else type(new).__name__
+        raise InterjectionError(f"expected a tuple of {len(old)} gradients, one for each input, got {got}")
     here = {door.input: door for door in doors}
     changed = gradients
     for input, (was, wanted) in enumerate(zip(old, new, strict=True)):
@@ -348,10 +349,6 @@ _OUT_OF_ORDER = (
     "this backward runs the nodes of one call in several threads, or in an order that is not that of their making: "
     "byname cannot separate the gradients of this call"
 )
-
-
-def _in_words(value: Any) -> str:
-    return f"{len(value)}" if type(value) is tuple else type(value).__name__
 
 
 def _will_run(node: Any) -> bool:

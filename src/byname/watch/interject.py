@@ -87,9 +87,9 @@ class _PutIn:
 
     handle: Handle
 
-    def __init__(self, interjection: Interjection, process: Callable[..., Any]) -> None:
-        self.label = getattr(interjection, "__name__", None) or type(interjection).__name__
-        self._process = process
+    def __init__(self, interjection: Interjection) -> None:
+        self.label = label_of(interjection)
+        self._process = process_of(interjection)
 
     def __call__(self, event: Event) -> Any:
         process, value = self._process, event.value
@@ -113,9 +113,9 @@ class _PutInWrapped(_PutIn):
 class _PutInBothWays(_PutInWrapped):
     """The callback for an interjection that also gets the gradients, while `wanted` is True."""
 
-    def __init__(self, interjection: Interjection, process: Callable[..., Any], backward: Callable[..., Any]) -> None:
-        super().__init__(interjection, process)
-        self._backward = backward
+    def __init__(self, interjection: WrappedForwardBackwardInterjection) -> None:
+        super().__init__(interjection)
+        self._backward = interjection.process_backward
         self._lasting = LeafHooks()
         self.wanted = False
 
@@ -205,10 +205,18 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 def _put_in(interjection: Interjection) -> _PutIn:
     if isinstance(interjection, WrappedForwardBackwardInterjection):
-        return _PutInBothWays(interjection, interjection.process, interjection.process_backward)
-    if isinstance(interjection, WrappedForwardInterjection):
-        return _PutInWrapped(interjection, interjection.process)
-    return _PutIn(interjection, interjection.process if isinstance(interjection, ForwardInterjection) else interjection)
+        return _PutInBothWays(interjection)
+    return (_PutInWrapped if isinstance(interjection, WrappedForwardInterjection) else _PutIn)(interjection)
+
+
+def label_of(interjection: Interjection) -> str:
+    """Return the name of a function, or of the class of an interjection."""
+    return getattr(interjection, "__name__", None) or type(interjection).__name__
+
+
+def process_of(interjection: Interjection) -> Callable[..., Any]:
+    """Return the function that an interjection runs for a value."""
+    return interjection.process if isinstance(interjection, _KINDS) else interjection
 
 
 class ForwardInterjection(ABC):
