@@ -181,8 +181,9 @@ class Rows(Sequence[R], Generic[R]):
         raise NotImplementedError
 
     def _notes(self) -> Sequence[str]:
-        """Return sentences to print under the table, such as what the result does not show."""
-        return ()
+        """Return sentences to print under the table, such as `notes` on what the result does not show."""
+        notes: Sequence[str] = getattr(self, "notes", ())
+        return notes
 
     @overload
     def __getitem__(self, position: int) -> R: ...

@@ -86,9 +86,8 @@ def observe(
         enabled=False,
     )
     observation.handle = handle
-    if handle.heard is not None:
-        handle.heard.seen = observation.why_nothing
-        handle.heard.if_never_run = True
+    handle.heard.seen = observation.why_nothing
+    handle.heard.if_never_run = True
     try:
         observation.targets_are(analyser.targets)
     except BynameError:  # their path is none of this model's
@@ -135,7 +134,7 @@ class Observation:
 
     def silence(self) -> list[str]:
         """Sentences about the places of which the analyser was given nothing so far."""
-        return [] if self.handle.heard is None else self.handle.heard.sentences()
+        return self.handle.heard.sentences()
 
     @property
     def model(self) -> nn.Module | None:
@@ -163,8 +162,7 @@ class Observation:
         before, followed = self._targets_handle, None
         if isinstance(targets, str) and not self.handle.removed:
             followed = attach(self._model, targets, self._keep_targets, reads=True, enabled=self._wanted)
-            if followed.heard is not None:
-                followed.heard.says = False  # the observation does
+            followed.heard.says = False  # the observation does
         self._targets_handle = followed
         if before is not None:
             before.remove()

@@ -82,8 +82,7 @@ class ModelRun:
             given = copied(arguments_of(example), self._root, [*self.modules.values()])
             args, kwargs = tree_map_only(Tensor, self._brought, given) if bring else given
             handle = attach(self.model, select.all, self, reads=True)
-            if handle.heard is not None:
-                handle.heard.says = False
+            handle.heard.says = False
             with handle:
                 try:
                     self.model(*args, **kwargs)

@@ -113,9 +113,6 @@ class Summary(Rows[ModuleSummary]):
         figures = f"{whole.parameters:,} parameters, {whole.flops:,} FLOPs, {bytes_text(whole.saved_bytes)} saved"
         return f"{self.model}: {counted(len(self.items), 'module')}, {figures}"
 
-    def _notes(self) -> tuple[str, ...]:
-        return self.notes
-
 
 def summary(model: nn.Module, *args: Any, **kwargs: Any) -> Summary:
     """Return what each module of a model costs in one forward with these arguments.
@@ -258,8 +255,7 @@ class _Meter:
         with rehearsal(root, self):
             args, kwargs = copied((args, kwargs), root, list(modules_by_path(root).values()))
             handle = attach(model, nn.Module, self.ends, before=self.begins, reads=True)
-            if handle.heard is not None:
-                handle.heard.says = False  # the table says how often each was called
+            handle.heard.says = False  # the table says how often each was called
             with handle, ExitStack() as stack:
                 for context in self.contexts():
                     stack.enter_context(context)

@@ -256,9 +256,6 @@ class Sweep(Rows[Row]):
     def _title(self) -> str:
         return f"{self.of}: {counted(math.prod(self.shape), 'point')} of {' × '.join(self.over)}"
 
-    def _notes(self) -> tuple[str, ...]:
-        return self.notes
-
 
 _SIDE_BY_SIDE = 12
 """Columns that the table of two arguments has at most; of more values each point has a row."""

@@ -163,14 +163,12 @@ class Listener(Storing):
             unmatched=self._unmatched,
             ended=self._ended,
         )
-        if self.handle.heard is not None:
-            self.handle.heard.says = False  # the recorder does
+        self.handle.heard.says = False  # the recorder does
 
     def unrecorded(self) -> list[tuple[str, str]]:
         """Return the places of which nothing was recorded, in words, each with the reason."""
-        heard = self.handle.heard
         found = []
-        for entry in () if heard is None else heard.entries():
+        for entry in self.handle.heard.entries():
             columns = [self._columns[path] for path in entry.paths if path in self._columns]
             reason = why(columns, entry.reason, self._options, self._clock, self._unrecorded)
             if reason and self._functions:

@@ -116,8 +116,8 @@ def _handle(
     of_places = (spot.module for spot in meaning.spots if spot.kind in ("module", "input"))
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
     noticed = partial(_noticed, weakref.ref(root), weakref.ref(given), hooked, binding.listens_to_functions)
-    handle = Handle(taps, running.paths, running.notes, (running, states), noticed, places.forget)
-    handle.heard = running.heard
+    staying = (running, states)
+    handle = Handle(taps, running.paths, running.notes, running.heard, staying, noticed, places.forget)
     binding.missing = handle.give_up
     return handle
 

@@ -8,10 +8,8 @@ from typing import NamedTuple, TypeAlias
 
 from torch import nn
 
-from byname.errors import NothingSeenWarning
 from byname.model.methods import callable_instead
 from byname.model.spot import Spot
-from byname.source.tracebacks import warn
 from byname.table import counted, listed
 from byname.text import printable
 
@@ -72,7 +70,7 @@ class Heard:
         if_never_run: whether to warn even if no part of the model ran.
     """
 
-    def __init__(self, model: nn.Module, notes: Notes) -> None:
+    def __init__(self, model: nn.Module | None, notes: Notes) -> None:
         self.reached: set[str] = set()
         self.waited: set[str] = set()
         self.lacking: dict[str, str] = {}
@@ -80,7 +78,7 @@ class Heard:
         self.seen: Callable[[Entry], str] | None = None
         self.says = True
         self.if_never_run = False
-        self._model: nn.Module | None = model
+        self._model = model
         self._notes = notes
         self._asked: list[tuple[str, Sequence[Spot], object]] = []
         self._meant: dict[str, set[object]] = {}
@@ -127,10 +125,10 @@ class Heard:
         """Return sentences about the parts that have reported nothing so far; none once the attachment has ended."""
         return grouped("seen", self._silent())
 
-    def end(self, *, enabled: bool, failed: bool) -> Callable[[], None]:
-        """Note the parts that reported nothing; return a function that warns of them, to call after the removal.
+    def end(self, *, enabled: bool, failed: bool) -> str:
+        """Note the parts that reported nothing; return the text of a warning of them, to give after the removal.
 
-        Nothing is noted of an attachment that was disabled; there is no warning if an error of the program ended it.
+        Nothing is noted of an attachment that was disabled; the text is empty if an error of the program ended it.
         """
         silent: list[tuple[str, str]] = []
         if self._model is not None and enabled:
@@ -145,9 +143,7 @@ class Heard:
             self._notes.update(dict.fromkeys(grouped("seen", silent)))
         warned = bool(silent) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
         self._model, self.seen, self._asked = None, None, []
-        return (
-            (lambda: warn("; ".join(grouped("seen", silent, WARNED)), NothingSeenWarning)) if warned else lambda: None
-        )
+        return "; ".join(grouped("seen", silent, WARNED)) if warned else ""
 
     def _silent(self) -> list[tuple[str, str]]:
         seen = self.seen

@@ -76,9 +76,6 @@ class Points(Rows[Point]):
     def _title(self) -> str:
         return f"{self.model}: {_kinds(self.items)}"
 
-    def _notes(self) -> Sequence[str]:
-        return self.notes
-
 
 def _kinds(points: Sequence[Point]) -> str:
     kinds = Counter(point.kind for point in points)
