@@ -139,7 +139,7 @@ def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
             for sentence in sentences:
                 note_on(error, f"byname: {sentence}")
 
-    hooks = Hooks(root, Running(root, nothing))
+    hooks = Hooks(Running(root, nothing))
     hooks.after(root, failed, always=True)
     return hooks
 

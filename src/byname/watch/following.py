@@ -73,7 +73,7 @@ class Following:
     def _observe(self, meaning: Meaning, binding: Binding) -> None:
         """Make the hook sets for what stands at the places now."""
         running, self.spots, self.binding = self._running, meaning.spots, binding
-        outputs = Hooks(self._root, running)
+        outputs = Hooks(running)
         wanted: defaultdict[str, list[ReportedPlace]] = defaultdict(list)
         for spot in meaning.spots:
             wanted["state" if spot.kind in REGISTRY else spot.kind].append(place_of(running, spot))
@@ -85,7 +85,7 @@ class Following:
         hook_outputs(outputs, running, wanted["module"])
         self._states.hook_computed(outputs, computed)
         self.variables = Assigned(running, wanted["variable"])
-        last = Hooks(self._root, running) if binding.asked else outputs
+        last = Hooks(running) if binding.asked else outputs
         self._iterations.end_with(last)
         self._taps: list[Tap] = [self.variables, outputs, *((binding, last) if binding.asked else ())]
         self._look()

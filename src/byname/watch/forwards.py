@@ -42,7 +42,7 @@ def follow_forwards(
     running = Running(model, nothing, reads=True)
     running.begun = begun
     iterations = Iterations(running, States(running), nothing, well or nothing, ended)
-    first, last = Hooks(model, running), Hooks(model, running)
+    first, last = Hooks(running), Hooks(running)
     iterations.begin_with(first)
     iterations.end_with(last)
     handle = Handle([running, first, last, iterations], running.paths, running.notes)

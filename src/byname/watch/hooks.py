@@ -134,16 +134,15 @@ class Hooks:
     taken out, wherever an interrupt came, and a hook costs a tenth of what it costs with a handle of PyTorch.
     """
 
-    def __init__(self, model: nn.Module, running: Running) -> None:
-        self._model = model
+    def __init__(self, running: Running) -> None:
         self._running = running
         self._wanted: list[Wanted] = []
         self._placed: dict[int, Wanted] = {}
         self._classes: list[type[nn.Module]] = []
 
-    def before(self, module: nn.Module, function: Callable[..., Any], *, first: bool = False) -> None:
-        """Add a hook ``(module, args, kwargs)`` that runs before the forward; if `first`, before all other hooks."""
-        self._want(module, function, 3, "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", first)
+    def before(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        """Add a hook ``(module, args, kwargs)`` that runs before the forward."""
+        self._want(module, function, 3, "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", False)
 
     def after(
         self, module: nn.Module, function: Callable[..., Any], *, always: bool = False, first: bool = False

@@ -85,7 +85,7 @@ class Binding:
         self._matched: set[Any] = set()
         self._exact: dict[str, Spot] = {}
         self._called: dict[str, ModelCall] = {}
-        self._asking = self._outputs = self._hooks = self._left_out = Hooks(model, running)
+        self._asking = self._outputs = self._hooks = self._left_out = Hooks(running)
         self._bound = not (meaning.operations or selectors)
         self.asked = not self._bound
         self._asked_of: dict[int, None] = {}
@@ -203,7 +203,7 @@ class Binding:
 
     def install(self) -> None:
         """Install the hooks."""
-        self._asking, self._hooks = Hooks(self._model, self._running), Hooks(self._model, self._running)
+        self._asking, self._hooks = Hooks(self._running), Hooks(self._running)
         self._own_what_nests()
         self._hook_chosen()
         self._hook_asked()
@@ -246,7 +246,7 @@ class Binding:
     def _hook_chosen(self) -> None:
         """Hook the modules that a selector has matched."""
         self._outputs.remove()
-        self._outputs = Hooks(self._model, self._running)
+        self._outputs = Hooks(self._running)
         hook_outputs(self._outputs, self._running, [one for found in self._modules.values() for one in found])
         self._outputs.install()
 
@@ -260,7 +260,7 @@ class Binding:
             self._left_out.remove()
             inside = {id(one): one for module in (self._model, arriving) for one in modules_in(module)}
             arrived = [one for key, one in inside.items() if key not in self._paths and inside_of(one)[0] is one]
-            self._left_out = Hooks(self._model, self._running)
+            self._left_out = Hooks(self._running)
             self.functions.hook(self._left_out, [], arrived)
             self._left_out.install()
 

@@ -165,7 +165,7 @@ class States:
             if torch._C._current_graph_task_id() != -1 and not self._running.thread.here.depth:
                 raise InterjectionError(_AGAIN.format(spot.path))
 
-        hooks = self._refusing[spot.path] = Hooks(model, self._running)
+        hooks = self._refusing[spot.path] = Hooks(self._running)
         for module in modules_along(model, spot.path).values():
             if module is not model:  # whose forward begins anew, with the replacement
                 hooks.before(module, refuse)
