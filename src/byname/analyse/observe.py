@@ -26,7 +26,7 @@ from byname.tracing.muted import is_muted
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 from byname.watch.handle import Handle
-from byname.watch.heard import MISSED, NO_GRADIENT, Entry, PlaceNote
+from byname.watch.requested import MISSED, NO_GRADIENT, Entry, PlaceNote
 from byname.watch.value_gradients import LeafHooks, on_gradient
 
 _numbers = itertools.count()
@@ -86,8 +86,8 @@ def observe(
         enabled=False,
     )
     observation.handle = handle
-    handle.heard.seen = observation.why_nothing
-    handle.heard.if_never_run = True
+    handle.requested.seen = observation.why_nothing
+    handle.requested.if_never_run = True
     try:
         observation.targets_are(analyser.targets)
     except BynameError:  # their path is none of this model's
@@ -134,7 +134,7 @@ class Observation:
 
     def silence(self) -> list[str]:
         """Sentences about the places of which the analyser was given nothing so far."""
-        return self.handle.heard.sentences()
+        return self.handle.requested.sentences()
 
     @property
     def model(self) -> nn.Module | None:
@@ -162,7 +162,7 @@ class Observation:
         before, followed = self._targets_handle, None
         if isinstance(targets, str) and not self.handle.removed:
             followed = attach(self._model, targets, self._keep_targets, reads=True, enabled=self._wanted)
-            followed.heard.says = False  # the observation does
+            followed.requested.says = False  # the observation does
         self._targets_handle = followed
         if before is not None:
             before.remove()

@@ -82,7 +82,7 @@ class ModelRun:
             given = copied(arguments_of(example), self._root, [*self.modules.values()])
             args, kwargs = tree_map_only(Tensor, self._brought, given) if bring else given
             handle = attach(self.model, select.all, self, reads=True)
-            handle.heard.says = False
+            handle.requested.says = False
             with handle:
                 try:
                     self.model(*args, **kwargs)

@@ -34,7 +34,7 @@ class ReusedAttachment:
     def switch_on(self, edit: Any) -> None:
         """Begin to call an `Edit`."""
         self._edit, self._first, self._reached = edit, -1, False
-        self._forwards = self.handle.heard.forwards
+        self._forwards = self.handle.requested.forwards
         edit.handle, edit.known = self.handle, self.known
         self.handle.enabled = True
 
@@ -49,10 +49,10 @@ class ReusedAttachment:
 
     def may_stay(self) -> bool:
         """Return whether another edit may follow; where this one was not reached, the handle has to warn of it."""
-        heard = self.handle.heard
+        requested = self.handle.requested
         if not self._reached:
-            heard.reached.clear()
-            heard.forwards -= self._forwards
+            requested.reached.clear()
+            requested.forwards -= self._forwards
         return self._reached and self._lasts and not self.handle.removed
 
 

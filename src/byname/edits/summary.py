@@ -255,7 +255,7 @@ class _Meter:
         with rehearsal(root, self):
             args, kwargs = copied((args, kwargs), root, list(modules_by_path(root).values()))
             handle = attach(model, nn.Module, self.ends, before=self.begins, reads=True)
-            handle.heard.says = False  # the table says how often each was called
+            handle.requested.says = False  # the table says how often each was called
             with handle, ExitStack() as stack:
                 for context in self.contexts():
                     stack.enter_context(context)

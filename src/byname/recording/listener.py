@@ -163,12 +163,12 @@ class Listener(Storing):
             unmatched=self._unmatched,
             ended=self._ended,
         )
-        self.handle.heard.says = False  # the recorder does
+        self.handle.requested.says = False  # the recorder does
 
     def unrecorded(self) -> list[tuple[str, str]]:
         """Return the places of which nothing was recorded, in words, each with the reason."""
         found = []
-        for entry in self.handle.heard.entries():
+        for entry in self.handle.requested.entries():
             columns = [self._columns[path] for path in entry.paths if path in self._columns]
             reason = why(columns, entry.reason, self._options, self._clock, self._unrecorded)
             if reason and self._functions:

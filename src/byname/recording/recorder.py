@@ -23,7 +23,7 @@ from byname.recording.series_by_path import RecordedSeries
 from byname.source.tracebacks import warn
 from byname.text import note_on, printable
 from byname.undo import Undo, weakly
-from byname.watch.heard import WARNED, grouped
+from byname.watch.requested import WARNED, grouped
 
 
 class Recorder:

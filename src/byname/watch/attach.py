@@ -117,7 +117,7 @@ def _handle(
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
     noticed = partial(_noticed, weakref.ref(root), weakref.ref(given), hooked, binding.listens_to_functions)
     staying = (running, states)
-    handle = Handle(taps, running.paths, running.notes, running.heard, staying, noticed, places.forget)
+    handle = Handle(taps, running.paths, running.notes, running.requested, staying, noticed, places.forget)
     binding.missing = handle.give_up
     return handle
 

@@ -19,8 +19,8 @@ from byname.source.tracebacks import warn
 from byname.table import listed
 from byname.text import note_on
 from byname.tracing.muted import UNDER_WAY, is_muted, muting, of_thread
-from byname.watch.heard import WARNED, Heard, Notes, PlaceNote, in_words
 from byname.watch.replacement import conversion
+from byname.watch.requested import WARNED, Notes, PlaceNote, Requested, in_words
 from byname.watch.value_gradients import LeafHooks
 
 
@@ -160,7 +160,7 @@ class Running:
         self.standing_in: list[Any] = []
         self.notes: Notes = {}
         self.paths: dict[str, None] = {}
-        self.heard = Heard(model, self.notes)
+        self.requested = Requested(model, self.notes)
         self.only: dict[str, set[int]] = {}
         self.everything = False
         self.thread = _Thread()
@@ -185,9 +185,9 @@ class Running:
     def ask(self, meaning: Meaning, selectors: Iterable[Selector]) -> None:
         """Note what was requested, and add the places that are known already to `paths`."""
         for asked, spots in meaning.asked:
-            self.heard.ask(in_words(asked), spots)
+            self.requested.ask(in_words(asked), spots)
         for selector in selectors:
-            self.heard.ask(in_words(selector), (), selector)
+            self.requested.ask(in_words(selector), (), selector)
         self.notes.update(dict.fromkeys(meaning.notes))
         self.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
 
@@ -240,7 +240,7 @@ class Running:
         if not self.observes():
             return False
         self._latest = thread.iteration = next(self._iterations)
-        self.heard.forwards += 1
+        self.requested.forwards += 1
         thread.calls.clear()
         return True
 
@@ -343,7 +343,7 @@ class Running:
         if not self.listening or (self.only and call not in self.only.get(path, (call,))):
             return False
         place.reported = True
-        self.heard.reached.add(path)
+        self.requested.reached.add(path)
         self.paths.setdefault(path)
         return True
 

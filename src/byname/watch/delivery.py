@@ -17,9 +17,9 @@ from byname.reading.frames import runs
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.watch.attachment import Number, ReportedPlace, Running
-from byname.watch.heard import MISSED, NO_GRADIENT
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.replacement import is_fixed, overwrite
+from byname.watch.requested import MISSED, NO_GRADIENT
 from byname.watch.value_gradients import on_gradient
 
 
@@ -56,7 +56,7 @@ class PlaceOfItems(ReportedPlace):
 
     def found(self, value: Any) -> list[tuple[Segments, Any]]:
         """Return the items of a value that the path asks for; if there are none, note it."""
-        spot, noted = self.spot, self._running.heard.lacking
+        spot, noted = self.spot, self._running.requested.lacking
         found, known = items_in(value, spot.items), noted.get(self.path)
         if found and known != "":
             noted[self.path] = ""
@@ -69,7 +69,7 @@ class PlaceOfItems(ReportedPlace):
         place = self._places.get(segments)
         if place is None:
             place = self._places[segments] = _place(self._running, self.spot, segments)
-            self._running.heard.mean(place.path, self.path)
+            self._running.requested.mean(place.path, self.path)
         return self._running.report(place, one, inputs, before)
 
 
@@ -102,7 +102,7 @@ class _PlaceOfGradient(ReportedPlace):
             return running.note(self.path, NO_GRADIENT) if torch.is_grad_enabled() else None
         if not self._waited:
             self._waited = True
-            running.heard.waited.add(self.spot.full)
+            running.requested.waited.add(self.spot.full)
         if hook.lasting:
             running.hooked.keep((self.path, number[0]), hook)
         return None
@@ -112,7 +112,7 @@ class _PlaceOfGradient(ReportedPlace):
             place = self._inner.get(segments)
             if place is None:
                 place = self._inner[segments] = _PlaceOfGradient(self._running, self.spot, (*self._items, *segments))
-                self._running.heard.mean(place.path, self.spot.full)
+                self._running.requested.mean(place.path, self.spot.full)
             self._running.report(place, tensor, inputs)
 
     def _was_there_before(self, tensor: torch.Tensor, number: Number) -> bool:
@@ -194,7 +194,7 @@ def _report_inputs(
             first = next(iter(now))
             now[first] = running.report(place, now[first], inputs)
         elif running.observes():
-            running.heard.lacking.setdefault(place.path, f"{type(module).__name__} was called without an argument")
+            running.requested.lacking.setdefault(place.path, f"{type(module).__name__} was called without an argument")
     if all(now[key] is one for key, one in given.items()):
         return None
     return tuple(now[at] for at in range(len(args))), {name: now[name] for name in kwargs}

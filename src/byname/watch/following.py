@@ -29,10 +29,10 @@ from byname.watch.attachment import ReportedPlace, Running
 from byname.watch.delivery import hook_inputs, hook_outputs, place_of
 from byname.watch.forwards import Iterations
 from byname.watch.handle import CHANGING, Tap, remove_all
-from byname.watch.heard import NOT_REACHED
 from byname.watch.hooks import Hooks
 from byname.watch.late_binding import Binding
 from byname.watch.parameters import States
+from byname.watch.requested import NOT_REACHED
 from byname.watch.variables.assigned import Assigned
 
 
@@ -65,7 +65,7 @@ class Following:
         )
         self._stale = False
         self._doubted: set[str] = set()
-        self._hearing = Undo()
+        self._registrations = Undo()
         self._end: weakref.finalize[[], Following] | None = None
         self._iterations = Iterations(running, states, self.begin, self.end, follow=self.follow)
         self._observe(meaning, binding)
@@ -120,26 +120,26 @@ class Following:
     def _put_on(self) -> None:
         """Install what may change, and PyTorch's hook on the registration of modules if it may have something to do."""
         if self._open or self.binding.listens_to_functions:
-            self._hear_of_modules()
+            self._await_modules()
         for tap in self._taps:
             tap.install()
 
-    def _hear_of_modules(self) -> None:
+    def _await_modules(self) -> None:
         arrives, held = weakly(self._arrives), weakly(self._is_held)  # so that the model can be freed
         if self._end is None:  # the compiler, which looks into whatever runs inside compiled code, cannot read one
-            self._end = weakref.finalize(self, self._hearing)
+            self._end = weakref.finalize(self, self._registrations)
             self._end.atexit = False
-        self._hearing.register(register_module_module_registration_hook, arrives)
+        self._registrations.register(register_module_module_registration_hook, arrives)
         if self._of_states:
-            self._hearing.register(register_module_parameter_registration_hook, held)
-            self._hearing.register(register_module_buffer_registration_hook, held)
+            self._registrations.register(register_module_parameter_registration_hook, held)
+            self._registrations.register(register_module_buffer_registration_hook, held)
 
     def remove(self) -> None:
         """Remove them."""
         try:
             remove_all((*self._taps, self._iterations))
         finally:
-            self._hearing()
+            self._registrations()
 
     def forget(self) -> None:
         """Let go of the hooks, which hold this, after the removal for good."""
@@ -154,7 +154,7 @@ class Following:
     def _arrives(self, module: nn.Module, name: str, arriving: nn.Module | None) -> None:
         if arriving is not None and id(module) in self._paths and id(inside_of(arriving)[0]) not in self._paths:
             with CHANGING:  # another thread may be removing the hook sets
-                if len(self._hearing):
+                if len(self._registrations):
                     self._stale = self._open
                     self.binding.leave_out(arriving)
 
@@ -173,9 +173,9 @@ class Following:
             anew = bool(self._selectors) or [*map(_key, meaning.spots)] != [*map(_key, self.spots)]
             if anew:
                 self._note_ends(meaning)
-                self._running.heard.renew([spots for _, spots in meaning.asked])
+                self._running.requested.renew([spots for _, spots in meaning.asked])
                 remove_all(self._taps)
-                self._hearing()
+                self._registrations()
                 self._observe(meaning, self._bound(meaning))
                 self._put_on()
             self._look()
@@ -186,8 +186,8 @@ class Following:
         try:
             return self.binding.again(meaning, self._selectors)
         except BynameError as error:
-            heard = self._running.heard
-            self._running.end({path for path in heard.reached if heard.means(path, self._selectors)}, str(error))
+            known = self._running.requested
+            self._running.end({path for path in known.reached if known.means(path, self._selectors)}, str(error))
             return self.binding.again(meaning, ())
 
     def _meaning(self) -> Meaning:
@@ -205,11 +205,11 @@ class Following:
 
     def _note_ends(self, meaning: Meaning) -> None:
         """Report the places at which nothing of the kind stands any more, as far as it is known before the forward."""
-        heard, before, now = self._running.heard, self.binding.modules, modules_by_path(self._root)
+        requested, before, now = self._running.requested, self.binding.modules, modules_by_path(self._root)
         standing = {spot.full for spot in meaning.spots if spot.kind != "operation"}
         gone = {spot.full for spot in self.spots} - {spot.full for spot in meaning.spots}
-        called = {path: _owner(path, before) for path in heard.reached - standing} if before else {}
-        ended = {path for path in heard.reached if path in gone or heard.means(path, gone)}
+        called = {path: _owner(path, before) for path in requested.reached - standing} if before else {}
+        ended = {path for path in requested.reached if path in gone or requested.means(path, gone)}
         ended |= {path for path, owner in called.items() if owner not in now}
         self._doubted = {path for path, owner in called.items() if now.get(owner) is not before[owner]} - ended
         self._running.end(ended)
@@ -234,9 +234,10 @@ class Following:
         """Note the places that the first forward did not reach; a later one may reach them."""
         running, spots = self._running, self.spots
         unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "input", "variable"))
-        found = "" in running.heard.lacking.values()  # one place that a pattern matched had the item; others need not
+        lacked = running.requested.lacking
+        found = "" in lacked.values()  # one place that a pattern matched had the item; others need not
         for spot in spots:
-            lacking = running.heard.lacking.get(spot.full)
+            lacking = lacked.get(spot.full)
             if lacking and (spot.alone or not found):
                 running.note(spot.full, lacking)
             elif lacking is None and spot.path in unreached:

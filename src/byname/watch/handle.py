@@ -12,7 +12,7 @@ from byname.reading.interrupts import defer_signals, raise_first
 from byname.source.tracebacks import warn
 from byname.text import printable
 from byname.undo import Undo
-from byname.watch.heard import Heard, Notes, PlaceNote
+from byname.watch.requested import Notes, PlaceNote, Requested
 
 CHANGING = threading.RLock()
 """Process-wide: PyTorch numbers hooks by a counter that two threads may read at once. Then one hook would overwrite the
@@ -40,7 +40,7 @@ class Handle:
         0 (1, 3)
 
     Attributes:
-        heard: which of the requested places have reported something.
+        requested: which of the requested places have reported something.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Handle:
         taps: list[Tap],
         paths: dict[str, None],
         notes: Notes,
-        heard: Heard | None = None,
+        requested: Requested | None = None,
         staying: Collection[Tap] = (),
         noticed: Callable[[], Iterable[str]] = tuple,
         forget: Callable[[], object] = tuple,
@@ -64,7 +64,7 @@ class Handle:
         self._installed = False
         self._removed = False
         self._failed = False
-        self.heard = heard or Heard(None, notes)
+        self.requested = requested or Requested(None, notes)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -168,12 +168,12 @@ class Handle:
                 self._forget()
             finally:
                 self._taps, self._staying, self._forget = [], (), tuple  # they hold the model
-        if silent := self.heard.end(enabled=enabled, failed=self._failed):
+        if silent := self.requested.end(enabled=enabled, failed=self._failed):
             warn(silent, NothingSeenWarning)
 
     def give_up(self) -> None:
         """Remove everything without a warning, since an error says already what was missing."""
-        self.heard.says = False
+        self.requested.says = False
         self.remove()
 
     def __enter__(self) -> Handle:

@@ -20,8 +20,8 @@ from byname.watch.attachment import Event
 from byname.watch.boundary_edges import Entered
 from byname.watch.call_gradients import Followed, Gradients, before, follow
 from byname.watch.handle import Handle
-from byname.watch.heard import MISSED, NO_GRADIENT, PlaceNote
 from byname.watch.replacement import same_gradients, same_kind
+from byname.watch.requested import MISSED, NO_GRADIENT, PlaceNote
 from byname.watch.value_gradients import LeafHooks, Removable, on_gradient
 
 

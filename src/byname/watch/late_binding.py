@@ -327,7 +327,7 @@ class Binding:
             if spot.method == function and NameSegment(spot.name).matches(name):
                 self._matched.add(pattern)
                 found.append(spot._replace(path=call.path))
-                self._running.heard.mean(found[-1].full, spot.full)
+                self._running.requested.mean(found[-1].full, spot.full)
         return found
 
     def _label(self, call: ModelCall) -> tuple[str, str]:
@@ -358,8 +358,9 @@ class Binding:
 
     def _note_selected(self, call: ModelCall, selectors: Sequence[Selector]) -> None:
         self._matched.update(selectors)
+        module = call.module if call.kind == "module" else None
         for selector in selectors:
-            self._running.heard.select(call.path or "forward", call.module if call.kind == "module" else None, selector)
+            self._running.requested.select(call.path or "forward", module, selector)
 
     def _match(self, selector: Selector, flow: Flow) -> None:
         matched = [flow.calls[index] for index in selector.matches(flow)]

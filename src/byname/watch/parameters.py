@@ -22,8 +22,8 @@ from byname.model.spot import Spot
 from byname.reading.frames import runs
 from byname.watch.attachment import ReportedPlace, Running
 from byname.watch.handle import remove_all
-from byname.watch.heard import NO_GRADIENT_OF_PARAMETER
 from byname.watch.hooks import Hook, Hooks, attachments_of
+from byname.watch.requested import NO_GRADIENT_OF_PARAMETER
 from byname.watch.value_gradients import OnGradient, accumulating
 
 

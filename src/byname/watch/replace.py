@@ -13,7 +13,7 @@ from byname.errors import BadArgumentError
 from byname.model.module_tree import modules_by_path
 from byname.model.where import modules_of, parts_of, unwrapped
 from byname.watch.handle import Handle
-from byname.watch.heard import Notes
+from byname.watch.requested import Notes
 
 Make = Callable[[nn.Module], nn.Module | None]
 

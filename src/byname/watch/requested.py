@@ -1,4 +1,4 @@
-"""Heard: which of the requested places have reported nothing, and why; the attachment warns of them when it ends."""
+"""Requested: the places an attachment was asked for; it warns at its end of those that have reported nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
     reason: str
 
 
-class Heard:
+class Requested:
     """The places that one attachment was asked to observe, and those that have reported something.
 
     Attributes:
