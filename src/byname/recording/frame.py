@@ -16,10 +16,11 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from byname.codec import dtype_name
+from byname.codec import bytes_of, dtype_name
 from byname.recording.sampling import Sampling
 from byname.recording.series import Series
 from byname.recording.series_records import MOMENT, SERIES_RECORD, Kind
@@ -37,15 +38,22 @@ ENTRY = numpy.dtype(
 RECORD = numpy.dtype([("iteration", "<i8"), ("rank", "<i4"), ("call", "<i4"), ("eval", "<i1")])
 COLUMNS = {"iterations": "iteration", "ranks": "rank", "calls": "call", "modes": "eval"}
 """The parts of a record, by the names of the arrays that a file has of each."""
+_JOINED = 32 * 1024
+"""Bytes of a tensor from which on it is written from where it lies; smaller ones are first put together."""
 SEVERAL = -2
 """In the place of the rank of an entry whose records are of several."""
 _UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 class FrameWriter:
-    """Makes frames; what one has said of places and types of values, the later ones do not say again."""
+    """Makes frames; what one has said of places and types of values, the later ones do not say again.
+
+    Attributes:
+        last: the last iteration of all records; -1 if there are none.
+    """
 
     def __init__(self) -> None:
+        self.last = -1
         self._places: dict[str, int] = {}
         self._types: dict[ValueType, int] = {}
 
@@ -77,16 +85,17 @@ class FrameWriter:
             said["places"] = [*zip([*self._places][places:], samplings, strict=True)]
         if len(self._types) > types:
             said["types"] = [kind.facts() for kind in [*self._types][types:]]
-        return framed(said, numpy.array(entries, ENTRY), body.pieces, body.size)
+        table = numpy.array(entries, ENTRY)
+        self.last = int(table["last"].max(initial=self.last))
+        return framed(said, table, body.pieces, body.size)
 
     def _entries(self, place: int, series: Series, body: _Body) -> Iterator[tuple[int, ...]]:
-        records = series.records[MOMENT].astype(RECORD)
         for kind, start, stop in _runs(series):
             number = self._types.setdefault(kind, len(self._types))
             whole = stop - start == len(series)
-            table = body.table(records if whole else records[start:stop])
+            table = body.table(series.records if whole else series.records[start:stop])
             begin = body.size
-            body.add(buffers_of(kind, series.values if whole else series.values[start:stop]))
+            body.take(kind, series.values if whole else series.values[start:stop])
             yield (
                 place, number, stop - start, table.rank, table.at, begin, body.size - begin, table.first, table.last,
             )  # fmt: skip
@@ -110,35 +119,60 @@ class _PackedRecords(NamedTuple):
 
 
 class _Body:
-    """The body of a frame, while it grows."""
+    """The body of a frame, while it grows; small tensors of one type are put together, also those of several places."""
 
     def __init__(self) -> None:
-        self.pieces: list[Any] = []
         self.size = 0
+        self._pieces: list[Any] = []
+        self._small: list[Tensor] = []
+        self._kind: ValueType | None = None
         self._tables: dict[bytes, _PackedRecords] = {}
 
-    def add(self, several: Iterable[Any]) -> None:
-        """Take bytes."""
-        for one in several:
-            self.pieces.append(one)
-            self.size += len(one)
+    @property
+    def pieces(self) -> list[Any]:
+        """Its buffers, in order."""
+        self._join()
+        return self._pieces
+
+    def _join(self) -> None:
+        if self._small:
+            self._pieces.append(bytes_of(torch.stack(self._small)))
+            self._small = []
+
+    def take(self, kind: ValueType, values: Sequence[Any] | Tensor) -> None:
+        """Take values of one type."""
+        if kind.kind == "tensor" and type(values) is not Tensor and (kind.bytes or 0) < _JOINED:
+            if kind is not self._kind:
+                self._join()
+                self._kind = kind
+            self._small += values
+            self.size += (kind.bytes or 0) * len(values)
+        else:
+            self._add(buffers_of(kind, values))
+
+    def _add(self, several: Sequence[Any]) -> None:
+        self.pieces.extend(several)
+        self.size += sum(map(len, several))
 
     def table(self, records: NDArray[Any]) -> _PackedRecords:
         """Return the table of these records: places that are recorded together have the same."""
-        key = records.tobytes()
+        key = numpy.ascontiguousarray(records).view("u1").reshape(len(records), -1)[:, : RECORD.itemsize].tobytes()
         found = self._tables.get(key)
         if found is None:
             iterations, ranks = records["iteration"], records["rank"]
             rank = int(ranks[0]) if (ranks == ranks[0]).all() else SEVERAL
             found = _PackedRecords(self.size, rank, int(iterations.min()), int(iterations.max()))
             self._tables[key] = found
-            self.add([key])
+            self._add([key])
         return found
 
 
 def _runs(series: Series) -> Iterator[tuple[ValueType, int, int]]:
     """Yield the types of the values, and where those of one type begin and end."""
     types = [*_types(series)]
+    if types and types.count(types[0]) == len(types):
+        yield types[0], 0, len(types)
+        return
     for kind, group in groupby(range(len(series)), types.__getitem__):
         numbers = [*group]
         yield kind, numbers[0], numbers[-1] + 1

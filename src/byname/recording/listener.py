@@ -18,12 +18,12 @@ from byname.reading.tensor import PLAIN
 from byname.recording.callbacks import callables, values_called
 from byname.recording.clock import Clock, InOrder, OfBackwards, OfSteps, ValueNumbers
 from byname.recording.distributed.dtensor import is_distributed, local_part
-from byname.recording.flush import PlaceValues, RecordedValue, Windows
+from byname.recording.flush import PlaceValues, Windows
 from byname.recording.options import Options, form_of, several
 from byname.recording.sampling import Time
 from byname.recording.silence import Unrecorded, why
 from byname.recording.values.change import NOTHING, Last
-from byname.recording.values.plain import quick_copy
+from byname.recording.values.plain import functions_listen, quick_copy
 from byname.recording.values.reduce import quick_figure
 from byname.table import counted, listed
 from byname.text import printable
@@ -93,23 +93,29 @@ class Storing:
         shard = None
         if type(value) not in PLAIN and is_distributed(value):
             value, shard = local_part(value)
-        last, form, windows = column.last, column.form, self._windows
+        last, form, windows, before = column.last, column.form, self._windows, NOTHING
         told = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
-        if last is not None and not last.changed(value, told):
-            return
+        if last is not None:
+            if not last.changed(value, told):
+                return
+            if last.doubtful:
+                before = last.copy
         copy = quick_copy(told) if form is None else self._quick(told)
         if copy is None:
             copy = windows.copies.take(told if form is None else form(told), column.path)
-        before = last.copy if last is not None and last.doubtful else NOTHING
         if last is not None:
             last.stored(value, copy)
         column.stored = True
-        shard = shard if told is value and form is None else None
-        column.records.append(RecordedValue(time, call, copy, shard, before))
+        column.records.append((time, call, copy, shard if told is value and form is None else None, before))
         if windows.note is not None:
             windows.note(column, time, copy)
-        with DisableTorchFunction():
-            windows.bytes += _TENSOR_RECORD + copy.nbytes if type(copy) is Tensor else _RECORD + size_of(copy)
+        if type(copy) is not Tensor:
+            windows.bytes += _RECORD + size_of(copy)
+        elif functions_listen():
+            with DisableTorchFunction():
+                windows.bytes += _TENSOR_RECORD + copy.nbytes
+        else:
+            windows.bytes += _TENSOR_RECORD + copy.nbytes
 
     def _refuse(self, column: PlaceValues, error: NotStorableError, value: Any) -> None:
         """Raise the error once where the user asked for this very place and nothing of it was stored; else warn."""
@@ -125,7 +131,7 @@ class Storing:
 
 
 _RECORD = 128
-"""Bytes that a `RecordedValue` takes, with its place in a list."""
+"""Bytes that a recorded value takes, with its place in a list."""
 _TENSOR_RECORD = _RECORD + TENSOR_BYTES
 
 

@@ -214,15 +214,16 @@ class LogStore(Store):
             else:
                 self._ended = "closed" in facts
                 self._records += sum(map(len, waiting))
-                self._last = max([self._last, *(int(series.records["iteration"].max()) for series in waiting)])
+                self._last = self._frames.last
         if failure is not None:
             self._give_up(failure)
 
     def _append(self, buffers: Sequence[Any]) -> None:
         assert self._descriptor is not None, "only while it writes"
-        if not same_file(self._descriptor, self._log):
+        there = same_file(self._descriptor, self._log)
+        if there is None:
             raise OSError("another program has removed or replaced it")
-        if os.fstat(self._descriptor).st_size != self._end:
+        if there.st_size != self._end:
             raise OSError("another program has changed it")
         self._end = write_together(self._descriptor, buffers, self._end)
 

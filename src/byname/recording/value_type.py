@@ -23,8 +23,6 @@ _DIMENSIONS = 64
 """The most dimensions of a tensor that PyTorch's operations take."""
 _LARGEST = 1 << 48
 """Elements of a value that no file has, also where another dimension is 0."""
-_JOINED = 32 * 1024
-"""Bytes of a tensor from which on it is written from where it lies; smaller ones are first put together."""
 _EACH = numpy.dtype("<i8")
 
 
@@ -179,9 +177,9 @@ def _type_of_tensors(dtype: torch.dtype, shape: torch.Size, shard: Shard | None)
 def buffers_of(kind: ValueType, values: Sequence[Any] | Tensor) -> list[Any]:
     """Return the bytes of values of one type, in order; where their sizes differ, first a table of these."""
     if kind.kind == "tensor":
-        if type(values) is not Tensor and (kind.bytes or 0) >= _JOINED:
-            return [bytes_of(value) for value in values]
-        return [bytes_of(values if type(values) is Tensor else torch.stack(list(values)))]
+        several = [values] if type(values) is Tensor else values
+        plain = dtype_named(kind.dtype) in _NUMPY_HAS and kind.bytes
+        return [one.numpy().data.cast("B") if plain and one.is_contiguous() else bytes_of(one) for one in several]
     if kind.bytes is not None:
         return [numpy.array(values, NUMBERS[kind.kind]).tobytes()]
     texts = [value.encode("utf-8", "surrogatepass") if kind.kind == "str" else nested(value) for value in values]

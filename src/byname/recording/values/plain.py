@@ -76,7 +76,9 @@ def quick_copy(value: Any) -> torch.Tensor | None:
 
     To ask `clone` for its layout would take as long again as cloning a small tensor does.
     """
-    if not is_ordinary(value) or not nothing_listens() or _inference():
+    if type(value) not in PLAIN or _keys(value).raw_repr() not in _ORDINARY:
+        return None
+    if _operators_listen() or _transform() is not None or _inference():
         return None
     if functions_listen():
         with DisableTorchFunction():
