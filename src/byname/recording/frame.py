@@ -85,9 +85,8 @@ class FrameWriter:
             said["places"] = [*zip([*self._places][places:], samplings, strict=True)]
         if len(self._types) > types:
             said["types"] = [kind.facts() for kind in [*self._types][types:]]
-        table = numpy.array(entries, ENTRY)
-        self.last = int(table["last"].max(initial=self.last))
-        return framed(said, table, body.pieces, body.size)
+        self.last = max([self.last, *(entry[-1] for entry in entries)])
+        return framed(said, numpy.array(entries, ENTRY), body.pieces, body.size)
 
     def _entries(self, place: int, series: Series, body: _Body) -> Iterator[tuple[int, ...]]:
         for kind, start, stop in _runs(series):
@@ -159,9 +158,8 @@ class _Body:
         key = numpy.ascontiguousarray(records).view("u1").reshape(len(records), -1)[:, : RECORD.itemsize].tobytes()
         found = self._tables.get(key)
         if found is None:
-            iterations, ranks = records["iteration"], records["rank"]
-            rank = int(ranks[0]) if (ranks == ranks[0]).all() else SEVERAL
-            found = _PackedRecords(self.size, rank, int(iterations.min()), int(iterations.max()))
+            iterations, (rank, *others) = records["iteration"].tolist(), {*records["rank"].tolist()}
+            found = _PackedRecords(self.size, SEVERAL if others else rank, min(iterations), max(iterations))
             self._tables[key] = found
             self._add([key])
         return found
