@@ -244,6 +244,7 @@ class FrameIndex:
         types: those of all values.
         columns: where the columns of records are, in a file that has them apart; entries have the number of a row.
         packed: arrays that are packed, by the numbers of their places; entries count from their beginnings.
+        latest: the records that were read last, with where they are: places that are recorded together have the same.
     """
 
     def __init__(self, source: Source) -> None:
@@ -252,6 +253,7 @@ class FrameIndex:
         self.types: list[ValueType] = []
         self.columns: Numbers | None = None
         self.packed: dict[int, Source] = {}
+        self.latest: tuple[list[tuple[int, int]], NDArray[Any]] = [], numpy.empty(0, RECORD)
         self._entries: list[NDArray[Any]] = []
 
     def add(self, frame: Frame) -> None:
@@ -403,8 +405,12 @@ class StoredPlace:
         source, columns = self._index.source, self._index.columns
         ats, counts = self.entries["records"].tolist(), self.entries["count"].tolist()
         if columns is None:
-            several = [source.table(at, count, RECORD) for at, count in zip(ats, counts, strict=True)]
-            return several[0] if len(several) == 1 else numpy.concatenate(several)
+            key = [*zip(ats, counts, strict=True)]
+            known, found = self._index.latest
+            if known != key:
+                found = numpy.concatenate([source.read(at, count * RECORD.itemsize) for at, count in key]).view(RECORD)
+                self._index.latest = key, found
+            return found
         records = numpy.empty(self.count, RECORD)
         for name, at in zip(COLUMNS.values(), columns[ats[0]].tolist(), strict=True):
             records[name] = source.table(at, len(records), RECORD[name])
