@@ -41,11 +41,6 @@ def colours(count: int) -> list[Any]:
     return [colormaps[MAP](0.75 * number / max(count - 1, 1)) for number in range(count)]
 
 
-def short(label: str) -> str:
-    """Return a long name without its middle."""
-    return label if len(label) <= 44 else f"{label[:20]}…{label[-23:]}"
-
-
 def calm(axes: Axes) -> None:
     """Hide every spine but the bottom one, and grey the tick labels."""
     for side in ("top", "right", "left"):

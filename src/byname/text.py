@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Sequence
 from typing import TextIO
 
 
@@ -26,6 +27,16 @@ def with_article(name: str) -> str:
     ('a Mean', 'an Extremes')
     """
     return f"{'an' if name[:1] in set('AEIOaeio') else 'a'} {name}"
+
+
+def shortened(text: str, most: int = 44) -> str:
+    """Return a text, without its middle if it is longer than `most` characters."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    """Return a shape as text, ``scalar`` for an empty one; an empty text if it is unknown."""
+    return "" if shape is None else "×".join(map(str, shape)) or "scalar"
 
 
 def quoted_for_dot(words: str) -> str:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from byname.analyse.tables import ResultLeaf, keys_of, leaves_of, plain, single
-from byname.axes import EDGE, FILL, GREY, INK, LINES, MAP, axes_of_size, calm, colours, legend, short
+from byname.axes import EDGE, FILL, GREY, INK, LINES, MAP, axes_of_size, calm, colours, legend
 from byname.errors import BadArgumentError
 from byname.table import closest
+from byname.text import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,12 +132,12 @@ def boxes(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str) 
 
 def curves(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str) -> Axes:
     """One curve a place: the values from the largest on, with logarithmic axes."""
-    widest = max(len(short(label)) for label in values)
+    widest = max(len(shortened(label)) for label in values)
     axes = axes_of_size(axes, 6.2 + 0.06 * widest, 4.4)
     for (label, several), colour in zip(values.items(), colours(len(values)), strict=True):
         known = sorted((one for one in several if math.isfinite(one) and one > 0), reverse=True)
         marker = "o" if len(known) < 2 else None
-        axes.plot(range(1, len(known) + 1), known, color=colour, linewidth=1.3, marker=marker, label=short(label))
+        axes.plot(range(1, len(known) + 1), known, color=colour, linewidth=1.3, marker=marker, label=shortened(label))
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("rank of the value", color=GREY)
     axes.set_ylabel(of, color=GREY)
@@ -151,7 +152,7 @@ def curves(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str)
 
 def heat_map(axes: Axes | None, rows: Mapping[str, Sequence[Any]], columns: Sequence[str], *, of: str) -> Axes:
     """One cell a place and column; what there is not stays white."""
-    widest = max(len(short(label)) for label in rows)
+    widest = max(len(shortened(label)) for label in rows)
     cell = 0.36 if len(columns) <= 30 else 0.2
     width, height = 1.6 + 0.065 * widest + cell * len(columns), 1.1 + ROW * 1.3 * len(rows)
     axes = axes_of_size(axes, max(width, 4.0), max(height, 2.4))
@@ -202,7 +203,7 @@ def _ticks(axes: Axes, axis: str, labels: Sequence[str]) -> None:
     size = _text_size(axes, len(labels), axis)
     step = max(1, math.ceil(4.5 / size))
     places = range(0, len(labels), step)
-    words = [short(labels[place]) for place in places]
+    words = [shortened(labels[place]) for place in places]
     turned = 90 if axis == "x" and max(map(len, words)) > 3 else 0
     setter = axes.set_yticks if axis == "y" else axes.set_xticks
     setter([*places], words, fontsize=max(size, 4.5), color=INK, rotation=turned)

@@ -31,6 +31,7 @@ from byname.model.module_tree import modules_by_path
 from byname.reading.frames import CODE_OF_A_MODULES_CALL, locals_of
 from byname.reading.quiet import dynamo_skip
 from byname.source.location import Site, is_library, locate
+from byname.source.tracebacks import outwards
 from byname.text import fitted, printable_lines, width_of
 
 
@@ -63,12 +64,10 @@ def answer_request(request: Request, frame: FrameType | None) -> None:
 def answer_remotely() -> None:
     """Answer the question of another process whose file Python runs in this one."""
     request = waiting_for(os.getpid())
-    frame: FrameType | None = sys._getframe(1)
     remote = "<string>", f"/tmp/byname-{os.getuid()}"
-    while frame is not None and frame.f_code.co_filename.startswith(remote):
-        frame = frame.f_back
+    own = (one for one in outwards(sys._getframe(1)) if not one.f_code.co_filename.startswith(remote))
     if request is not None:
-        answer_request(request, frame)
+        answer_request(request, next(own, None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from byname.cli.command import say, show
 from byname.errors import BynameError
+from byname.recording.export import as_float
 from byname.recording.recording import Recording
 from byname.recording.recording import open as opened
 from byname.recording.recording_file import file_of
@@ -169,9 +170,4 @@ _NUMBER = 17
 def _number(value: Any) -> list[float]:
     if isinstance(value, Tensor):
         return [float(value.double().mean())] if value.numel() and not value.is_complex() else []
-    if not isinstance(value, bool | int | float):
-        return []
-    try:
-        return [float(value)]
-    except OverflowError:  # a whole number beyond the floats
-        return [math.inf if value > 0 else -math.inf]
+    return [as_float(value)] if isinstance(value, bool | int | float) else []

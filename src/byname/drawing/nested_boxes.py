@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from byname.drawing.layered import LayerEdge, Level, Node, Point, arrange
 from byname.drawing.plan import DrawnItem, Plan
 from byname.drawing.view import View, Wires
-from byname.drawing.words import shape_text, subtitle, text_width, title
+from byname.drawing.words import subtitle, text_width, title
+from byname.text import shape_text
 
 End = tuple[str, int]
 """A node of a level: ("box", item); ("in", source) or ("out", source) is the point where its lines cross the rim."""

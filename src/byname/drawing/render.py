@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from byname.drawing.layered import Point
 from byname.drawing.nested_boxes import HEADER, LABEL, SUBTITLE, TITLE
-from byname.drawing.words import shape_text, shortened, text_width
-from byname.text import printable_lines, quoted_for_dot
+from byname.drawing.plan import Shape
+from byname.drawing.words import text_width
+from byname.text import printable_lines, quoted_for_dot, shape_text, shortened
 
 NOTE_HEIGHT = 16.0
 _HALO = ' stroke="#ffffff" stroke-width="2.5" paint-order="stroke"'
@@ -190,10 +192,6 @@ def _wrapped(notes: tuple[str, ...], width: float) -> Iterator[str]:
 
 def _number(value: float) -> str:
     return f"{round(value, 1):g}" if abs(value) < 1e5 else f"{value:.1f}"
-
-
-Shape = tuple[int, ...]
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from byname.drawing.plan import DrawnItem, Plan, Shape, elements, settings
+from byname.drawing.plan import DrawnItem, Plan, elements, settings
 from byname.drawing.view import Wires
+from byname.text import shape_text, shortened
 
-LONGEST = 44
 NARROW, WIDE = set("iljtfrI.,:;'|!()[]{} /"), set("mwMWQGO@%×→…—")
 
 
@@ -20,18 +20,6 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
         0.36 if letter in NARROW else 0.92 if letter in WIDE or ord(letter) > 0x2E80 else 0.61 for letter in text
     )
     return units * size * (1.12 if bold else 1.0)
-
-
-def shape_text(shape: Shape | None) -> str:
-    """Return a shape as text, as in ``reading/tensor.py``; an empty string for an unknown shape."""
-    if shape is None:
-        return ""
-    return "×".join(map(str, shape)) or "scalar"
-
-
-def shortened(text: str, most: int = LONGEST) -> str:
-    """Return a text, without its middle if it is longer than `most` characters."""
-    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
 
 
 def title(plan: Plan, item: DrawnItem) -> str:

@@ -21,6 +21,7 @@ from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, memory_of, storage_key
 from byname.table import Column, Rows, Tabled, bytes_text, counted
+from byname.text import shape_text
 from byname.tracing.muted import nothing_compiled
 from byname.tracing.preserve import copied, rehearsal, tensors_in
 from byname.tracing.tracer import refuse_unfinished
@@ -82,7 +83,7 @@ class ModuleSummary(Tabled):
 def _shapes(output: tuple[Any, ...] | None) -> str:
     """Return the shape, or the shapes, of what a module returned, as they are printed."""
     shapes = () if output is None else output if output and type(output[0]) is tuple else (output,)
-    return ", ".join("×".join(map(str, one)) or "scalar" for one in shapes)
+    return ", ".join(map(shape_text, shapes))
 
 
 _TOTALS = ("parameters", "flops", "output_bytes", "saved_bytes", "seconds")

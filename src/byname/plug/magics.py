@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from inspect import CO_COROUTINE
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from byname.diagnose.explaining import Explaining, explaining
 from byname.diagnose.finding import Finding
 from byname.memory.census import Census, census
-from byname.source.tracebacks import shown_file
+from byname.source.tracebacks import outwards, shown_file
 from byname.text import printable_lines
 
 
@@ -94,13 +94,9 @@ def _no_arguments(magic: str, line: str) -> None:
 
 def _number(shell: Any) -> int:
     """Return the number of the cell with the magic; the shell's own count may be that of the next one."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        cell = re.fullmatch(r"In\[(\d+)\]", shown_file(frame.f_code.co_filename))
-        if cell is not None:
-            return int(cell[1])
-        frame = frame.f_back
-    return int(shell.execution_count)
+    files = (shown_file(frame.f_code.co_filename) for frame in outwards(sys._getframe()))
+    cells = (re.fullmatch(r"In\[(\d+)\]", file) for file in files)
+    return next((int(cell[1]) for cell in cells if cell is not None), int(shell.execution_count))
 
 
 def _run(shell: Any, cell: str, context: AbstractContextManager[object], end: Callable[[], None] = lambda: None) -> Any:

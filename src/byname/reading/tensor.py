@@ -13,6 +13,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from byname.errors import DeadTensorError, NotATensorError
 from byname.reading.quiet import DisableTorchFunction, modes_disabled
+from byname.text import shape_text
 
 STORAGE, STORAGE_BYTES = 5, 4
 """Positions of the storage key and of the storage's size in a tensor's `Facts`."""
@@ -93,8 +94,7 @@ class Card:
         return tensor
 
     def __str__(self) -> str:
-        shape = "×".join(map(str, self.shape)) if self.shape else "scalar" if self.shape == () else "?"
-        return f"{str(self.dtype).removeprefix('torch.')} {shape}"
+        return f"{str(self.dtype).removeprefix('torch.')} {shape_text(self.shape) or '?'}"
 
     def same_value(self, other: Card) -> bool:
         """Return whether both cards describe the same elements of one storage, with equal shape, strides and dtype."""

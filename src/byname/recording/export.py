@@ -17,6 +17,7 @@ from byname.recording.lazy import Values, cropped, read, tail_of
 from byname.recording.series_records import MODES, SeriesRecords
 from byname.recording.value_type import numpy_has
 from byname.table import Row, counted
+from byname.text import shape_text
 
 if TYPE_CHECKING:
     import pandas
@@ -195,7 +196,7 @@ class _Texts(reprlib.Repr):
     maxstring = maxother = 60
 
     def repr_Tensor(self, tensor: Tensor, level: int) -> str:
-        return f"{str(tensor.dtype).removeprefix('torch.')} {'×'.join(map(str, tensor.shape)) or 'scalar'}"
+        return f"{str(tensor.dtype).removeprefix('torch.')} {shape_text(tensor.shape)}"
 
 
 _texts = _Texts()

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from byname.axes import CURVE, GREY, LINES, axes_of_size, calm, colours, legend, short
+from byname.axes import CURVE, GREY, LINES, axes_of_size, calm, colours, legend
 from byname.errors import BynameError
 from byname.recording.export import as_float
 from byname.recording.series_records import SeriesRecords
 from byname.table import listed
-from byname.text import printable
+from byname.text import printable, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,13 +38,13 @@ def plotted(series: Mapping[str, SeriesRecords], axes: Axes | None) -> Axes:
     axes = axes_of_size(axes, 7.2, 3.6)
     found = [CURVE] if len(lines) == 1 else colours(len(lines))
     for (path, line), colour in zip(lines.items(), found, strict=True):
-        _draw(axes, line, colour, short(path))
+        _draw(axes, line, colour, shortened(path))
     axes.set_xlabel("iteration", color=GREY)
     calm(axes)
     axes.grid(color=LINES, linewidth=0.6)
     axes.set_axisbelow(True)
     if len(lines) == 1:
-        axes.set_title(short(next(iter(lines))), loc="left")
+        axes.set_title(shortened(next(iter(lines))), loc="left")
     else:
         legend(axes, len(lines))
     return axes

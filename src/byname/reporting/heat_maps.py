@@ -11,7 +11,7 @@ import numpy as np
 from byname.recording.export import numpy_of
 from byname.recording.series import Series
 from byname.reporting.panels import packed
-from byname.reporting.thinning import Array
+from byname.reporting.thinning import Array, spread
 
 SIDE = 64
 """Rows and columns that a picture has at most; larger tensors are averaged in blocks."""
@@ -50,7 +50,7 @@ def _common(shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _columns(series: Series, shape: tuple[int, ...]) -> dict[str, Any] | None:
-    numbers = _spaced(len(series), COLUMNS)
+    numbers = spread(len(series), COLUMNS).tolist()
     found = [_picture(series.values[number], math.prod(shape), 1) for number in numbers]
     if any(one is None for one in found):
         return None
@@ -67,7 +67,7 @@ def _frames(series: Series, shape: tuple[int, ...], sides: list[int]) -> dict[st
         side //= 2
     cells = min(side, rows) * min(side, columns)
     slices = slices[: max(1, min(len(slices), CELLS // (8 * cells)))]
-    numbers = _spaced(len(series), max(1, min(FRAMES, CELLS // (cells * len(slices)))))
+    numbers = spread(len(series), max(1, min(FRAMES, CELLS // (cells * len(slices))))).tolist()
     pictures: list[list[Array]] = []
     for number in numbers:
         value = series.values[number]
@@ -85,11 +85,6 @@ def _frames(series: Series, shape: tuple[int, ...], sides: list[int]) -> dict[st
         "of": len(series),
         "there": math.prod(shape) // rows // columns,
     }
-
-
-def _spaced(count: int, most: int) -> list[int]:
-    found: list[int] = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)).tolist()
-    return found
 
 
 def _slices(shape: tuple[int, ...], sides: list[int]) -> list[tuple[Any, ...]]:

@@ -18,6 +18,7 @@ from byname.reporting.heat_maps import heat_map
 from byname.reporting.panels import PageDraft, Panel, PlotPanel, Section, StripPanel, TablePanel, duration, figure
 from byname.reporting.thinning import POINTS, Curve, curves_of, rounded
 from byname.table import counted, listed
+from byname.text import shape_text
 
 READ = 2**27
 """Bytes that are read of a place."""
@@ -111,7 +112,7 @@ def _drawn(series: Series, draft: PageDraft) -> tuple[PlotPanel, list[Curve]]:
 
 def _facts(series: Series) -> str:
     shapes = list(dict.fromkeys(map(tuple, series.shapes)))
-    form = ("×".join(map(str, shapes[0])) or "scalar") if len(shapes) == 1 else f"{len(shapes)} shapes"
+    form = shape_text(shapes[0]) if len(shapes) == 1 else f"{len(shapes)} shapes"
     parts = [form if shapes else "", counted(len(series), "record")]
     parts += [f"{len(set(series.ranks))} ranks together"] if len(set(series.ranks)) > 1 else []
     parts += [f"up to {max(series.calls) + 1} calls an iteration"] if max(series.calls, default=0) else []

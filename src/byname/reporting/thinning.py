@@ -106,7 +106,7 @@ def _curve(series: Series, here: Array, mode: str, points: int, most: int) -> Cu
     iterations = np.array(series.iterations, np.int64)[here]
     order = np.argsort(iterations, kind="stable")
     here, iterations = here[order], iterations[order]
-    kept = _spread(len(here), max(points, most // max(1, _bytes_each(series, here))))
+    kept = spread(len(here), max(points, most // max(1, _bytes_each(series, here))))
     curve = Curve(mode if several else "", records=len(here), taken=len(kept))
     here, iterations = here[kept], iterations[kept]
     _, turns = np.unique(iterations, return_inverse=True)
@@ -120,7 +120,7 @@ def _curve(series: Series, here: Array, mode: str, points: int, most: int) -> Cu
     return curve
 
 
-def _spread(count: int, most: int) -> Array:
+def spread(count: int, most: int) -> Array:
     """Return up to so many numbers below count, evenly spaced from the first to the last."""
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).round().astype(np.int64)
 

@@ -16,6 +16,7 @@ from byname.diagnose.engine import engine_call
 from byname.naming.name import Name, at, unnamed
 from byname.source.code import ThisCode
 from byname.table import counted
+from byname.text import shape_text
 from byname.tracking.log import Call, logs
 
 _REMEDY = (
@@ -167,8 +168,7 @@ def _metadata_now(record: Any) -> list[Any]:
 
 
 def _shape(metadata: dict[str, Any]) -> str:
-    shape = "×".join(map(str, metadata.get("shape", ()))) or "scalar"
-    return f"{str(metadata.get('dtype', '')).removeprefix('torch.')} {shape}"
+    return f"{str(metadata.get('dtype', '')).removeprefix('torch.')} {shape_text(metadata.get('shape', ()))}"
 
 
 def _reduced_twice(context: FailureContext) -> Iterator[Facts]:

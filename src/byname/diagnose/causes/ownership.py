@@ -31,6 +31,7 @@ from byname.reading.objects import living
 from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.location import Site, is_library
 from byname.table import counted
+from byname.text import shape_text
 
 
 class _LeftOut(NamedTuple):
@@ -172,7 +173,7 @@ def _orphaned(context: FailureContext) -> Iterator[Facts]:
     if gone:
         yield {
             "holder": "one of the optimizers" if _several(context) else _those(context),
-            "old": ", ".join(f"`{name}` ({'×'.join(map(str, _shape(one))) or 'scalar'})" for name, one in gone),
+            "old": ", ".join(f"`{name}` ({shape_text(_shape(one))})" for name, one in gone),
             "replaced": replaced if new else "",
             "names": [*(name for name, _ in gone), *new],
         }

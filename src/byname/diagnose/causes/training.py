@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.location import Site, is_library
+from byname.source.tracebacks import outwards
 from byname.table import counted
 from byname.tracking.log import Change, changes_of, logs
 
@@ -176,9 +177,8 @@ def _clipped_too_soon(followed: FollowedOptimizer) -> Iterator[Facts]:
 
 def _scale_of_step() -> float:
     """Return the scale of the ``GradScaler`` that makes the step which is about to run; 1 if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not torch.amp.GradScaler.step.__code__:
-        frame = frame.f_back
+    step = torch.amp.GradScaler.step.__code__
+    frame = next((one for one in outwards(sys._getframe(1)) if one.f_code is step), None)
     scale: Any = None if frame is None else attributes_of(dict(locals_of(frame)).get("self")).get("_scale")
     return float(scale) if is_tensor(scale) else 1.0
 

@@ -22,6 +22,7 @@ from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact
 from byname.source.location import is_library
+from byname.source.tracebacks import outwards
 from byname.tracking.lookup import site_of_tensor
 
 # fmt: off
@@ -321,13 +322,10 @@ _COPIES = re.compile("copy|copie|identity|echo|autoenc|recon|denois", re.I)
 _OTHER_COPIES = {"copy", "copy_", "deepcopy", "Identity"}
 
 
-def _speaks_of_copies(frame: FrameType | None) -> bool:
+def _speaks_of_copies(frame: FrameType) -> bool:
     """Return whether names in the functions that run say that a model is to give back its input."""
-    names: set[str] = set()
-    while frame is not None:
-        code, frame = frame.f_code, frame.f_back
-        if not is_library(code.co_filename):
-            names |= {code.co_name, *code.co_names, *code.co_varnames}
+    codes = [one.f_code for one in outwards(frame) if not is_library(one.f_code.co_filename)]
+    names = {name for code in codes for name in (code.co_name, *code.co_names, *code.co_varnames)}
     return any(_COPIES.search(name) for name in names - _OTHER_COPIES)
 
 
