@@ -16,8 +16,8 @@ from byname.diagnose.finding import Finding, explained
 from byname.errors import BynameError
 from byname.recording.distributed.ranks import rank, rank_files
 from byname.recording.facts import version
-from byname.reporting.finding_sections import Outcome
 from byname.reporting.page import ready_to_write, report
+from byname.reporting.result_sections import Outcome
 from byname.text import printable
 
 

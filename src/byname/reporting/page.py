@@ -42,7 +42,7 @@ from byname.recording.recording import Recording
 from byname.recording.recording import open as open_recording
 from byname.recording.series import Series
 from byname.recording.series_by_path import RecordedSeries, SeriesByPath
-from byname.reporting import analysis_sections, finding_sections, memory_sections, recording_sections
+from byname.reporting import recording_sections, result_sections
 from byname.reporting.panels import PageDraft, PicturePanel, Section
 from byname.table import Rows, counted
 from byname.text import printable, printable_lines
@@ -214,30 +214,30 @@ Maker = Callable[[Any, PageDraft], Section]
 
 KINDS: tuple[tuple[type, Maker], ...] = (
     (Recording, recording_sections.recording_section),
-    (finding_sections.Outcome, finding_sections.outcome_section),
+    (result_sections.Outcome, result_sections.outcome_section),
     (Recorder, recording_sections.recorder_section),
     (RecordedSeries, recording_sections.series_by_path_section),
     (SeriesByPath, recording_sections.series_by_path_section),
     (Series, recording_sections.series_section),
-    (Census, memory_sections.census_section),
-    (Growth, memory_sections.growth_section),
-    (Saved, memory_sections.saved_section),
-    (Leaves, memory_sections.rows_section),
-    (Summary, memory_sections.summary_section),
-    (Drawing, finding_sections.drawing_section),
-    (Results, analysis_sections.results_section),
-    (Analyser, lambda analyser, draft: analysis_sections.results_section(analyser.result(), draft)),
-    (Evaluation, lambda evaluation, draft: analysis_sections.records_section(evaluation.records, draft)),
-    (Records, analysis_sections.records_section),
-    (Diff, analysis_sections.diff_section),
-    (Capture, memory_sections.rows_section),
-    (Rows, memory_sections.rows_section),
+    (Census, result_sections.census_section),
+    (Growth, result_sections.growth_section),
+    (Saved, result_sections.saved_section),
+    (Leaves, result_sections.rows_section),
+    (Summary, result_sections.summary_section),
+    (Drawing, result_sections.drawing_section),
+    (Results, result_sections.results_section),
+    (Analyser, lambda analyser, draft: result_sections.results_section(analyser.result(), draft)),
+    (Evaluation, lambda evaluation, draft: result_sections.records_section(evaluation.records, draft)),
+    (Records, result_sections.records_section),
+    (Diff, result_sections.diff_section),
+    (Capture, result_sections.rows_section),
+    (Rows, result_sections.rows_section),
 )
 """The kinds of things that a report takes, the first that fits."""
 
 TOGETHER: tuple[tuple[type, Maker], ...] = (
-    (Finding, finding_sections.findings_section),
-    (Holder, finding_sections.holders_section),
+    (Finding, result_sections.findings_section),
+    (Holder, result_sections.holders_section),
 )
 """Kinds of which those that follow each other share a section."""
 
