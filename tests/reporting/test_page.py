@@ -83,11 +83,13 @@ def test_every_kind_of_thing_has_its_section(model, page):
         recorder, recorder.results["1"], recorder.results, byname.census(), growth, byname.leaves(loss, model=model),
         byname.saved(loss), byname.check(loss, model=model, optimizer=optimizer), byname.draw(model), units, units.result(),
         evaluation, byname.summary(model, torch.randn(3, 4)), byname.graph(loss), byname.holders(loss), byname.points(model),
+        byname.capture(model, "1")(torch.randn(3, 4)),
     ]  # fmt: skip
     shown = page(*things)
     headings = [
         "Recorder", "Memory", "Growth", "Leaves", "Saved for backward", "Findings", "Drawing of Sequential", "DeadUnits",
         "Evaluation of DeadUnits", "Modules of Sequential", "Graph", "Holders", "Points",
+        "Capture",
     ]  # fmt: skip
     for heading in headings:
         assert heading in shown.text

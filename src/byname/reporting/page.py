@@ -23,7 +23,6 @@ from byname.analyse.analyser import Analyser
 from byname.analyse.evaluation import Evaluation
 from byname.analyse.results import Results
 from byname.analyse.snapshots import Records
-from byname.autograd.leaves import Leaves
 from byname.autograd.saved import Saved
 from byname.codec import write_whole
 from byname.comparing.diff import Diff
@@ -222,7 +221,6 @@ KINDS: tuple[tuple[type, Maker], ...] = (
     (Census, result_sections.census_section),
     (Growth, result_sections.growth_section),
     (Saved, result_sections.saved_section),
-    (Leaves, result_sections.rows_section),
     (Summary, result_sections.summary_section),
     (Drawing, result_sections.drawing_section),
     (Results, result_sections.results_section),
@@ -230,7 +228,7 @@ KINDS: tuple[tuple[type, Maker], ...] = (
     (Evaluation, lambda evaluation, draft: result_sections.records_section(evaluation.records, draft)),
     (Records, result_sections.records_section),
     (Diff, result_sections.diff_section),
-    (Capture, result_sections.rows_section),
+    (Capture, lambda capture, draft: result_sections.rows_section(capture._table(), draft, "Capture")),
     (Rows, result_sections.rows_section),
 )
 """The kinds of things that a report takes, the first that fits."""

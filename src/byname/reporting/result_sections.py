@@ -201,9 +201,10 @@ def summary_section(summary: Summary, draft: PageDraft) -> Section:
     return _section(f"Modules of {summary.model}", summary, rows, shown, [], unit="")
 
 
-def rows_section(found: Rows[Any], draft: PageDraft) -> Section:
+def rows_section(found: Rows[Any], draft: PageDraft, title: str = "") -> Section:
     """Return the section of any other result of byname that is a table."""
-    return _section(type(found).__name__, found, _printed(found) if found._columns() else found.rows(), {}, [])
+    rows = _printed(found) if found._columns() else found.rows()
+    return _section(title or type(found).__name__, found, rows, {}, [])
 
 
 def _printed(rows: Iterable[Tabled]) -> list[Row]:
