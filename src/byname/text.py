@@ -29,9 +29,9 @@ def with_article(name: str) -> str:
     return f"{'an' if name[:1] in set('AEIOaeio') else 'a'} {name}"
 
 
-def shortened(text: str, most: int = 44) -> str:
-    """Return a text, without its middle if it is longer than `most` characters."""
-    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
+def shortened(text: str) -> str:
+    """Return a text, without its middle if it is longer than 44 characters."""
+    return text if len(text) <= 44 else f"{text[:21]}…{text[-22:]}"
 
 
 def shape_text(shape: Sequence[int] | None) -> str:

@@ -167,7 +167,7 @@ def test_nan_spoils_its_own_figures_if_it_is_to_propagate():
 def test_a_batch_with_nan_is_refused_as_a_whole(statistic):
     found = statistic(nan="raise").add([[1.0, 2.0], [3.0, 5.0]])
     before = saved(found)
-    with pytest.raises(BadArgumentError, match="1 values are NaN"):
+    with pytest.raises(BadArgumentError, match="1 values of the batch are NaN"):
         found.add([[1.0, float("nan")]])
     assert saved(found) == before
 

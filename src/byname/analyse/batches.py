@@ -27,11 +27,11 @@ def known(value: Value | None) -> Value:
     return value
 
 
-def checked_nan(nan: str) -> str:
-    """The policy, if it is one."""
-    if nan not in ("omit", "propagate", "raise"):
-        raise BadArgumentError(f"nan is one of 'omit', 'propagate', 'raise', not {nan!r}")
-    return nan
+def checked_choice(value: Any, name: str, choices: Sequence[str]) -> Any:
+    """The value of an argument that is one of some words."""
+    if value not in choices:
+        raise BadArgumentError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r:.60}")
+    return value
 
 
 def checked_channel(channel: Any) -> int | None:
@@ -41,14 +41,14 @@ def checked_channel(channel: Any) -> int | None:
     return channel
 
 
-def checked_integer(value: Any, name: str) -> int:
-    """The value of an argument that is an integer of at least 0, as Python's own."""
+def checked_integer(value: Any, name: str, least: int = 0) -> int:
+    """The value of an argument that is an integer, and not too small, as Python's own."""
     try:
-        found = -1 if isinstance(value, bool) else index(value)
+        found = least - 1 if isinstance(value, bool) else index(value)
     except TypeError:
-        found = -1
-    if found < 0:
-        raise BadArgumentError(f"{name} is an integer and not negative, not {value!r:.80}")
+        found = least - 1
+    if found < least:
+        raise BadArgumentError(f"{name} is a whole number of at least {least}, not {value!r:.80}")
     return found
 
 
@@ -137,9 +137,16 @@ def missing(samples: Tensor, mask: Tensor | None, nan: str) -> tuple[Tensor | No
     isnan = samples.isnan() if given is None else samples.isnan() & given
     if not bool(isnan.any()):
         return given, None
-    if nan == "raise":
-        raise BadArgumentError(f'{int(isnan.sum())} values of the batch are NaN, and nan="raise"')
+    counted_nan(isnan, nan)
     return (~isnan if given is None else given & ~isnan), isnan
+
+
+def counted_nan(isnan: Tensor | None, nan: str) -> int:
+    """How many values are NaN, which is refused if there are some and ``nan="raise"``."""
+    nans = 0 if isnan is None else int(isnan.sum())
+    if nans and nan == "raise":
+        raise BadArgumentError(f'{nans} values of the batch are NaN, and nan="raise"')
+    return nans
 
 
 def may_hold_nan(samples: Tensor) -> bool:
@@ -212,9 +219,7 @@ def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> SampleRows:
     if weights is not None and not bool((chosen := weights > 0).all()):
         flat, weights = flat[chosen], weights[chosen]
     absent = flat.isnan() if may_hold_nan(flat) else None
-    nans = 0 if absent is None else int(absent.sum())
-    if nans and nan == "raise":
-        raise BadArgumentError(f"{nans} values are NaN, and nan='raise'")
+    nans = counted_nan(absent, nan)
     if absent is not None and nans and nan == "omit":
         whole = ~absent.any(1)
         flat, weights = flat[whole], None if weights is None else weights[whole]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from byname.analyse.analyser import Analyser, Switched, checked_analyser
+from byname.analyse.batches import checked_choice
 from byname.analyse.passes import (
     BatchSource,
     Preserved,
@@ -83,13 +84,11 @@ class Evaluation:
         reduce: bool = False,
         progress: bool | None = None,
     ) -> None:
-        if mode not in ("eval", "train", "keep"):
-            raise BadArgumentError(f"mode is one of 'eval', 'train', 'keep', not {mode!r:.60}")
         self.analyser = checked_analyser(analyser)
         self._source = BatchSource(loader)
         self._prepare = prepare
         self._backward = backward
-        self._mode = mode
+        self._mode = checked_choice(mode, "mode", ("eval", "train", "keep"))
         self._reduce = reduce
         self._progress = progress
         self._taken: list[Record] = []

@@ -7,7 +7,17 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.analyse.batches import checked_integer, common_type, comparable, end_of, known, missing, only_mask, widest
+from byname.analyse.batches import (
+    checked_integer,
+    common_type,
+    comparable,
+    counted_nan,
+    end_of,
+    known,
+    missing,
+    only_mask,
+    widest,
+)
 from byname.analyse.statistic import Statistic
 from byname.errors import BadArgumentError
 
@@ -54,7 +64,7 @@ class Extremes(Statistic):
             _farther(known, _extreme(samples, mask, largest, known), self.count, largest)
             for known, largest in ((self._low, False), (self._high, True))
         )
-        self.nans += 0 if isnan is None else int(isnan.sum())
+        self.nans += counted_nan(isnan, self.nan)
 
     def _merge(self, other: Extremes) -> None:
         self._low = _farther(self._low, known(other._low), self.count, False)
@@ -179,9 +189,7 @@ class TopK(Statistic):
 
     def __init__(self, k: int = 10, largest: bool = True, *, nan: str = "omit") -> None:
         super().__init__(nan=nan)
-        if type(k) is not int or k < 1:
-            raise BadArgumentError(f"k is a whole number of at least 1, not {k!r}")
-        self.k = k
+        self.k = checked_integer(k, "k", 1)
         self.largest = bool(largest)
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
@@ -197,7 +205,7 @@ class TopK(Statistic):
             indices = indices.where(part[rows], -1)
         spoilt = None if isnan is None or self.nan != "propagate" else isnan.any(0)
         self._take(values[rows], indices, spoilt)
-        self.nans += 0 if isnan is None else int(isnan.sum())
+        self.nans += counted_nan(isnan, self.nan)
 
     def _fitting(self, samples: Tensor) -> torch.dtype:
         """The type that holds these and the values that are here, if the shapes fit."""
@@ -288,7 +296,7 @@ class History(Statistic):
             samples = samples[weights.flatten()]
         _, isnan = missing(samples, None, self.nan)
         self._append([samples])
-        self.nans += 0 if isnan is None else int(isnan.sum())
+        self.nans += counted_nan(isnan, self.nan)
 
     def _merge(self, other: History) -> None:
         self._append(other._parts)

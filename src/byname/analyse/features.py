@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from byname.analyse.analyser import Analyser, Sample
+from byname.analyse.batches import checked_choice
 from byname.analyse.extremes import Extremes
-from byname.analyse.layout import ChannelTally, OfChannels, checked_samples, highest, lowest, positions_of, with_channel
+from byname.analyse.layout import ChannelTally, OfChannels, highest, lowest, positions_of, with_channel
 from byname.analyse.moments import Moments, Variance
 from byname.analyse.state import callable_name
 from byname.analyse.statistic import Statistic
@@ -308,7 +309,7 @@ class DeadUnits(OfChannels):
 
     def __init__(self, *, fires: Fires = None, channel_dim: int | None = None, samples: str = "batch") -> None:
         super().__init__(channel_dim=channel_dim)
-        self.samples = checked_samples(samples)
+        self.samples = checked_choice(samples, "samples", ("batch", "tokens"))
         number = isinstance(fires, int | float) and not isinstance(fires, bool) and not math.isnan(fires)
         if not (fires is None or callable(fires) or number):
             raise BadArgumentError(f"fires is a number, or a function of the value that returns bools, not {fires!r}")

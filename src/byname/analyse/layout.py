@@ -126,13 +126,6 @@ def checked_channel(channel_dim: int | None) -> int | None:
     return channel_dim
 
 
-def checked_samples(samples: str) -> str:
-    """The argument that says what the samples of a value are, if it may be one."""
-    if samples not in ("batch", "tokens"):
-        raise BadArgumentError(f'samples= is "batch" or "tokens", not {samples!r:.40}')
-    return samples
-
-
 def channel_of(value: Tensor, channel_dim: int | None) -> int:
     """The channel's dimension: 1, which is the last of two, unless another is asked for."""
     found = 1 if channel_dim is None else channel_dim + value.ndim * (channel_dim < 0)

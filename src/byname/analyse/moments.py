@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from byname.analyse.batches import checked_channel, known, missing, per_sample
+from byname.analyse.batches import checked_channel, counted_nan, known, missing, per_sample
 from byname.analyse.power_sums import PowerSums, gathered, joined, shifted, sums_of
 from byname.analyse.statistic import Statistic
 from byname.errors import BadArgumentError
@@ -52,14 +52,11 @@ class CentralStatistic(Statistic):
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
         channel = self._channel_of(samples)
         self._check_shape(samples.shape[1:] if channel is None else samples.shape[channel : channel + 1])
-        present, absent = missing(samples, None if weights is None else weights > 0, "omit")
-        nans = 0 if absent is None else int(absent.sum())
-        if nans and self.nan == "raise":
-            raise BadArgumentError(f"{nans} values are NaN, and nan='raise'")
-        if nans and self.nan == "omit" and present is not None:
+        present, absent = missing(samples, None if weights is None else weights > 0, self.nan)
+        if absent is not None and self.nan == "omit" and present is not None:
             weights = present if weights is None else present * weights
         self._take(samples, weights, channel)
-        self.nans += nans
+        self.nans += counted_nan(absent, self.nan)
 
     def add_finite(self, samples: Tensor) -> None:
         """Take a batch as `add` does, whose values are known to be finite: there is no look for NaN."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.analyser import Analyser, Sample
+from byname.analyse.batches import checked_choice, checked_integer
 from byname.analyse.classifier import (
     LinearClassifier,
     Loss,
@@ -20,7 +21,7 @@ from byname.analyse.classifier import (
     optimizer_of,
     scored,
 )
-from byname.analyse.layout import checked_channel, checked_samples, feature_dim, positions_of, shown_dim, with_channel
+from byname.analyse.layout import checked_channel, feature_dim, positions_of, shown_dim, with_channel
 from byname.analyse.state import mapped, plain
 from byname.errors import BadArgumentError
 
@@ -82,11 +83,8 @@ class LinearProbe(Analyser):
         nan: str = "omit",
     ) -> None:
         super().__init__()
-        if classes is not None and (type(classes) is not int or classes < 1):
-            raise BadArgumentError(f"classes is how many there are, not {classes!r:.80}")
-        if nan not in ("omit", "raise"):
-            raise BadArgumentError(f"nan is 'omit' or 'raise' for a probe, not {nan!r:.80}")
-        self.classes = classes
+        self.classes = None if classes is None else checked_integer(classes, "classes", 1)
+        self._nan = checked_choice(nan, "nan", ("omit", "raise"))
         self.standardise = bool(standardise)
         self._make = _checked_optimizer(optimizer or default_optimizer)
         self._loss = loss or torch.nn.functional.cross_entropy
@@ -97,13 +95,12 @@ class LinearProbe(Analyser):
                 f"position is a sample) or a function of the value, not {features!r:.80}"
             )
         self._features = features
-        if checked_samples(samples) == "tokens":
+        if checked_choice(samples, "samples", ("batch", "tokens")) == "tokens":
             if features not in (None, "positions"):
                 raise BadArgumentError(f'samples="tokens" is features="positions", not {features!r:.80}')
             self._features = "positions"
         self._channel_dim = checked_channel(channel_dim)
         self._limit = limit
-        self._nan = nan
         self._training = True
         self._pass = object()
 

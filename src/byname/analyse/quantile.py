@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from byname.analyse.batches import checked_channel, common_type, known, missing, only_mask
+from byname.analyse.batches import (
+    checked_channel,
+    checked_choice,
+    checked_integer,
+    common_type,
+    known,
+    missing,
+    only_mask,
+)
 from byname.analyse.sketch import Sketch
 from byname.analyse.statistic import Statistic
 from byname.errors import BadArgumentError
@@ -79,9 +87,7 @@ class Quantile(Statistic):
 
     def __init__(self, *, resolution: int = 2048, channel: int | None = None, nan: str = "omit") -> None:
         super().__init__(nan=nan)
-        if type(resolution) is not int or resolution < 2:
-            raise BadArgumentError(f"resolution is a whole number of at least 2, not {resolution!r}")
-        self.resolution = resolution
+        self.resolution = checked_integer(resolution, "resolution", 2)
         self.channel = checked_channel(channel)
 
     @property
@@ -165,8 +171,7 @@ class Quantile(Statistic):
         shares = torch.as_tensor(q, dtype=torch.float64, device=self.device)
         if shares.ndim > 1 or not bool(((shares >= 0) & (shares <= 1)).all()):
             raise BadArgumentError(f"q is a share from 0 to 1, or several, not {q!r}")
-        if interpolation not in ("linear", "lower", "higher"):
-            raise BadArgumentError(f"interpolation is 'linear', 'lower' or 'higher', not {interpolation!r}")
+        checked_choice(interpolation, "interpolation", ("linear", "lower", "higher"))
         sketch = known(self._sketch)
         low, high, way = sketch.read(shares.reshape(-1))
         found = _between(low, high, way) if interpolation == "linear" else low if interpolation == "lower" else high

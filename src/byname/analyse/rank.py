@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.analyser import Sample
-from byname.analyse.batches import known
+from byname.analyse.batches import checked_choice, known
 from byname.analyse.covariance import Factor
 from byname.analyse.layout import OfChannels, positions_of, with_channel
 from byname.analyse.statistic import Statistic
@@ -94,9 +94,7 @@ class OfMatrices(OfChannels):
 
     def __init__(self, *, rows: str = "positions", channel_dim: int | None = None) -> None:
         super().__init__(channel_dim=channel_dim)
-        if rows not in ("positions", "samples"):
-            raise BadArgumentError(f"rows is one of 'positions', 'samples', not {rows!r}")
-        self.rows = rows
+        self.rows = checked_choice(rows, "rows", ("positions", "samples"))
 
     def begin(self, sample: Sample) -> dict[str, Any]:
         """No rows yet."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from byname.analyse.analyser import Analyser, Sample
-from byname.analyse.layout import Layout, checked_channel, checked_samples, positions_of, with_channel
+from byname.analyse.batches import checked_choice, checked_integer
+from byname.analyse.layout import Layout, checked_channel, positions_of, with_channel
 from byname.analyse.results import Results
 from byname.analyse.statistic import Statistic, state_of, twin
 from byname.errors import BadArgumentError
@@ -61,11 +62,9 @@ class Similarity(Analyser):
         self, *, biased: bool = False, ahead: int = 1, samples: str = "batch", channel_dim: int | None = None
     ) -> None:
         super().__init__()
-        if type(ahead) is not int or ahead < 1:
-            raise BadArgumentError(f"ahead is how many forwards one model may be ahead, at least 1, not {ahead!r:.80}")
         self.biased = bool(biased)
-        self.ahead = ahead
-        self.samples = checked_samples(samples)
+        self.ahead = checked_integer(ahead, "ahead", 1)
+        self.samples = checked_choice(samples, "samples", ("batch", "tokens"))
         self.channel_dim = checked_channel(channel_dim)
         if channel_dim is not None and samples != "tokens":
             raise BadArgumentError('channel_dim= says where the features of a token are: with samples="tokens" alone')

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from byname.analyse.batches import Batch, checked_nan, checked_weights, known, per_sample, samples_of
+from byname.analyse.batches import Batch, checked_choice, checked_weights, known, per_sample, samples_of
 from byname.analyse.state import (
     Stateful,
     class_named,
@@ -87,7 +87,7 @@ class Statistic(Stateful):
             )
 
     def __init__(self, *, nan: str = "omit") -> None:
-        self.nan = checked_nan(nan)
+        self.nan = checked_choice(nan, "nan", ("omit", "propagate", "raise"))
         self.count = 0
         self.nans = 0
         for name in self.STATE:

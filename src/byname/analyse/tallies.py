@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from byname.analyse.batches import Batch, checked_integer, missing, only_mask, tensor_of
+from byname.analyse.batches import Batch, checked_integer, counted_nan, missing, only_mask, tensor_of
 from byname.analyse.statistic import Folded, PairStatistic
 from byname.errors import BadArgumentError
 
@@ -137,7 +137,7 @@ class Histogram(Folded):
         places = torch.bucketize(values, edges, right=True)
         places -= (values == edges[-1]).long()
         found = torch.bincount(places, None if every is None else every.reshape(-1), minlength=len(edges) + 1)
-        return (found,), 0 if isnan is None else int(isnan.sum())
+        return (found,), counted_nan(isnan, self.nan)
 
     @property
     def _shown(self) -> Tensor:
@@ -173,8 +173,7 @@ class Histogram(Folded):
 
 
 def _equal_edges(bins: Any, low: Any, high: Any) -> Tensor:
-    if type(bins) is not int or bins < 1:
-        raise BadArgumentError(f"bins is a whole number of at least 1, not {bins!r}")
+    bins = checked_integer(bins, "bins", 1)
     if not -torch.inf < low < high < torch.inf:
         raise BadArgumentError(f"low is less than high, and both are finite; not {low!r} and {high!r}")
     return torch.from_numpy(np.linspace(low, high, bins + 1))  # torch.linspace differs in the last digit
@@ -316,8 +315,8 @@ def _fired(samples: Tensor, weights: Tensor | None, threshold: Threshold, nan: s
         raise BadArgumentError(f"units are bools, not {samples.dtype}: give a threshold, or add value > 0")
     fired = samples if samples.dtype is torch.bool or threshold is None else _above(samples, threshold)
     mask, isnan = missing(samples, given, nan)
-    nans = 0 if isnan is None else int(isnan.sum())
-    return ((fired.double(), None) if mask is None else ((fired & mask).double(), mask.double())), nans
+    units = (fired.double(), None) if mask is None else ((fired & mask).double(), mask.double())
+    return units, counted_nan(isnan, nan)
 
 
 def _above(samples: Tensor, threshold: float | Tensor) -> Tensor:

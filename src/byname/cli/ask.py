@@ -79,7 +79,7 @@ def print_answer(options: argparse.Namespace, about: str, top: int, *, in_json: 
         reach(request)
         answer = _awaited(process, request, options.timeout)
     finally:
-        taken_back(process, request)
+        _remove(f"{process}.request", request.answer, f"{request.answer}.py")
     if in_json and answer.facts is None:
         raise CommandError(answer.text)
     print(json.dumps(answer.facts)) if in_json else show(answer.text)
@@ -258,11 +258,6 @@ else:
         json.dump({{"text": "no PyTorch is loaded in process %d" % os.getpid()}}, file)
     os.replace(os.path.join(folder, {answer!r} + ".new"), os.path.join(folder, {answer!r}))
 """
-
-
-def taken_back(process: int, request: Request) -> None:
-    """Remove a question and its answer."""
-    _remove(f"{process}.request", request.answer, f"{request.answer}.py")
 
 
 def _folder(make: bool = False) -> Path:

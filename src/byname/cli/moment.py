@@ -135,7 +135,7 @@ def _module(frames: Sequence[FrameType]) -> str:
     return kind if inner is root else f"{f'{path} ({kind})' if path else kind} of {type(root).__name__}"
 
 
-def answer_signals(top: int = 20) -> None:
+def answer_signals() -> None:
     """Answer SIGUSR1 until Python ends, unless the program takes another handler. Processes it forks answer, too."""
     if not hasattr(signal, "SIGUSR1"):
         raise CommandError(
@@ -148,7 +148,7 @@ def answer_signals(top: int = 20) -> None:
     if before is None:
         raise CommandError("SIGUSR1 is already handled outside of Python (faulthandler.register?): --census-on-signal")
     ready()
-    ours = _answering(before, top)
+    ours = _answering(before)
     signal.signal(number, ours)
     signal.siginterrupt(number, False)  # else system calls of C++ code that does not expect it come back with EINTR
 
@@ -159,14 +159,14 @@ def answer_signals(top: int = 20) -> None:
     atexit.register(restore)
 
 
-def _answering(before: Any, top: int) -> Callable[[int, FrameType | None], None]:
+def _answering(before: Any) -> Callable[[int, FrameType | None], None]:
     answering: list[bool] = []
 
     def look(frame: FrameType | None) -> None:
         request = waiting_for(os.getpid())
         if request is not None:
             return answer_request(request, frame)
-        _write(f"census of process {os.getpid()}{where(frame)}\n{census_text(census(), top)}")
+        _write(f"census of process {os.getpid()}{where(frame)}\n{census_text(census(), 20)}")
 
     @dynamo_skip
     def answer(number: int, frame: FrameType | None) -> None:

@@ -41,7 +41,7 @@ C = TypeVar("C", bound=Case)
 
 @dataclass(frozen=True)
 class Cause(Generic[C]):
-    """One way in which a program goes wrong. Several rows may have one identifier, and tell of it in other words.
+    """One way in which a program goes wrong. Several rows may have one identifier, with different sentences.
 
     Attributes:
         id: the identifier, as in `Finding.cause`.
@@ -64,11 +64,11 @@ class Cause(Generic[C]):
             return [self.finding({**case.known, **one}) for one in facts]
 
     def finding(self, facts: Facts) -> Finding:
-        """Return the finding that tells some facts; ``details`` among them are further lines of it."""
+        """Return the finding that states some facts; ``details`` among them are further lines of it."""
         said, remedy = tell(self.says, **facts), tell(self.remedy, **facts)
         sites = said.sites if facts["noticed"] is None else (*said.sites, facts["noticed"])
-        told = {**said.facts, **remedy.facts}
-        return Finding(self.id, str(said), said.names, sites, str(remedy), facts.get("details", ()), told)
+        mentioned = {**said.facts, **remedy.facts}
+        return Finding(self.id, str(said), said.names, sites, str(remedy), facts.get("details", ()), mentioned)
 
 
 def always(case: object) -> bool:
@@ -77,7 +77,7 @@ def always(case: object) -> bool:
 
 
 def nothing_more(case: object) -> Iterable[Facts]:
-    """Return no further facts: for a sentence that mentions only what every sentence of the table may mention."""
+    """Return no further facts, for a sentence with only the facts that every sentence of the table may mention."""
     return ({},)
 
 
@@ -185,7 +185,7 @@ def _text(value: Any, spec: str) -> str:
 class Raised:
     """When an error of some type is raised, with a message that fits a pattern (PyTorch 2.7 to 2.13).
 
-    It leaves the match with the case, so that the facts need not look into the message again.
+    It stores the match in the case, so that the facts need not search the message again.
     """
 
     kinds: type[BaseException] | tuple[type[BaseException], ...]

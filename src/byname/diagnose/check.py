@@ -54,7 +54,7 @@ def check(
         optimizer: the optimizer (or optimizers) that should update them.
         example: a batch for the model: a tensor; a tuple of positional arguments; a dict of keyword arguments; or
             ``(args, kwargs)``. Its samples lie along the first dimension of each tensor.
-        ignore: a cause, or several, of which nothing is reported. A comment ``# byname: ignore[cause]`` at the end of a
+        ignore: a cause, or several, to report nothing about. A comment ``# byname: ignore[cause]`` at the end of a
             line does the same for findings that show this line.
 
     Returns:
@@ -170,12 +170,12 @@ class TwoRuns:
             The tensors in the output, and the outputs of the operations in the order of execution.
         """
         modules = modules_in(self.model)
-        with example_running(), kept(self.model), EAGERLY.held(), torch.no_grad(), _Listening() as heard:
+        with example_running(), kept(self.model), EAGERLY.held(), torch.no_grad(), _Listening() as mode:
             args, kwargs = copied((args, kwargs), self.model, modules)
             for _, tensor in tensors_in([args, kwargs]):
                 if dim is not None and tensor.dim() > dim:
                     tensor.select(dim, 0).copy_(tensor.select(dim, self._other if dim == 0 else -1).clone())
-            heard.computed.clear()
+            mode.computed.clear()
             for module in modules:
                 attributes_of(module)["training"] = False
             try:
@@ -183,7 +183,7 @@ class TwoRuns:
             except Exception as error:
                 note_on(error, "byname: raised while the model ran the example= that was given")
                 raise
-            return [one.detach().clone() for _, one in tensors_in(result)], heard.computed
+            return [one.detach().clone() for _, one in tensors_in(result)], mode.computed
 
     @property
     def has_samples(self) -> bool:
@@ -219,7 +219,7 @@ class TwoRuns:
 
 
 def _mixed(before: torch.Tensor, after: torch.Tensor, count: int) -> bool:
-    """Return whether more than the first of so many entries differ, along each dimension that has so many."""
+    """Return whether entries after the first differ, along each dimension of this size."""
     dims = [dim for dim, size in enumerate(before.shape) if size == count]
     if before.shape != after.shape or not dims:
         return False

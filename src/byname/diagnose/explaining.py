@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -125,12 +125,8 @@ class Explaining:
     @contextmanager
     def _thread(self) -> Iterator[None]:
         """Run a thread that was started within this context under the same tracker and watch."""
-        with self._tracker.in_thread():
-            if self._finite is None:
-                yield
-            else:
-                with self._finite.forward():
-                    yield
+        with self._tracker.in_thread(), nullcontext() if self._finite is None else self._finite.forward():
+            yield
 
     def _beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
         """Check one backward call before it runs; return a function that explains its error and marks freed nodes."""
@@ -140,7 +136,7 @@ class Explaining:
         try:
             if self._finite is not None:
                 done.add(safely, self._finite.after_backward)
-                safely(self._finite.before_backward, roots, inputs)
+                safely(self._finite.before_backward, roots)
             self._tracker.resume(done)
         except BaseException:
             done()
@@ -167,7 +163,7 @@ class Explaining:
             safely(self._check.tell, finding)
 
     def _tell_of_swallowed(self, error: BaseException | None) -> None:
-        """Report the findings that foretold errors which the program has caught, whose notes nobody may have seen."""
+        """Report findings that foretold errors which the program has caught, so that nobody may have seen a note."""
         shown = [explained(one) for one in related(error)] if error is not None else []
         foretold, self._foretold = self._foretold, []
         for finding, why in foretold:

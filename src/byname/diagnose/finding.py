@@ -22,8 +22,8 @@ class Finding:
         cause: the identifier of a row of the tables of causes, such as ``modified-in-place``; or ``unknown``.
         message: a sentence that describes it in the program's words.
         culprits: the names of the variables concerned, first the one to look at first.
-        sites: the lines of the story in order: where a tensor was made or saved, where it was spoilt, where the problem
-            was noticed.
+        sites: the lines of the story in order, such as where a tensor was made, where it was changed, and where the
+            problem was noticed.
         remedy: the code to write instead.
         details: further lines, such as a list of what fills the memory.
         facts: the facts that the message and the remedy mention, as plain values: names and lines as text.

@@ -1,4 +1,4 @@
-"""Followed optimizer: an optimizer of a running program, with what was so of its parameters in all steps so far."""
+"""Followed optimizer: an optimizer of a running program, and what held for its parameters in every step so far."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from byname.source.location import Site
 from byname.tracking.log import logs
 
 ENOUGH = 4
-"""Steps of an optimizer, or backward calls, of which something is said."""
+"""The fewest steps of an optimizer, or backward calls, for a finding."""
 CARRIED = 3
-"""Steps in a row that used gradients of the step before, until that is told."""
+"""Steps in a row that used gradients of the step before, at which that is reported."""
 MOST_NAMED = 200
 """Parameters that are named at a time, at most."""
 MOVED, PUT_BACK = "moved", "put back"
-"""What became of the values of a parameter: a step changed them; and they were the old ones before the next step."""
+"""Fates of the values of a parameter: a step changed them; they were the old ones again before the next step."""
 _WATCHED, _SMALL = 3, 4096
 """Parameters of an optimizer whose values are compared, and the numbers of each, at most."""
 
@@ -42,7 +42,7 @@ class Flat(NamedTuple):
 
     operation: str
     site: Site | None
-    of_one: bool = False  # a softmax along a dimension with one element, the result of which is always the same
+    of_one: bool = False  # a softmax along a dimension with one element, whose result is always the same
 
 
 class FollowedOptimizer:
@@ -70,13 +70,13 @@ class FollowedOptimizer:
         evaluating: the last steps in a row in which all of these were in evaluation mode.
         use: where some of the parameters without a gradient were used.
         flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
-        waiting: findings about parameters that a loss does not reach, told if they have no gradient at its next step.
+        waiting: findings about parameters that a loss does not reach, for those without a gradient at its next step.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
-        explained: the parameters without a gradient of which such a finding was told, by ``id``.
+        explained: the parameters without a gradient that such a finding reported, by ``id``.
         outside: the names of parameters that losses reach and that no optimizer has.
         anew: optimizers in a row, with this one, that make one step each for its parameters.
         over: whether there are no more steps to come.
-        heard: whether any backward call was seen in the program.
+        has_backward: whether any backward call was seen in the program.
         fresh: whether a backward call reached its parameters since its last step, as far as calls were looked at.
     """
 
@@ -92,7 +92,7 @@ class FollowedOptimizer:
         self.keys = frozenset(self.without)
         self.steps = self.backwards = self.idle = self.fed = self.lost = self.carried = self.anew = 0
         self.wasted = self.wasteful = self.evaluating = 0
-        self.over = self.heard = self.fresh = False
+        self.over = self.has_backward = self.fresh = False
         self.frozen, self.modal = True, ""
         self.zero: dict[int, weakref.ref[torch.Tensor]] = {}
         self.names: dict[int, Name] = {}
@@ -136,7 +136,7 @@ class FollowedOptimizer:
 
     @property
     def without_gradient(self) -> tuple[Name, ...]:
-        """The names of the parameters that had no gradient in any step, without those of which a cut was told."""
+        """The names of the parameters that had no gradient in any step, but not those in a finding about a cut."""
         return self.names_of(key for key in self.without if key not in self.explained)
 
     @property
@@ -163,9 +163,9 @@ class FollowedOptimizer:
     def zero_gradient(self) -> tuple[Name, ...]:
         """The names of the parameters whose gradient was 0 whenever it was read.
 
-        They are told if all parameters have such gradients, or weights have, not biases alone: a bias that all outputs
-        share has no gradient where a loss compares outputs, as that of a critic does. Nor is anything said of recurrent
-        weights alone: in the first step they multiply 0, and the last output has one step of the reverse direction.
+        Biases alone are not reported: a bias that all outputs share has no gradient where a loss compares outputs, as
+        that of a critic does. Nor are recurrent weights alone: in the first step they multiply 0, and the last output
+        has one step of the reverse direction.
         """
         matrices = [key for key, reference in self.zero.items() if (one := reference()) is not None and one.dim() > 1]
         recurrent = all(".weight_hh" in f".{name.path}" for name in self.names_of(matrices))
@@ -298,7 +298,7 @@ class FollowedOptimizer:
 
 
 def has_modes(module: nn.Module) -> bool:
-    """Return whether a module computes otherwise in evaluation: it has a dropout, or is a norm with statistics."""
+    """Return whether a module computes differently in evaluation: it has a dropout, or is a norm with statistics."""
     own = attributes_of(module)
     if issubclass(type(module), _BatchNorm):
         return own["_buffers"].get("running_mean") is not None

@@ -1,4 +1,4 @@
-"""Unattended: the watch of a running program, which checks each new loss, and tells what learns nothing and why."""
+"""Unattended: the watch of a running program, which checks each new loss, and reports what learns nothing and why."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from byname.diagnose.silent.samples import Batches
 from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.shuffles import Shuffles
 from byname.diagnose.silent.steps import Clipping, Schedules
-from byname.diagnose.silent.topic import LOSS_FUNCTIONS, HeardCall, Topic, patch
+from byname.diagnose.silent.topic import LOSS_FUNCTIONS, ObservedCall, Topic, patch
 from byname.diagnose.silent.validation import EvaluationMode
 from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name
@@ -52,13 +52,13 @@ _CALLS, _GROWN_BY = 8, 4
 three iterations after the first."""
 _CALLS_OF_WASTE = 64
 """Calls of each line whose graph is looked at where gradients are cleared between backward calls."""
-_LOOKED_INTO, _FIRST, _HEARD_IN = 2, 16, 64
+_LOOKED_INTO, _FIRST, _OBSERVED_IN = 2, 16, 64
 """Steps in which modules inside of others are looked at; outermost modules, and the steps themselves; losses, and
 modules that were not called before."""
 _TELL_AT = (64, 1024)
-"""Steps at which what was found is told; otherwise it is told when the program ends."""
+"""Steps at which findings are reported; the others are reported when the program ends."""
 _FORETELLING = ("backward-twice", "modified-in-place", "no-grad-path", "optimizer-step-between")
-"""Causes of errors that backward raises, and gives a note about the same."""
+"""Causes of errors that backward raises with a note of the same content."""
 _MOST_HELD = 50
 
 
@@ -78,11 +78,11 @@ class _Backwards:
 class RunningCheck:
     """Check of the first backward calls of each line, and of all steps of optimizers until the program ends.
 
-    Nobody has said which model should learn from which loss. So it asks only about the optimizers that have a parameter
-    of the graph. Of their parameters that the loss does not reach, it reports only those that a recorded call cut off,
-    and that have no gradient from any other loss when the optimizer makes its step. It looks whether gradients are
-    there, at each step, as long as some are missing, and reads values at a few steps only. What it finds is told after
-    many steps, or when the program ends, if it was so in every step until then.
+    The user has not said which model should learn from which loss, so only optimizers with a parameter in the graph are
+    checked. Of their parameters that the loss does not reach, it reports only those that a recorded call cut off, and
+    that have no gradient from any other loss at the optimizer's step. It checks at each step whether gradients are
+    there, as long as some are missing, and reads values at a few steps only. It reports after many steps, or when the
+    program ends, what held in every step until then.
 
     Attributes:
         made: the steps of all optimizers so far.
@@ -102,16 +102,16 @@ class RunningCheck:
         self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]]]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
         self._ungraded: dict[tuple[ThisCode, int], int] = {}
-        self._leaf_losses = self._heard = self._over = False
+        self._leaf_losses = self._has_backward = self._over = False
         self._schedules, self._weights = Schedules(self), Weights(self)
         kinds = (Loading, Clipping, EvaluationMode, Batches, Sequences, Shuffles, Ranks)
         self._topics: list[Topic] = [self._schedules, self._weights, *(kind(self) for kind in kinds)]
-        self._hearing = [one.heard for one in self._topics if type(one).heard is not Topic.heard]
+        self._applying = [one.applied for one in self._topics if type(one).applied is not Topic.applied]
         self._running = [one.ran for one in self._topics if type(one).ran is not Topic.ran]
         self._evaluating = [one.evaluated for one in self._topics if type(one).evaluated is not Topic.evaluated]
 
     def begin(self, block: Undo) -> None:
-        """Watch until the block is left; then tell what was found."""
+        """Watch until the block is left; then report the findings."""
         block.add(safely, self._end)
         patch(block, torch.optim.Optimizer, "__init__", lambda call, _: self._made.append(weakref.ref(call.args[0])))
         block.register(register_optimizer_step_pre_hook, self._before_step)
@@ -131,22 +131,22 @@ class RunningCheck:
             self._report(finding)
 
     def _tell_all(self, causes: Iterable[Cause[C]], case: C) -> list[Finding]:
-        """Tell what is found by some causes, and return it."""
+        """Report the findings of some causes, and return them."""
         found = [finding for cause in causes for finding in cause.findings(case)]
         for finding in found:
             self.tell(finding)
         return found
 
-    def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
+    def applied(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
         """Note a call of a loss, or of a dropout without gradients, in the first steps; a tensor copied to itself."""
         drops = function is dropout and not torch.is_grad_enabled()
         if function is torch.Tensor.copy_:
             is_of_use = self.made > 0 and _is_one_memory(*args[:2])
         else:
-            is_of_use = self.made <= _HEARD_IN and (drops or function in LOSS_FUNCTIONS)
+            is_of_use = self.made <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS)
         if is_of_use:
-            call = HeardCall(function, args, kwargs, frame)
-            for note in self._hearing:
+            call = ObservedCall(function, args, kwargs, frame)
+            for note in self._applying:
                 safely(note, call)
 
     def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
@@ -155,9 +155,9 @@ class RunningCheck:
         if not is_graded:
             is_enough = depth > 0 or self._is_enough(module, frame)
         else:
-            is_enough = self.made > (_LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _HEARD_IN)
+            is_enough = self.made > (_LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN)
         if not is_enough and (depth or self._has_parameters(module)):
-            call = HeardCall(module, args, kwargs, frame, depth)
+            call = ObservedCall(module, args, kwargs, frame, depth)
             for note in self._running if is_graded else self._evaluating:
                 safely(note, call)
 
@@ -171,7 +171,7 @@ class RunningCheck:
         caller = frame.f_back or frame
         place = ThisCode(caller.f_code), caller.f_lasti
         number = self._ungraded[place] = self._ungraded.get(place, 0) + 1
-        return number > _HEARD_IN and number & (number - 1) != 0
+        return number > _OBSERVED_IN and number & (number - 1) != 0
 
     def _has_parameters(self, module: nn.Module) -> bool:
         """Return whether a module has parameters, unlike a loss."""
@@ -183,14 +183,14 @@ class RunningCheck:
     def before(self, run: BackwardCall, roots: Sequence[Any]) -> list[Finding]:
         """Check the roots of a backward call that is about to run; return the findings that foretell an error of it.
 
-        Each line's first call is checked fully, and a later one for a graph that has grown. What foretells an error is
-        not reported yet: the note on the error says it, too.
+        Each line's first call is checked fully, and a later one for a graph that has grown. A finding that foretells an
+        error is not reported yet, since the note on the error says the same.
         """
         line = self._lines.setdefault(run.line.place, _Backwards())
         line.calls += 1
         if run.partial:
             return []
-        self._heard = True
+        self._has_backward = True
         if self._weights.dead:
             self._weights.note_losses(roots)
         for followed in line.reached.values() if line.calls > _CALLS else ():
@@ -265,7 +265,7 @@ class RunningCheck:
         self._look_for_rebinding(loss, free, line)
 
     def _look_for_rebinding(self, loss: Loss, free: Sequence[torch.Tensor], line: _Backwards) -> None:
-        """Tell of parameters that no optimizer has, and that a step by hand leaves as they are."""
+        """Report parameters that no optimizer has, and that a step by hand leaves unchanged."""
         if line.calls == 1 and free and (rebinding := rebinding_in(loss.line.code)) is not None:
             line.rebinding, line.before = rebinding, [(weakref.ref(one), sum_of(one)) for one in free]
         elif line.calls == ENOUGH and line.rebinding is not None:
@@ -279,8 +279,8 @@ class RunningCheck:
     def _note_cuts(self, graph: FailureContext, optimizers: Sequence[Any], every: Sequence[Any]) -> None:
         """Note the findings about optimizers' parameters that recorded calls cut off from a loss.
 
-        Those of an optimizer that has other parameters of the graph are told at its next step. The others, and those
-        whose cut is in doubt, are told if the parameters never get a gradient.
+        If the optimizer has other parameters of the graph, they are reported at its next step. The others, and those
+        with a doubtful cut, are reported if the parameters never get a gradient.
         """
         concerned, reached = set(map(id, optimizers)), set(map(id, graph.leaves))
         for optimizer in {id(one): one for one in [*optimizers, *every]}.values() if graph.roots else ():
@@ -353,7 +353,7 @@ class RunningCheck:
             }
 
     def _end(self) -> None:
-        """Tell what was found of a program that ends."""
+        """Report the last findings when the program ends."""
         self._over, every = True, self.optimizers()
         for topic in self._topics:
             safely(topic.end, every)
@@ -365,10 +365,10 @@ class RunningCheck:
                 self._tell_all([NEVER_STEPPED], followed)
 
     def _tell_of(self, followed: FollowedOptimizer) -> None:
-        """Tell what was so in all steps of an optimizer."""
+        """Report what held in all steps of an optimizer."""
         if followed.steps < ENOUGH or id(followed) in self._told or self._leaf_losses:
             return
-        followed.over, followed.heard, followed.outside = self._over, self._heard, self._outside_names
+        followed.over, followed.has_backward, followed.outside = self._over, self._has_backward, self._outside_names
         followed.explained = set()
         for finding, keys in followed.cuts:
             if keys <= followed.without.keys() and not keys & followed.explained:

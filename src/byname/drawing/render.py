@@ -368,16 +368,8 @@ def _boxes(inside: dict[int | None, list[Box]], parent: int | None, indent: str,
             yield indent + syntax.node.format(number=box.number, words=words, fill=fill, left=left, right=right)
 
 
-def _mermaid_text(words: str) -> str:
-    """Return text for Mermaid, in double quotes, with codes for the characters that have a meaning there.
-
-    >>> _mermaid_text('a "b" <c>#1')
-    '"a #quot;b#quot; #lt;c#gt;#35;1"'
-    """
-    return f'"{printable_lines(words).translate(_CODES)}"'
-
-
 _CODES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "\n": "<br>", "`": "#96;"})
+"""Codes of Mermaid for the characters that have a meaning in its texts."""
 
 _DOT = _Syntax(
     begin='digraph byname {\n  node [shape=box, style="rounded,filled", fontname="sans-serif"];\n'
@@ -392,7 +384,7 @@ _DOT = _Syntax(
 _MERMAID = _Syntax(
     begin="flowchart TD",
     end="",
-    quoted=_mermaid_text,
+    quoted=lambda words: f'"{printable_lines(words).translate(_CODES)}"',
     node="n{number}{left}{words}{right}",
     opened="{indent}subgraph n{number}[{words}]",
     closed="end",

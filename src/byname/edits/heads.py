@@ -31,7 +31,9 @@ def heads_of(root: nn.Module, event: Event, value: Tensor, around: Surroundings,
         at = 1 if dim is None else dim
         if numbers and -value.ndim <= at < value.ndim and value.shape[at] not in numbers:
             raise _unknown(path, value, numbers, f"dimension {at} is not that of the {max(numbers)} heads", size)
-        if dim is None and not (_gives_heads(event) or _in_second(around, value, numbers, found)):
+        function = path.rpartition(".")[2].rstrip("_0123456789") if event.kind == "operation" else ""
+        gives_heads = function in ("flex_attention", "scaled_dot_product_attention")
+        if dim is None and not (gives_heads or _in_second(around, value, numbers, found)):
             raise _unknown(path, value, numbers, found if isinstance(found, str) else "more than one fits", size)
         return None
     mixed = _mixing(root, event, found)
@@ -62,12 +64,6 @@ def _numbers(root: nn.Module, found: Heads | str) -> set[int]:
     if isinstance(found, str):
         return {count for one in modules_by_path(root).values() for count in head_counts(one)}
     return {found.number, found.keys or found.number, found.number // (found.keys or 1)}
-
-
-def _gives_heads(event: Event) -> bool:
-    """Return whether a value is the result of a function of attention: its dimension 1 is that of the heads."""
-    operation = event.path.rpartition(".")[2].rstrip("_0123456789")
-    return event.kind == "operation" and operation in ("flex_attention", "scaled_dot_product_attention")
 
 
 def _in_second(around: Surroundings, value: Tensor, numbers: set[int], found: Heads | str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from byname.analyse.batches import checked_choice
 from byname.analyse.evaluation import Evaluation, Snapshots
 from byname.analyse.snapshots import Schedule
 from byname.errors import BadArgumentError
@@ -71,11 +72,9 @@ class TakesSnapshots(TrainingListener):
         model: nn.Module | None = None,
     ) -> None:
         super().__init__()  # that of the trainer's own class of callbacks
-        if count not in ("step", "batch"):
-            raise BadArgumentError(f"count is one of 'step', 'batch', not {count!r:.60}")
+        self._count = checked_choice(count, "count", ("step", "batch"))
         self.evaluation = evaluation
         self.schedule = schedule or Schedule(start, every, tuple(at), end)
-        self._count = count
         self._model = model
 
     def begins(self, model: nn.Module, at: Progress) -> None:

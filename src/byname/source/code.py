@@ -252,6 +252,12 @@ def names_bound(statement: ast.AST) -> set[str]:
     return {name_of(one) or (ast.unparse(one) if isinstance(one, ast.expr) else "") for one in found}
 
 
+def names_read(statement: ast.stmt) -> set[str]:
+    """Return the variables that a statement reads."""
+    names = [one for one in ast.walk(statement) if isinstance(one, ast.Name)]
+    return {one.id for one in names if isinstance(one.ctx, ast.Load) or isinstance(statement, ast.AugAssign)}
+
+
 def definition_of(code: CodeType) -> Function | None:
     """Return the syntax tree of the function with this code; None if the source is missing, changed or ambiguous."""
     source = source_of(code)

@@ -199,7 +199,7 @@ class DataEdit(NamedTuple):
 class CallListener(Protocol):
     """Interface of a listener that gets calls while they run, before their results go back to the program."""
 
-    def heard(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
+    def applied(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
         """Note a call of one of PyTorch's functions that are written in Python, or of copy_()."""
 
     def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:

@@ -185,7 +185,7 @@ class TrackingMode(TorchFunctionMode):
                 return self._switch(func, args, frame)
         given = (*args, *kwargs.values()) if kwargs else args
         if self.log.listener is not None and (func is _COPY or (kind == COMPOSITE and (is_known or is_pytorchs(func)))):
-            self.log.listener.heard(func, args, kwargs, frame)
+            self.log.listener.applied(func, args, kwargs, frame)
         targets = targets_of(kind, args, kwargs)
         versions = versions_of(targets) if targets else ()
         trainable = kind == SETTER and _required_grad(targets)

@@ -207,14 +207,14 @@ def test_a_probe_that_was_not_trained_is_not_evaluated():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"classes": 0}, "classes is how many there are"),
+        ({"classes": 0}, "classes is a whole number"),
         ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1)}, "optimizer is a function"),
         ({"optimizer": lambda parameters: parameters}, "makes an optimizer"),
         ({"optimizer": lambda parameters: torch.optim.SGD([torch.zeros(1)], lr=1)}, "and no others"),
         ({"metrics": {"loss": print}}, "a figure 'loss' of its own"),
         ({"metrics": {"acc": "accuracy"}}, "is a function of logits and targets"),
         ({"features": "flat"}, "features is None"),
-        ({"nan": "propagate"}, "nan is 'omit' or 'raise'"),
+        ({"nan": "propagate"}, "nan is one of 'omit', 'raise'"),
     ],
 )
 def test_bad_settings_are_refused_when_it_is_made(settings, message):

@@ -39,20 +39,20 @@ def _changed_in(context: FailureContext) -> _Changed:
     """Return the facts of the saved tensors that were changed since; for an error one at most."""
     if not context.has_graph:
         return _Changed([], [])
-    spoilt = [slot for slot in slots_of(context.walk) if slot.state == "modified"]
-    changed = {slot.number: slot for slot in spoilt if context.can_fail_at(slot.number)}
+    modified = [slot for slot in slots_of(context.walk) if slot.state == "modified"]
+    changed = {slot.number: slot for slot in modified if context.can_fail_at(slot.number)}
     first = [changed[number] for number in context.order() if number in changed] if changed else []
     if context.error is not None:
-        first = _told(context, first, context.message)[:1]
+        first = _reported(context, first, context.message)[:1]
     groups = _by_step([_Change(context, slot) for slot in _one_of_each(first)])
     stepped = [one.facts_of_step([other.name for other in others]) for one, *others in groups if one.is_stepped()]
     return _Changed([one.facts() for one, *_ in groups if not one.is_stepped()], stepped)
 
 
-def _told(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
+def _reported(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
     """Return the slots that fit the versions in PyTorch's message, or all slots if none fits."""
-    told = versions_told(message)
-    fitting = [slot for slot in slots if versions_of(context.walk.nodes[slot.number], slot.name) == told]
+    versions = versions_told(message)
+    fitting = [slot for slot in slots if versions_of(context.walk.nodes[slot.number], slot.name) == versions]
     return fitting or slots
 
 
@@ -247,7 +247,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 class _ChangedVariable(NamedTuple):
-    """The variable that a failing expression changes, such as ``t`` of ``t[0] += m``, its value, and what to write."""
+    """The variable that a failing expression changes, such as ``t`` of ``t[0] += m``, its value, and advice."""
 
     name: Name
     value: Any

@@ -1,4 +1,4 @@
-"""Iterations: backward-twice, graph-grows, graph-in-grad, and the variable that carries an earlier graph on."""
+"""Iterations: backward-twice, graph-grows, graph-in-grad, and the variable that keeps an earlier graph."""
 
 from __future__ import annotations
 
@@ -301,8 +301,8 @@ def _grown(context: FailureContext) -> list[Facts]:
     if join.is_chain:
         how = "{variable} carries it from one {unit} to the next{joined:at}, so the graph takes more memory and more "
         how += "time with every iteration" if unit == "iteration" else "time with each of them, until that is detached"
-    told = tell(how, variable=context.variable(join.carrier), joined=join.site, unit=unit)
-    return [{"passed": counted(len(passed), f"earlier {unit}"), "how": told}]
+    said = tell(how, variable=context.variable(join.carrier), joined=join.site, unit=unit)
+    return [{"passed": counted(len(passed), f"earlier {unit}"), "how": said}]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Loss: a backward call that is about to be made, and the causes that what computed the input of its loss shows."""
+"""Loss: a backward call that is about to be made, and causes in the operations before its loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from byname.source.location import Site
 
 COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
 BY_HAND = {"PowBackward", "AbsBackward", "MulBackward"}
-"""What a loss that is written by hand makes of a difference."""
+"""Nodes that a loss written by hand applies to a difference."""
 MOVES = {"ViewBackward", "UnsafeViewBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "TBackward"}
 
 
@@ -69,10 +69,15 @@ def kind_of(node: Any) -> str:
     return type(node).__name__.rstrip("0123456789")
 
 
+def shape_of(node: Any) -> tuple[int, ...]:
+    """Return the shape of a node's result, of the first of several."""
+    return tuple(node._input_metadata[0].shape)
+
+
 def dim_of(node: Any) -> int:
     """Return the dimension along which a node works, which is saved as a large number if it counts from the last."""
     dim = int(node._saved_dim)
-    return dim if dim < 1 << 63 else dim - (1 << 64) + len(node._input_metadata[0].shape)
+    return dim if dim < 1 << 63 else dim - (1 << 64) + len(shape_of(node))
 
 
 def input_of(node: Any) -> Any:
@@ -102,7 +107,7 @@ _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),
     "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "sigmoid", "binary_cross_entropy_with_logits"),
 }
-"""Losses with a softmax or sigmoid of their own: the node before which it stands twice, and both in words."""
+"""Losses that apply a softmax or sigmoid: the node of a second one, and both in words."""
 
 _NO_LOGARITHM = {
     "SoftmaxBackward": "a softmax",
@@ -110,7 +115,7 @@ _NO_LOGARITHM = {
     "AddmmBackward": "a linear layer",
     "ReluBackward": "a relu",
 }
-"""What gives no log-probabilities, by the node, in words."""
+"""Nodes whose results are no log-probabilities, each in words."""
 _TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 
 
@@ -143,7 +148,7 @@ def _over_samples(loss: Loss) -> Iterator[Facts]:
     """Yield a log_softmax of (samples, classes) along the samples, whose result nll_loss takes."""
     for node in loss.of_kinds(_TAKES_LOGARITHMS):
         given = node.next_functions[0][0]
-        shape = tuple(given._input_metadata[0].shape) if kind_of(given) == "LogSoftmaxBackward" else ()
+        shape = shape_of(given) if kind_of(given) == "LogSoftmaxBackward" else ()
         if len(shape) == 2 and shape[0] != shape[1] and dim_of(given) == 0:
             sites = {"given": loss.site(given), "used": loss.site(node)}
             yield {"samples": shape[0], "shape": str(shape), **sites}
@@ -155,13 +160,13 @@ _RANGES = {
     "TanhBackward": ("a tanh", -1.0, 1.0),
     "ReluBackward": ("a relu", 0.0, math.inf),
 }
-"""What gives values of some range only, by the node, in words."""
+"""Nodes whose results have a limited range, each in words, with the range."""
 _MOST_NUMBERS = 1 << 22
 """Numbers of targets that are compared with a range, at most."""
 
 
 def _unreachable(loss: Loss) -> Iterator[Facts]:
-    """Yield comparisons of what has a range with targets most of which lie outside of it."""
+    """Yield losses that compare values of a limited range with targets that mostly lie outside of it."""
     compared = [(input_of(node), node, held) for node, held in _held(loss.of_kinds(COMPARING), "target")]
     for given, node, target in [*compared, *_by_hand(loss)]:
         what, least, most = _RANGES.get(activation_of(given), ("", 0.0, 0.0))
@@ -177,7 +182,7 @@ def _held(nodes: Iterable[Any], slot: str) -> list[tuple[Any, torch.Tensor]]:
 
 
 def _by_hand(loss: Loss) -> Iterator[tuple[Any, Any, torch.Tensor]]:
-    """Yield what a loss by hand subtracts targets from, or them from, with the node of the loss and the targets."""
+    """Yield the value in a difference with targets in a loss by hand, the node of the difference, and the targets."""
     for node, difference in _held(loss.of_kinds(BY_HAND), "self"):
         minus = node.next_functions[0][0]
         is_minus = kind_of(minus) == "SubBackward" and all(one is minus for one, _ in node.next_functions)
@@ -207,7 +212,7 @@ def _outside(target: torch.Tensor, least: float, most: float) -> tuple[float, st
 
 
 def _no_probabilities(loss: Loss) -> Iterator[Facts]:
-    """Yield targets of a binary cross-entropy that are no probabilities, where all of them count."""
+    """Yield binary cross-entropies over all their targets, some of which are no probabilities."""
     for node, target in _held(loss.of_kinds(["BinaryCrossEntropyWithLogitsBackward"]), "target"):
         share, ends = _outside(target, 0.0, 1.0)
         if share > 0.05 and node._saved_reduction and not any(True for _ in _held([node], "weight")):
@@ -219,7 +224,7 @@ _BOUNDED = {
     "LogSoftmaxBackward": (("ReluBackward", "SigmoidBackward"), "cross_entropy (log_softmax)"),
     "BinaryCrossEntropyWithLogitsBackward": (("ReluBackward", "SoftmaxBackward"), _WITH_LOGITS),
 }
-"""Losses that take logits: the nodes of what bounds these, and the loss in words."""
+"""Losses that take logits: the nodes that bound their values, and the loss in words."""
 
 
 def _rectified(loss: Loss) -> Iterator[Facts]:
@@ -271,4 +276,4 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "swap the arguments: {loss}(prediction, target)"),
 )
 # fmt: on
-"""Causes that an activation before a loss shows."""
+"""Causes that concern an activation before a loss."""

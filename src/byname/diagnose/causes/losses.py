@@ -1,4 +1,4 @@
-"""Losses: computations that are hardly ever meant, found in a graph or its source, such as double-softmax."""
+"""Losses: computations that are nearly always mistakes, found in a graph or its source, such as double-softmax."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from byname.diagnose.causes.loss import (
     dim_of,
     is_first,
     kind_of,
+    shape_of,
 )
 from byname.diagnose.causes.not_reached import cut_before, cuts_beside, why_cut
 from byname.diagnose.causes.out_of_place import without_data
@@ -42,17 +43,17 @@ def _broadcast(loss: Loss) -> Iterator[Facts]:
     for expanded, node in compared:
         lookup = loss.context.lookup
         if kind_of(expanded) == "ExpandBackward":
-            before, after = tuple(expanded._saved_self_sym_sizes), tuple(expanded._input_metadata[0].shape)
+            before, after = tuple(expanded._saved_self_sym_sizes), shape_of(expanded)
             if before != after and lookup.call(expanded) == lookup.call(node):  # not expanded by the program
                 yield {"before": str(before), "after": str(after), "compared": loss.site(node)}
 
 
 def _squares(loss: Loss) -> Iterator[Facts]:
-    """Yield a difference of (N, 1) and (N,), which is (N, N), of which a loss is made by hand."""
+    """Yield a difference of (N, 1) and (N,), which has shape (N, N), in a loss written by hand."""
     for node in loss.of_kinds(BY_HAND):
         minus = node.next_functions[0][0]
         terms = minus.next_functions if kind_of(minus) == "SubBackward" else ()
-        shape = tuple(minus._input_metadata[0].shape) if terms else ()
+        shape = shape_of(minus) if terms else ()
         if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1 or (None, 0) not in terms:
             continue
         given, output = next(term for term in terms if term[0] is not None)
@@ -70,11 +71,11 @@ def _squares(loss: Loss) -> Iterator[Facts]:
 
 
 def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether all that is computed from a node, number by number, is given to a mean or a sum."""
+    """Return whether every elementwise result of a node goes into a mean or a sum."""
     waiting = [node]
     for one in waiting:
         for user in [walk.nodes[user] for user in walk.users[walk.numbers[one]]]:
-            is_alike = kind_of(user) in _EACH and tuple(user._input_metadata[0].shape) == shape
+            is_alike = kind_of(user) in _EACH and shape_of(user) == shape
             if is_alike and len(waiting) < 24:
                 waiting.append(user)
             elif kind_of(user) not in ("MeanBackward", "SumBackward"):
@@ -85,7 +86,7 @@ def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...]) -> bool:
 _EACH = {*BY_HAND, "WhereBackward", "AddBackward", "SubBackward", "DivBackward", "ClampBackward", "ClampMaxBackward"}
 _MAKES_COLUMNS = {*MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
 _ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|(view|reshape)(?!\(-1\))|\.T\b|\.m?[tT]\(|transpose")
-"""Words by which statements make values ready to be compared with all others."""
+"""Words in statements that broadcast on purpose."""
 
 
 def _edited(loss: Loss) -> Iterator[Facts]:
@@ -154,7 +155,7 @@ _LOG = re.compile(r"log_?p(rob|i\b|\b|s\b)|log_softmax")  # log_prob, logp, log_
 
 
 def _leaf_losses(loss: Loss) -> Iterator[Facts]:
-    """Yield losses that are computed from nothing that requires grad, such as a number made a tensor again."""
+    """Yield losses without any input that requires grad, such as a number converted back to a tensor."""
     for root in loss.context.roots:
         if not is_tensor(root) or issubclass(type(root), nn.Parameter):
             continue
@@ -247,7 +248,7 @@ def flat_in(loss: Loss) -> Flat | None:
         kind = kind_of(node)
         if kind in _FLAT:
             return Flat(kind.removesuffix("Backward").lower(), loss.site(node))
-        shape = tuple(node._input_metadata[0].shape) if kind in _SOFTMAX else ()
+        shape = shape_of(node) if kind in _SOFTMAX else ()
         if shape and shape[dim_of(node)] == 1:
             return Flat(_SOFTMAX[kind], loss.site(node), of_one=True)
     return None
@@ -257,7 +258,7 @@ _SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
 
 
 def _overwritten(loss: Loss) -> Iterator[Facts]:
-    """Yield the variable of a loss of which a loop keeps only the value of its last round."""
+    """Yield the variable of a loss if a loop overwrites it in each round, and so keeps the last value only."""
     line = line_of(loss.frame)
     code = line.code
     if code is None or not _JUMPS & {*code.co_code[: line.instruction : 2]}:
@@ -331,4 +332,4 @@ LOSSES: tuple[Cause[Loss], ...] = (
         "and was given requires_grad itself: no parameter gets a gradient from it{cut}", "{remedy}"),
 )
 # fmt: on
-"""Causes that a loss shows before a backward call of a running program: hardly ever is it meant so."""
+"""Causes found in a loss before a backward call of a running program."""

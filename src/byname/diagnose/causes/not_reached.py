@@ -129,7 +129,7 @@ def _left_off(cut: DetachPoint) -> Site | None:
 
 
 def why_cut(cut: DetachPoint) -> str:
-    """Return why no gradient flows back through a call, as the rest of a sentence."""
+    """Return why no gradient flows back through a call, as the end of a sentence."""
     return _words_of(cut)[0]
 
 

@@ -1,6 +1,6 @@
 """Ownership: not-in-optimizer, orphaned-parameter, shared-memory, free-leaf.
 
-These findings tell which optimizer has the parameters that get a gradient, and whether anything uses the gradient.
+These findings say which optimizer has the parameters that get a gradient, and whether anything uses the gradient.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _optimized(context: FailureContext) -> dict[int, torch.Tensor]:
 
 
 def _leaves(context: FailureContext) -> list[Leaf]:
-    """Return the leaves that no other optimizer has, if there is something to say of any leaf or parameter."""
+    """Return the leaves that no other optimizer has, if any leaf or parameter may be worth a finding."""
     optimized = context.once(_optimized)
     free = (one for one in context.leaves if not issubclass(type(one), nn.Parameter))
     unowned = (one for one in context.leaves if id(one) not in optimized) if context.optimizers else free
@@ -241,7 +241,7 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
     tensor = leaf.tensor
     if tensor is None:
         return True
-    if any(tensor is root for root in context.roots):  # of a loss that is a leaf something else is said
+    if any(tensor is root for root in context.roots):  # a loss that is a leaf is a finding of its own
         return False
     if leaf.site is not None and is_library(leaf.site.file):  # as transformers does, so that checkpoints have gradients
         return False

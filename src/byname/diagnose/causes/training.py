@@ -1,7 +1,7 @@
-"""Training: what was so in every step of an optimizer, or in every backward call, of a program that runs.
+"""Training: what held in every step of an optimizer, or in every backward call, of a running program.
 
 To add a cause: a row with a condition on the facts of an optimizer (`FollowedOptimizer`), and a function that yields
-further facts where the sentence needs some. What is no more than likely begins with ``suspicious:``.
+further facts where the sentence needs some. A sentence about something that is only likely begins with ``suspicious:``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from byname.table import counted
 from byname.tracking.log import Change, changes_of, logs
 
 MANY = 8
-"""Steps after which something is said of some parameters of an optimizer, while others of it learn."""
+"""Steps after which some parameters of an optimizer are reported while its others learn."""
 ANEW = 8
-"""Optimizers in a row that make one step each for the same parameters, until that is told."""
+"""Optimizers in a row with one step each for the same parameters, at which that is reported."""
 WASTEFUL = 3
-"""Steps in a row before which gradients were cleared between backward calls, until that is told."""
+"""Steps in a row with gradients cleared between backward calls before them, at which that is reported."""
 
 
 def _strangers(followed: FollowedOptimizer) -> Iterator[Facts]:
@@ -51,7 +51,7 @@ def _strangers(followed: FollowedOptimizer) -> Iterator[Facts]:
         if followed.use is not None and followed.use.cut is not None:
             used, remedy = _used(followed.use, names)
             why += used
-    elif not followed.heard:
+    elif not followed.has_backward:
         why = ". No call of backward() was seen"
         remedy = "call loss.backward() before the step; without its parentheses, loss.backward calls nothing"
     else:

@@ -246,12 +246,15 @@ _USUAL = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 def can_look(tensor: torch.Tensor) -> bool:
     """Return whether the numbers of a tensor can be read here and now. Callers hold `DisableTorchFunction`."""
-    kind = tensor.dtype
-    if not (kind.is_floating_point or kind.is_complex) or tensor.is_meta or tensor.is_nested:
+    return (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and is_readable(tensor)
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has numbers, of any dtype, that can be read now. Callers hold `DisableTorchFunction`."""
+    if tensor.is_meta or tensor.is_nested or torch._C._get_tracing_state() is not None:
         return False
-    if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    capturing = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not capturing and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def not_finite(tensor: torch.Tensor) -> torch.Tensor:

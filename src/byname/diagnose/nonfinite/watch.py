@@ -66,7 +66,7 @@ class FiniteWatch:
         """Return a mode that follows the computations of this thread from its ``start()`` to its ``stop()``."""
         return OriginsMode(self._origins)
 
-    def before_backward(self, roots: Sequence[Any], inputs: Any = None) -> None:
+    def before_backward(self, roots: Sequence[Any]) -> None:
         """Watch the backward call that this thread is about to make; report at once if a root is not finite.
 
         Each call must be followed by a call of `after_backward`.
@@ -128,11 +128,11 @@ class FiniteWatch:
             self._tell(*of_backward(run))
 
     def _spoil(self, walk: Walk) -> None:
-        """Note the leaves into which a step may now carry the gradients that are not finite."""
+        """Note the leaves that a step may now update with gradients that are not finite."""
         self._spoilt.update((id(leaf), weakref.ref(leaf)) for leaf in _leaves(walk))
 
     def _is_consequence(self, walk: Walk) -> bool:
-        """Return whether a leaf holds NaN or Inf that gradients, of which a finding was told, have left in it."""
+        """Return whether a leaf holds NaN or Inf left by gradients that were reported already."""
         known = [leaf for leaf in _leaves(walk) if (one := self._spoilt.get(id(leaf))) is not None and one() is leaf]
         return not all(map(is_finite, known))
 

@@ -1,4 +1,4 @@
-"""Loading: ``load_state_dict`` that restores nothing, that loads nothing, or the result of which is overwritten."""
+"""Loading: calls of ``load_state_dict`` that restore nothing, load nothing, or whose result is overwritten."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext, assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, called_as, patch, row
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, called_as, patch, row
 from byname.naming.name import at
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in, state_of
@@ -52,13 +52,13 @@ LOADS_AN_ALIAS = row("loads-itself",
 LOADS_NO_OTHER = row("loads-nothing",
     "load_state_dict(){noticed:at} changes nothing in {module}: {state} has its own tensors only, as its "
     "state_dict(){kept:at} gave them",
-    "load the state of another model, or of a checkpoint; where names were compared, none was the same")
+    "load the state of another model, or of a checkpoint; if the program compares names first, no name was equal")
 LOADS_NOTHING = row("loads-nothing",
     "load_state_dict(strict=False){noticed:at} loads {matched} of the {given} of {state}: their names, such as "
     "'{name}', are not those of {module}, such as '{wanted}'", "{remedy}")
 LOADS_ANOTHER = row("loads-another-model",
     "load_state_dict(){noticed:at} gives its weights to a {kind} that is never called; {model}{called:at}, another one "
-    "of the same shapes, is trained, and had none of these weights: as where a model is made anew after the loading",
+    "of the same shapes, is trained, and had none of these weights: probably the program made it after the loading",
     "load the weights into the model that is trained, after the last line that makes it")
 INIT_AFTER_LOAD = row("overwritten-after-loading",
     "{names:3} {names:was|were} loaded from a checkpoint{loaded:at}, and overwritten by {operation}(){noticed:at} "
@@ -68,7 +68,7 @@ INIT_AFTER_LOAD = row("overwritten-after-loading",
 
 _OVERWRITES = frozenset("normal_ uniform_ zero_ fill_ exponential_ bernoulli_ eye_".split())
 _FEW = 0.1
-"""The share of a model's tensors below which a load with ``strict=False`` is told, if a prefix would load more."""
+"""The share of a model's tensors below which a load with ``strict=False`` is reported, if a prefix would load more."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Loading(Topic):
         """Watch ``load_state_dict``."""
         patch(block, nn.Module, "load_state_dict", self._loaded)
 
-    def _loaded(self, call: HeardCall, result: Any) -> None:
+    def _loaded(self, call: ObservedCall, result: Any) -> None:
         module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
         given = {key: one for key, one in snapshot(state) if is_tensor(one)} if issubclass(type(state), dict) else {}
         own = dict(state_of(module))
@@ -123,7 +123,7 @@ class Loading(Topic):
             elif given:
                 self._note_missed(module, own, given, line)
 
-    def ran(self, call: HeardCall) -> None:
+    def ran(self, call: ObservedCall) -> None:
         """Note a call of a module that was loaded, or of one of the same shapes."""
         mine = parameters_in(call.called) if self._uncalled and not call.depth else []
         keys = set(map(id, mine))
@@ -136,8 +136,8 @@ class Loading(Topic):
 
     evaluated = ran
 
-    def heard(self, call: HeardCall) -> None:
-        """Tell of values that are copied to a parameter, and are its own."""
+    def applied(self, call: ObservedCall) -> None:
+        """Report values that are copied to a parameter though they are its own."""
         if call.called is torch.Tensor.copy_ and not is_library(call.frame.f_code.co_filename):
             with DisableTorchFunction():
                 sources = [cut.inputs[0][0]() for log in logs() for cut in log.cuts_of(call.args[1])]
@@ -147,38 +147,36 @@ class Loading(Topic):
                     self._copies_itself(call.args[1], call.line)
 
     def _copies_itself(self, one: torch.Tensor, line: Line) -> None:
-        """Tell of a trained parameter that is copied to itself."""
+        """Report a trained parameter that is copied to itself."""
         name, steps = FailureContext().names([one])[0], counted(self._watch.made, "step")
-        if name.path and self._is_trained([one]) and not self._at[line.place]:
+        if name.path and id(one) in self.owned() and not self._at[line.place]:
             self._at[line.place] += 1
             self.say(COPIES_ITSELF, line.site, state=argument(line, 0), name=name, steps=steps)
 
-    def _is_trained(self, given: Sequence[torch.Tensor]) -> bool:
-        return any(id(one) in followed.keys for followed in self._watch.optimizers() for one in given)
-
     def _shares(self, own: Mapping[str, Any], given: Mapping[str, Any], line: Line) -> None:
-        """Tell of a target that has trained parameters in common with the model whose state it is given."""
+        """Report a target that shares trained parameters with the model whose state it loads."""
         both = [one for key, one in own.items() if key in given and memory_of(given[key]) is memory_of(one)]
         shared = set(map(id, both))
         cuts = [cut for one in given.values() for log in logs() for cut in log.cuts_of(one)[:1]]
         mine, sources = set(map(id, own.values())), [cut.inputs[0][0]() for cut in cuts]
         is_anothers = any(isinstance(one, nn.Parameter) and id(one) not in mine for one in sources)
-        trained = [one for one in both if self._is_trained([one])]
-        is_target = not self._is_trained([one for one in own.values() if id(one) not in shared])
+        owned = self.owned()
+        trained = [one for one in both if id(one) in owned]
+        is_target = owned.isdisjoint(id(one) for one in own.values() if id(one) not in shared)
         if is_anothers and is_target and len({cut.line.place for cut in cuts}) == 1 and trained:
             names = tuple(FailureContext().names(trained))
             self.say(SHARES, line.site, names=names, module=argument(line, -1, "the model"))
 
     def _loads_itself(self, module: nn.Module, given: Sequence[torch.Tensor], line: Line) -> None:
         self._at[line.place] += 1
-        is_trained = self._is_trained(parameters_in(module))
+        is_trained = not self.owned().isdisjoint(map(id, parameters_in(module)))
         kept = None if (cut := self._restores_nothing(given, line, module)) is None else cut.line.site
         if kept is not None and not is_trained and (self._watch.made or kept != line.site):
             facts = {"module": argument(line, -1, "the model"), "state": argument(line, 0, "the state")}
             self.say(LOADS_NO_OTHER, line.site, kept=kept, **facts)
 
     def _restores_nothing(self, given: Sequence[torch.Tensor], line: Line, module: Any = None) -> DetachPoint | None:
-        """Tell of references that were kept before some steps; return the call that made them if there was no step."""
+        """Report references kept before some steps; return the call that made them if there was no step since."""
         cuts = [cut for one in given for log in logs() for cut in log.cuts_of(one)[:1]]
         steps = [step for log in logs() for step in log.steps if cuts and step.number > cuts[0].number]
         loaded = self._loaded_after(cuts[:1], module)
@@ -214,7 +212,7 @@ class Loading(Topic):
         return len(found)
 
     def _loads_an_alias(self, line: Line) -> None:
-        """Tell of ``model.load_state_dict(best.state_dict())`` after ``best = model``."""
+        """Report ``model.load_state_dict(best.state_dict())`` after ``best = model``."""
         module, call = argument(line, -1).path, getattr(line.spot, "node", None)
         words = ast.unparse(call.args[0]) if isinstance(call, ast.Call) and call.args else ""
         copy = words.removesuffix(".state_dict()")
@@ -242,7 +240,7 @@ class Loading(Topic):
         self._missed[id(module)] = weakref.ref(module), {"module": argument(line, -1, "the model"), **facts}
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Tell, before the first step of an optimizer, of loads that did not reach its parameters."""
+        """Report, before the first step of an optimizer, loads that did not reach its parameters."""
         for key, load in [*self._loads.items()] if followed.steps == 1 else ():
             module = load[0]()
             if module is not None and not followed.keys.isdisjoint(map(id, parameters_in(module))):
@@ -261,7 +259,7 @@ class Loading(Topic):
             self.say(INIT_AFTER_LOAD, change.line.site, names=names, operation=change.operation, loaded=line.site)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Tell of loads of nothing."""
+        """Report calls that loaded nothing."""
         for reference, facts in self._missed.values():
             if reference() is not None:
                 self.say(LOADS_NOTHING, **facts)

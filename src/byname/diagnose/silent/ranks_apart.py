@@ -1,4 +1,4 @@
-"""Ranks: parameters that DistributedDataParallel should keep equal in all ranks, and that drift apart.
+"""Ranks: parameters that DistributedDataParallel should keep equal in all ranks, and that differ between them.
 
 Each rank puts two sums of each parameter into the store by which `torch.distributed` was set up, and rank 0 reads those
 that are there: nobody waits for another rank.
@@ -17,7 +17,7 @@ from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import can_look, looking
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, patch, row
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, patch, row
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import living
@@ -60,13 +60,13 @@ class Ranks(Topic):
         for owner in (torch.distributed, getattr(torch.distributed, "distributed_c10d", torch.distributed)):
             patch(block, owner, "all_reduce", self._reduces)
 
-    def _reduces(self, call: HeardCall, result: Any) -> None:
+    def _reduces(self, call: ObservedCall, result: Any) -> None:
         given, group = call.given(0, "tensor"), call.given(2, "group")
         if is_tensor(given) and group in (None, torch.distributed.GroupMember.WORLD) and len(self._averaged) < 1 << 12:
             with DisableTorchFunction():
                 self._averaged[id(memory_of(given))] = call.programs_line
 
-    def ran(self, call: HeardCall) -> None:
+    def ran(self, call: ObservedCall) -> None:
         """Note a call with gradients of a module that is wrapped."""
         if call.depth or not torch.distributed.is_initialized():
             return
@@ -82,7 +82,7 @@ class Ranks(Topic):
             self._is_local = any(not one.require_backward_grad_sync for one in living(DistributedDataParallel))
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Tell of it at the second such step; compare the parameters of the ranks."""
+        """Report the second step after a bare call, and compare the parameters of the ranks."""
         self._tell_of_bare(followed)
         averaged, self._averaged = self._averaged, {}
         if not torch.distributed.is_initialized() or self._times or self._is_local:

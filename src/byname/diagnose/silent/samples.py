@@ -1,4 +1,4 @@
-"""Batches: training that sees the same batch again and again, samples that are all equal, or values that do not fit."""
+"""Batches: training on one batch again and again, on samples that are all equal, or on values that do not fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from byname.diagnose.causes.loss import kind_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.shuffles import SHUFFLED_APART
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, distinct, patch, row, values_of
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of
 from byname.reading.objects import attributes_of, dict_of
@@ -78,8 +78,8 @@ _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 class _Loader:
     """A DataLoader: its iterators and batches so far, the line, and the tensors that it gave before the first step.
 
-    An iterator counts as regular if one batch was taken from the one before, and one step was made with it. None does
-    of a loader whose first batches differ, as where a Dataset draws its samples.
+    An iterator counts as regular if the one before gave one batch, and one step was made with it. No iterator of a
+    loader does whose first batches differ, as where a Dataset draws its samples.
     """
 
     loader: weakref.ref[Any]
@@ -142,10 +142,10 @@ class Batches(Topic):
         patch(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
         patch(block, nn.Module, "load_state_dict", self._loaded)
 
-    def _loaded(self, call: HeardCall, result: Any) -> None:
+    def _loaded(self, call: ObservedCall, result: Any) -> None:
         self._pretrained = True
 
-    def _began(self, call: HeardCall, iterator: Any) -> None:
+    def _began(self, call: ObservedCall, iterator: Any) -> None:
         loader, line, made = call.args[0], line_of(call.frame), self._watch.made
         known = self._loaders.get(id(loader))
         if known is None or known.loader() is not loader:
@@ -157,7 +157,7 @@ class Batches(Topic):
         known.iterators, known.steps, known.line = known.iterators + 1, made, line
         self._iterators[id(iterator)] = known
 
-    def _gave(self, call: HeardCall, batch: Any) -> None:
+    def _gave(self, call: ObservedCall, batch: Any) -> None:
         known = self._iterators.get(id(call.args[0]))
         if known is not None:
             known.batches += 1
@@ -170,7 +170,7 @@ class Batches(Topic):
                 known.sums = known.sums or sums
                 known.samples *= not sums or any(one == first for one, first in zip(sums, known.sums, strict=False))
 
-    def ran(self, call: HeardCall) -> None:
+    def ran(self, call: ObservedCall) -> None:
         """Look at the inputs of a forward with gradients."""
         given, made = call.tensors[:1], self._watch.made
         if given:
@@ -180,14 +180,14 @@ class Batches(Topic):
                 self._note_same(("inputs", id(call.called)), given[0], call.line)
                 self._input = [self._look_at_input(call, given[0])] if made in _LOOKED_AT else []
 
-    def _look_at_input(self, call: HeardCall, given: torch.Tensor) -> _Input:
+    def _look_at_input(self, call: ObservedCall, given: torch.Tensor) -> _Input:
         values, equal = values_of(given), 0
         if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
             equal = len(values) if _rows_equal(values) and distinct(values[0]) >= 3 else 0
         with DisableTorchFunction():
             return _Input(equal, _permutation(given), type(call.called).__name__, call.line)
 
-    def _note_layer(self, call: HeardCall, given: torch.Tensor) -> None:
+    def _note_layer(self, call: ObservedCall, given: torch.Tensor) -> None:
         kind = type(call.called).__name__
         if kind in ("Flatten", "Unflatten", "Identity", "Dropout"):
             return
@@ -213,7 +213,7 @@ class Batches(Topic):
             same = known.tensor() is whole and (known.version, known.part) == (version, part)
             self._same[key] = known._replace(times=known.times + 1) if same else None
 
-    def heard(self, call: HeardCall) -> None:
+    def applied(self, call: ObservedCall) -> None:
         """Look at the targets of a loss."""
         targets = call.targets
         if targets is None or not torch.is_grad_enabled():
@@ -232,7 +232,7 @@ class Batches(Topic):
                     SHUFFLED_APART, second[1].site, inputs=first[1].site, by="randperm", draw="torch.randperm(len(x))"
                 )
 
-    def _note_classes(self, call: HeardCall, targets: torch.Tensor) -> None:
+    def _note_classes(self, call: ObservedCall, targets: torch.Tensor) -> None:
         """Count the targets of each class, where each has an output of a linear layer."""
         scores, values = call.given(0, "input"), values_of(targets)
         if values is None or values.dtype != torch.long or values.dim() != 1 or scores.dim() != 2:
@@ -256,7 +256,7 @@ class Batches(Topic):
                 self.say(NEVER_A_TARGET, line.site, **facts)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Tell what the first steps showed."""
+        """Report what the first steps showed."""
         for one in self._input if self._targets_differ else ():
             self._equal += one.equal > 0
             if self._equal == _EQUAL_IN:
@@ -273,7 +273,7 @@ class Batches(Topic):
             self._tell_of_same()
 
     def _tell_of_same(self) -> None:
-        """Tell of a batch of before the first step that is used in every step, while its loader gives new ones."""
+        """Report a batch from before the first step that every step uses, while its loader gives new ones."""
         now = sum(one.batches for one in self._loaders.values())
         often = [(key, same) for key, same in self._same.items() if same is not None and same.times >= _MANY]
         for key, same in often:
@@ -286,7 +286,7 @@ class Batches(Topic):
                     self.say(BATCH_NOT_USED, same.line.site, **facts)
 
     def _tell_of_slices(self) -> None:
-        """Tell of a small part of the targets that is sliced anew in every step, and always the same."""
+        """Report a small part of the targets that every step slices anew, always the same part."""
         for same in [same for key, same in self._same.items() if same is not None and key[0] == "targets"]:
             if same.slice is not None and same.times >= 2 * _MANY:
                 size, samples, (text, start, site) = same.part[0][0], same.part[2][0], same.slice
@@ -295,7 +295,7 @@ class Batches(Topic):
                     self.say(SAME_SLICE, site, part=variable(text), start=variable(start), **facts)
 
     def _look_for_one_tensor(self) -> None:
-        """Tell of a tensor that stands in many entries of containers, and that the program changes in place."""
+        """Report a tensor that is in many entries of containers, and that the program changes in place."""
         for log in logs():
             changed: dict[int, list[Any]] = {}
             for change in [*log.changes][-4096:] if log.of_this_thread() else ():
@@ -314,7 +314,7 @@ class Batches(Topic):
                     self.say(ONE_TENSOR, lines[-1][1].site, entries=entries, name=name)
 
     def _look_for_references(self) -> None:
-        """Tell of references to one parameter that were kept on a line at several times, as if they were copies."""
+        """Report references to one parameter that a line kept several times, as if they were copies."""
         kept: dict[Any, dict[int, tuple[Any, Any, DetachPoint]]] = {}
         for log in logs():
             steps = [one.number for one in log.steps]
@@ -332,7 +332,7 @@ class Batches(Topic):
                 self.say(KEPT_REFERENCES, cut.line.site, entries=len(same), call=call, name=name)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Tell of what held in the whole run."""
+        """Report what held in the whole run."""
         with DisableTorchFunction():
             self._look_for_references()
         if self._watch.made < 2 * _MANY:
@@ -379,7 +379,7 @@ def _permutation(tensor: torch.Tensor) -> tuple[Any, Line] | None:
 
 
 def _item(tensor: torch.Tensor | None) -> tuple[Line, ast.Subscript] | None:
-    """Return the line that made a tensor as an item of another, as the source would say, and the expression."""
+    """Return the line that made a tensor as an item of another, according to the source, and the expression."""
     made = None if tensor is None else note_of(tensor)
     code, at = (None, 0) if made is None else made.line[:2]
     if made is None or code is None or not dis.opname[code.co_code[at]].startswith(("BINARY_SUBSCR", "BINARY_OP")):
@@ -389,7 +389,7 @@ def _item(tensor: torch.Tensor | None) -> tuple[Line, ast.Subscript] | None:
 
 
 def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
-    """Return the text, the start and the line of the slice that a tensor was made as, if its start is a variable."""
+    """Return the text, the start and the line of the slice that made a tensor, if its start is a variable."""
     item = _item(tensor)
     index = None if item is None else item[1].slice
     index = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
@@ -400,7 +400,7 @@ def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
 
 
 def _entries(tensor: torch.Tensor) -> int:
-    """Return how many entries of lists, deques, and of tuples, dicts and objects in them, are a tensor."""
+    """Return how many entries of lists and deques, and of tuples, dicts and objects in these, are a tensor."""
     holders: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (list, deque)]
     rows: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (tuple, dict) or _is_record(one)]
     lists = [one for one in (gc.get_referrers(*rows[:_ENTRIES]) if rows else ()) if type(one) in (list, deque)]

@@ -1,4 +1,4 @@
-"""Sequences: samples that mix, a future that leaks, padding that is learned, and masks that are inverted."""
+"""Sequences: samples that mix, positions that see the future, padding in the loss, and inverted masks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.causes.loss import Loss, input_of, kind_of, summed
+from byname.diagnose.causes.loss import Loss, input_of, kind_of, shape_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import looking
 from byname.diagnose.silent.statistics import statistics_in
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, distinct, row, values_of
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, distinct, row, values_of
 from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact
@@ -26,17 +26,18 @@ from byname.source.tracebacks import outwards
 from byname.tracking.lookup import site_of_tensor
 
 # fmt: off
-VIEW_MIXES = row("view-mixes",
+_DEALT = (
     "a view{noticed:at} gives values of shape {before} the shape {after}: it deals them out anew in the order of "
-    "memory, and does not transpose: samples mix, and the output of one depends on others",
+    "memory, and does not transpose"
+)
+VIEW_MIXES = row("view-mixes",
+    f"{_DEALT}: samples mix, and the output of one depends on others",
     "swap the dimensions: x.transpose(0, 1), then reshape what follows")
 HEADS_MIX = row("view-mixes",
-    "a view{noticed:at} gives values of shape {before} the shape {after}: it deals them out anew in the order of "
-    "memory, and does not transpose: the heads of attention get values of several positions mixed",
+    f"{_DEALT}: the heads of attention get values of several positions mixed",
     "x.view(batch, length, heads, -1).transpose(1, 2) makes heads; transpose(1, 2) before the view joins them again")
 IMAGE_MIXES = row("view-mixes",
-    "a view{noticed:at} gives values of shape {before} the shape {after}: it deals them out anew in the order of "
-    "memory, and does not transpose: each channel of an image gets values of all channels, and of other pixels",
+    f"{_DEALT}: each channel of an image gets values of all channels, and of other pixels",
     "permute(0, 3, 1, 2) moves the channels in front")
 SOFTMAX_MIXES = row("softmax-over-batch",
     "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
@@ -58,7 +59,7 @@ NOT_SHIFTED = row("target-not-shifted",
     "and what comes before it: it is given the word that it is to predict",
     "shift them by one: inputs ids[:, :-1], targets ids[:, 1:]")
 PADDING_LEARNED = row("loss-over-padding",
-    "suspicious: the mean{of}{noticed:at} takes in the padding: {padded} of {all} targets are {value}, which fills the "
+    "suspicious: the mean{of}{noticed:at} includes the padding: {padded} of {all} targets are {value}, which fills the "
     "ends of the inputs, too", "ignore_index={value} in cross_entropy() or nll_loss(); of others, reduction='none' and "
     "a mask of what is no padding: (loss * mask).sum() / mask.sum()")
 MASK_INVERTED = row("mask-inverted",
@@ -111,7 +112,7 @@ class Sequences(Topic):
     def _looks(self) -> bool:
         return self._watch.made < _STEPS and torch.is_grad_enabled()
 
-    def ran(self, call: HeardCall) -> None:
+    def ran(self, call: ObservedCall) -> None:
         """Note the inputs of the outermost modules, and the layers that know a time."""
         given = call.tensors if self._looks else []
         several = {id(one): one for one in given}.values()
@@ -150,7 +151,7 @@ class Sequences(Topic):
         if in_order and self._shape[:2] in (before[:2], after[:2]) and _swaps(before, after):
             self.say(VIEW_MIXES, site_of_tensor(given), before=str(before), after=str(after))
 
-    def heard(self, call: HeardCall) -> None:
+    def applied(self, call: ObservedCall) -> None:
         """Compare the targets of a loss with the inputs."""
         target = call.targets if self._looks else None
         if target is None or not self._shape:
@@ -226,7 +227,7 @@ class Sequences(Topic):
 
     def _look_at_views(self, loss: Loss) -> None:
         for node in loss.of_kinds(("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward")):
-            before, after = tuple(node._saved_self_sym_sizes), tuple(node._input_metadata[0].shape)
+            before, after = tuple(node._saved_self_sym_sizes), shape_of(node)
             call, leading = loss.context.lookup.call(node), self._shape[:2]
             is_batch = (self._batch,) == before[1:2] == after[:1] != before[:1]
             is_known = is_batch or leading in (before[:2], after[:2])
@@ -243,7 +244,7 @@ class Sequences(Topic):
         found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
         found += [("a softmax by hand", node, dim) for node in loss.of_kinds(("DivBackward",)) for dim in summed(node)]
         for what, node, dim in found:
-            shape = tuple(node._input_metadata[0].shape)
+            shape = shape_of(node)
             is_first = dim in (0, (1 << 64) - len(shape)) and len(shape) > 1
             if is_first and shape[0] == self._batch > 1 and self._batch not in shape[1:]:
                 self.say(SOFTMAX_MIXES, loss.site(node), shape=str(shape), what=what)
@@ -253,7 +254,7 @@ class Sequences(Topic):
         is_first = self._batch > 1 and self._shape[:2].count(self._batch) == 1
         for node, statistic in statistics_in(loss, self._batch) if is_first else ():
             what, made = kind_of(statistic).removesuffix("Backward").lower(), loss.site(statistic)
-            shape = tuple(statistic.next_functions[0][0]._input_metadata[0].shape)
+            shape = shape_of(statistic.next_functions[0][0])
             self.say(BATCH_STATISTIC, loss.site(node), what=what, made=made, shape=str(shape))
 
     def _look_at_means(self, loss: Loss) -> None:
@@ -273,7 +274,7 @@ class Sequences(Topic):
             facts = {"what": "attention", "shifted": shifted.site, "how": how, "remedy": remedy}
             self.say(FUTURE_LEAKS, loss.site(node), **facts)
         for node in loss.of_kinds(("ConvolutionBackward",)):
-            shape, padding = tuple(node._input_metadata[0].shape), tuple(node._saved_padding)
+            shape, padding = shape_of(node), tuple(node._saved_padding)
             if len(shape) == 3 and shape[2] == self._length and not node._saved_transposed and _reaches_later(node):
                 facts = {"what": f"a convolution with padding={padding[0]}", "how": "", "remedy": _PADDED_BEFORE}
                 self.say(FUTURE_LEAKS, loss.site(node), shifted=shifted.site, **facts)
@@ -323,7 +324,7 @@ _OTHER_COPIES = {"copy", "copy_", "deepcopy", "Identity"}
 
 
 def _speaks_of_copies(frame: FrameType) -> bool:
-    """Return whether names in the functions that run say that a model is to give back its input."""
+    """Return whether names in the running functions say that a model should reproduce its input."""
     codes = [one.f_code for one in outwards(frame) if not is_library(one.f_code.co_filename)]
     names = {name for code in codes for name in (code.co_name, *code.co_names, *code.co_varnames)}
     return any(_COPIES.search(name) for name in names - _OTHER_COPIES)
@@ -334,8 +335,8 @@ def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
     given: Any = next(map(input_of, loss.of_kinds(("LogSoftmaxBackward",))), None)
     given = input_of(given) if kind_of(given) == "AddBackward" else given  # of the bias
     repeats = [*loss.of_kinds(("ExpandBackward", "RepeatBackward"))]
-    shapes = [(tuple(one._input_metadata[0].shape), tuple(one._saved_self_sym_sizes)) for one in repeats]
-    is_layer = kind_of(given) in ("AddmmBackward", "MmBackward") and given._input_metadata[0].shape[0] == ids.numel()
+    shapes = [(shape_of(one), tuple(one._saved_self_sym_sizes)) for one in repeats]
+    is_layer = kind_of(given) in ("AddmmBackward", "MmBackward") and shape_of(given)[0] == ids.numel()
     return is_layer and all(after[:2] != tuple(ids.shape) or before == after for after, before in shapes)
 
 
@@ -343,7 +344,7 @@ _ATTENDS, _QUERIES = re.compile("ScaledDotProduct|(Safe)?SoftmaxBackward"), ("re
 
 
 def _attended(loss: Loss) -> list[tuple[int, ...]]:
-    """Return how many positions see how many, of each attention in the graph."""
+    """Return the number of queries and of keys of each attention in the graph."""
     every = [node for kind, nodes in loss.nodes.items() if _ATTENDS.match(kind) for node in nodes]
     held = [(slot, tuple(one.shape)) for _, slot, one in held_by_nodes(every) if slot in _QUERIES]
     return [shape[-2:] if slot == "result" else (shape[-2],) * 2 for slot, shape in held]
@@ -373,7 +374,7 @@ def _leaves_out_the_last(loss: Loss, length: int) -> bool:
 
 
 def _padding(ids: torch.Tensor) -> int | None:
-    """Return the number that fills the ends of rows of different lengths, and that stands nowhere else."""
+    """Return the number that fills the ends of rows of different lengths, and occurs nowhere else."""
     if ids.dim() != 2 or ids.shape[0] < 2 or ids.shape[1] < 3:
         return None
     value = int(ids[:, -1].mode().values)
@@ -435,7 +436,7 @@ def _seeing_later(loss: Loss, length: int) -> Iterator[tuple[Any, bool]]:
 def _above(node: Any, weights: torch.Tensor) -> Iterator[tuple[Any, bool]]:
     """Yield the node if there are weights above the diagonal, and whether they are all next to it.
 
-    Nothing is yielded where only the positions of a prefix see each other: they may be in no loss.
+    Nothing is yielded where only the positions of a prefix see each other: perhaps no loss uses them.
     """
     seen = weights.nan_to_num().reshape(-1, *weights.shape[-2:]).amax(0) > 1e-6
     last = int(seen.any(0).nonzero().amax()) if seen.any() else 0

@@ -1,4 +1,4 @@
-"""Shuffles: arrays or lists of inputs and targets that are shuffled by two draws, so that none belong together."""
+"""Shuffles: inputs and targets that two different draws shuffle, so that no target belongs to its sample."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import looking
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, row, values_of
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, row, values_of
 from byname.reading.frames import variables_of
 from byname.reading.tensor import is_tensor
-from byname.source.code import ThisCode, names_bound, statements_of
+from byname.source.code import ThisCode, names_bound, names_read, statements_of
 from byname.source.location import PROGRAM, WRITTEN_BY, Site, site_of
 from byname.source.tracebacks import outwards
 
@@ -43,20 +43,20 @@ class _Draw(NamedTuple):
 
 
 class Shuffles(Topic):
-    """Compares the first inputs and targets with variables that were shuffled one by one."""
+    """Compares the first inputs and targets with variables that were shuffled separately."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._input: torch.Tensor | None = None
         self._pairs: dict[ThisCode, list[tuple[_Draw, _Draw]]] = {}
 
-    def ran(self, call: HeardCall) -> None:
+    def ran(self, call: ObservedCall) -> None:
         """Remember the inputs of the first steps."""
         if not call.depth and self._watch.made < 2 and torch.is_grad_enabled():
             self._input = values_of(call.tensors[0]) if call.tensors else None
 
-    def heard(self, call: HeardCall) -> None:
-        """Look whether sample and target stand at one place of two variables that were shuffled one by one."""
+    def applied(self, call: ObservedCall) -> None:
+        """Look whether sample and target are at one index of two variables that were shuffled separately."""
         targets = None if self._input is None or call.targets is None else values_of(call.targets)
         if self._input is None or targets is None or len(self._input.shape) * targets.dim() == 0:
             return
@@ -91,13 +91,9 @@ def _shuffled_apart(code: CodeType) -> Iterator[tuple[_Draw, _Draw]]:
         between = statements[first.at + 1 : second.at]
         seeded = any(_SEEDS.search(ast.unparse(one)) for one in between if not hasattr(one, "body"))
         mine = [(one.variable, other) for one in (first, second) for other in statements[one.at + 1 :]]
-        anew = any(name in names_bound(one) and name not in _read_by(one) for name, one in mine)
+        anew = any(name in names_bound(one) and name not in names_read(one) for name, one in mine)
         if first.call == second.call and first.variable != second.variable and not seeded and not anew:
             yield first, second
-
-
-def _read_by(statement: ast.stmt) -> set[str]:
-    return {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
 
 
 def _draws_of(code: CodeType, at: int, statement: ast.stmt) -> Iterator[_Draw]:

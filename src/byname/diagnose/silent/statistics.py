@@ -6,18 +6,18 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from byname.diagnose.causes.loss import Loss, kind_of
+from byname.diagnose.causes.loss import Loss, kind_of, shape_of
 
 
 def statistics_in(loss: Loss, batch: int) -> Iterator[tuple[Any, Any]]:
     """Yield nodes that combine samples with a number of all of them in front of a layer, and the nodes of that number.
 
-    Nothing is yielded of code that makes a difference for evaluation, as batch norms do.
+    Nothing is yielded for code that treats evaluation differently, as batch norms do.
     """
     for node in loss.of_kinds(("SubBackward", "DivBackward")):
         first, second = (*node.next_functions, (None, 0))[:2]
         call, statistic = loss.context.lookup.call(node), _statistic(second[0], first[0], batch)
-        is_of_samples = statistic is not None and tuple(node._input_metadata[0].shape)[:1] == (batch,)
+        is_of_samples = statistic is not None and shape_of(node)[:1] == (batch,)
         code = call.line.code if is_of_samples and call is not None and call.module and not call.inside else None
         words = "" if code is None else " ".join([*code.co_names, *code.co_varnames])
         if code is not None and not _EVALUATES.search(words) and _feeds_a_layer(loss, node):
@@ -27,7 +27,7 @@ def statistics_in(loss: Loss, batch: int) -> Iterator[tuple[Any, Any]]:
 _STATISTICS = "Mean Sum Max Min Amax Amin Std Var LinalgVectorNorm".split()
 _BETWEEN = "Add Sub Mul Div Sqrt Rsqrt Clamp ClampMin Pow Abs Unsqueeze Squeeze Expand View Select".split()
 _EVALUATES = re.compile(r"running|moving|training|momentum|grad_enabled")
-"""Words of code that computes otherwise in evaluation."""
+"""Words of code that computes differently in evaluation."""
 
 
 def _statistic(below: Any, above: Any, batch: int) -> Any:
@@ -37,9 +37,9 @@ def _statistic(below: Any, above: Any, batch: int) -> Any:
             break
         below = _between(below)
     given = below.next_functions[0][0] if kind_of(below).removesuffix("Backward") in _STATISTICS else None
-    if given is None or tuple(given._input_metadata[0].shape)[:1] != (batch,) or not given.next_functions:
+    if given is None or shape_of(given)[:1] != (batch,) or not given.next_functions:
         return None
-    size, dims = len(given._input_metadata[0].shape), getattr(below, "_saved_dim", None)
+    size, dims = len(shape_of(given)), getattr(below, "_saved_dim", None)
     dims = (dims,) if isinstance(dims, int) else dims
     origins = [{*_before(one)} for one in (given, above)]
     return below if (not dims or {0, (1 << 64) - size} & {*dims}) and origins[0] & origins[1] else None
@@ -73,7 +73,7 @@ def _feeds_a_layer(loss: Loss, node: Any) -> bool:
 
 
 def _is_weight(node: Any) -> bool:
-    """Return whether what a node stands for is a parameter, or has no graph."""
+    """Return whether a node is that of a parameter, or None, for a tensor without a graph."""
     node = node.next_functions[0][0] if kind_of(node) == "TBackward" else node
     return node is None or kind_of(node) == "AccumulateGrad"
 

@@ -1,4 +1,4 @@
-"""Steps: schedulers that do not fit, rates too small, gradients clipped in vain."""
+"""Steps: schedulers of the wrong optimizer, learning rates that are too small, clipping without effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
 from byname.diagnose.nonfinite.reasons import can_look, looking
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, argument, patch, row
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, patch, row
 from byname.naming.name import Name
 from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
@@ -28,7 +28,7 @@ from byname.undo import Undo
 # fmt: off
 NEVER_SCHEDULED = row("scheduler-never-stepped",
     "{scheduler} ({kind}), made{noticed:at} for {optimizer}, is never stepped in {steps} steps: the learning rate "
-    "stays what it is at first, {rate:g}",
+    "stays at its first value, {rate:g}",
     "call {scheduler.path}.step() once an epoch, or once a step where its numbers count steps")
 OTHER_OPTIMIZER = row("scheduler-of-another-optimizer",
     "{first}{made:at} and {scheduler}{noticed:at} are both schedulers of the same optimizer, {optimizer}, whose "
@@ -36,7 +36,7 @@ OTHER_OPTIMIZER = row("scheduler-of-another-optimizer",
     "give one of them the other optimizer: {scheduler.path} = {kind}({other.path}, ...)")
 UNUSED_OPTIMIZER = row("scheduler-of-another-optimizer",
     "{scheduler} ({kind}), made{noticed:at}, changes the learning rate of {optimizer}, an optimizer that makes no "
-    "step{since}; the steps are those of another, {other}",
+    "step{since}; another one, {other}, makes the steps",
     "make the scheduler for the optimizer that makes the steps, after that is made")
 RATE_TOO_SMALL = row("rate-too-small",
     "no step changes {share} of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
@@ -58,7 +58,7 @@ _MANY, _ENOUGH, _CLIPPED_IN = 8, 3, 64
 _SMALL = 1e-6
 """Learning rates that may be too small from the first step on."""
 _FEW = 0.02
-"""The share of the numbers with a gradient that a step changes, next to 0 for example, while the others stay."""
+"""The share of the numbers with a gradient that a step may change and still counts as without effect."""
 _MOST_NUMBERS = 1 << 21
 """Numbers of an optimizer whose parameters are compared, at most."""
 
@@ -102,14 +102,14 @@ class Schedules(Topic):
                 if kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
                     patch(block, kind, "__init__", self._made)
 
-    def _made(self, call: HeardCall, result: Any) -> None:
+    def _made(self, call: ObservedCall, result: Any) -> None:
         optimizer: Any = attributes_of(call.args[0]).get("optimizer")
         line = call.programs_line
         if line.code is not None and not is_library(line.code.co_filename) and len(self._schedules) < _MANY**2:
             references = weakref.ref(call.args[0]), weakref.ref(optimizer)
             self._schedules.append(_Schedule(*references, type(call.args[0]).__name__, line))
 
-    def _stepped(self, call: HeardCall, result: Any) -> None:
+    def _stepped(self, call: ObservedCall, result: Any) -> None:
         for schedule in self._schedules:  # none in its own __init__
             if schedule.scheduler() is call.args[0]:
                 schedule.steps, schedule.called = schedule.steps + 1, schedule.called or call.programs_line
@@ -150,7 +150,7 @@ class Schedules(Topic):
             followed.name(moving)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Tell of what was so in the whole run."""
+        """Report what held in the whole run."""
         stepped = [one for one in every if one.steps >= _MANY]
         used = [one.followed for one in self._schedules]
         without = [one for one in stepped if all(one is not other for other in used)]
@@ -212,7 +212,7 @@ def _rate_of(optimizer: Any) -> float:
 
 
 class Clipping(Topic):
-    """Watches what ``clip_grad_norm_`` clips in the first steps, and what became of it until the next step."""
+    """Watches which gradients are clipped in the first steps, and whether the next step uses them."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
@@ -222,12 +222,12 @@ class Clipping(Topic):
         self._vain: dict[tuple[Any, ...], tuple[int, Line, str]] = {}
 
     def begin(self, block: Undo) -> None:
-        """Watch the function inside of ``clip_grad_norm_``, which a program may have imported, and the other one."""
+        """Watch ``clip_grad_value_``, and the function inside ``clip_grad_norm_``, which programs import by name."""
         patch(block, torch.nn.utils.clip_grad, "_clip_grads_with_norm_", self._clips)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             patch(block, owner, "clip_grad_value_", self._clips, reads_whole=True)
 
-    def _clips(self, call: HeardCall, result: Any) -> None:
+    def _clips(self, call: ObservedCall, result: Any) -> None:
         if (is_late := self._is_late()) and not self._vain:
             return
         given = call.given(0, "parameters")
@@ -235,7 +235,7 @@ class Clipping(Topic):
         every = self._watch.optimizers()
         keys = set(map(id, parameters or ()))
         if parameters is not None and any(one.fresh for one in every):
-            self._note_vain(call.programs_line, parameters, any(not keys.isdisjoint(one.keys) for one in every))
+            self._note_vain(call.programs_line, parameters, not keys.isdisjoint(self.owned()))
         for followed in (one for one in every if not is_late and not keys.isdisjoint(one.keys)):
             if followed.fresh:
                 self._clipped.add(id(followed))
@@ -258,13 +258,13 @@ class Clipping(Topic):
             self._vain[line.place] = self._vain.get(line.place, (0,))[0] + 1, line, why
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Tell of lines that had nothing to clip."""
+        """Report lines that had nothing to clip."""
         for times, line, why in self._vain.values():
             if times >= _ENOUGH and (site := line.site) is not None and not is_library(site.file):
                 self.say(CLIPS_NOTHING, site, clip=site, why=why)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Note whether the clipping since the last step was in vain."""
+        """Note whether the clipping since the last step had no effect."""
         own = self._stale.pop(id(followed), None)
         if self._is_late():
             return

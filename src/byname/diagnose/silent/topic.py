@@ -1,4 +1,4 @@
-"""Topic: one subject that is watched while a program runs, such as the clipping of gradients."""
+"""Topic: one subject that byname watches while a program runs, such as the clipping of gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from byname.diagnose.causes.loss import Loss
 from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.nonfinite.reasons import looking
+from byname.diagnose.nonfinite.reasons import is_readable, looking
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of, programs_frame
 from byname.reading.quiet import dynamo_skip
@@ -28,7 +28,7 @@ from byname.undo import Patch, Undo
 
 
 @dataclass
-class HeardCall:
+class ObservedCall:
     """A call of a module, or of a function of PyTorch's: its arguments, its frame, and how many modules it is in."""
 
     called: Any
@@ -87,7 +87,7 @@ class Watch(Protocol):
 
 
 class Topic:
-    """One subject. Each method is called at an event, and does nothing by default; steps are looked at where it counts.
+    """One subject. Each method is called at an event, and does nothing by default; not every step is an event.
 
     It holds the program's tensors, modules and optimizers weakly, and reads few values.
     """
@@ -98,14 +98,14 @@ class Topic:
     def begin(self, block: Undo) -> None:
         """Watch until the block is left."""
 
-    def ran(self, call: HeardCall) -> None:
-        """Note that a module is called with gradients, in the first steps; one inside of others in the first two."""
+    def ran(self, call: ObservedCall) -> None:
+        """Note a call of a module with gradients in the first steps; in the first two also of an inner module."""
 
-    def evaluated(self, call: HeardCall) -> None:
-        """Note that an outermost module is called without gradients."""
+    def evaluated(self, call: ObservedCall) -> None:
+        """Note a call of an outermost module without gradients."""
 
-    def heard(self, call: HeardCall) -> None:
-        """Note a call of one of the functions that losses and dropouts are."""
+    def applied(self, call: ObservedCall) -> None:
+        """Note a call of a loss function, of a dropout without gradients, or of ``copy_()``."""
 
     def backward(self, loss: Loss) -> None:
         """Look at the graph of one of the first backward calls of a line."""
@@ -114,10 +114,14 @@ class Topic:
         """Look at an optimizer that is about to make a step."""
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Tell what was found of a program that ends."""
+        """Report what was found when the program ends."""
+
+    def owned(self) -> set[int]:
+        """Return the ids of the parameters that any optimizer has."""
+        return {key for followed in self._watch.optimizers() for key in followed.keys}
 
     def say(self, cause: Cause[Any], noticed: Any = None, **facts: Any) -> None:
-        """Tell of some facts in the words of a cause."""
+        """Report facts in the words of a cause."""
         self._watch.tell(cause.finding({"noticed": noticed, **facts}))
 
 
@@ -127,11 +131,11 @@ def row(identifier: str, says: str, remedy: str) -> Cause[Any]:
 
 
 def patch(
-    block: Undo, owner: Any, name: str, note: Callable[[HeardCall, Any], None], *, reads_whole: bool = False
+    block: Undo, owner: Any, name: str, note: Callable[[ObservedCall, Any], None], *, reads_whole: bool = False
 ) -> None:
     """Call a function after each call of one of PyTorch's own, with its result.
 
-    With `reads_whole`, a generator that is its first argument becomes a list, which can be read twice: only of use for
+    With `reads_whole`, a generator given as the first argument becomes a list, which can be read twice. This is for
     functions that read it to its end.
     """
 
@@ -142,7 +146,7 @@ def patch(
             if reads_whole and args and type(args[0]) is GeneratorType:
                 args = ([*args[0]], *args[1:])
             result = original(*args, **kwargs)
-            safely(note, HeardCall(original, args, kwargs, sys._getframe(1)), result)
+            safely(note, ObservedCall(original, args, kwargs, sys._getframe(1)), result)
             return result
 
         return noted
@@ -167,15 +171,11 @@ def called_as(line: Line) -> str:
 
 
 def values_of(tensor: Any, most: int = 1 << 16) -> torch.Tensor | None:
-    """Return a copy of a tensor's numbers, at most so many; None if they cannot be read."""
+    """Return a copy of a tensor's numbers, up to a number of them; None if they cannot be read."""
     if type(tensor) not in PLAIN:
         return None
     with looking():
-        if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided or not 0 < tensor.numel() <= most:
-            return None
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return None
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        if not is_readable(tensor) or tensor.layout is not torch.strided or not 0 < tensor.numel() <= most:
             return None
         copied: torch.Tensor = tensor.detach().cpu().clone()
         return copied

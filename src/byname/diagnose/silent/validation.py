@@ -15,7 +15,7 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer, has_modes, is_training
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, called_as, patch, row, values_of
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, called_as, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, users_frame
 from byname.reading.modules import modules_in, parameters_in
@@ -46,15 +46,15 @@ _WORDS = re.compile(
     r"valid|\bval_|_val\b|\bval\b|test|eval|accura|\bacc\b|correct|metric|score|criterion|loss|cross_entropy|argmax|predict"
 )
 _NAMES = re.compile(r"(?<![a-z])(valid|test|eval)")
-"""Words by which code that evaluates a model, and a function that does, are known from what only draws samples."""
+"""Words that tell code that evaluates a model, and functions that do, from code that only draws samples."""
 
 
 @dataclass
 class _Forwards:
-    """The forwards without gradients on a line, which train a module in its wrong mode unless they are meant.
+    """The forwards without gradients on a line: an evaluation in training mode, unless the program means that.
 
-    They are if one repeats the input of the one before, is a part of each step as pseudo-labels are, or has no module
-    in training mode.
+    It does if a forward repeats the input of the one before, is a part of each step as pseudo-labels are, or has no
+    module in training mode.
     """
 
     line: Line
@@ -88,14 +88,14 @@ class EvaluationMode(Topic):
         """Watch in which mode a module is put between an evaluation and the first step."""
         patch(block, nn.Module, "train", self._put)
 
-    def _put(self, call: HeardCall, result: Any) -> None:
+    def _put(self, call: ObservedCall, result: Any) -> None:
         early = self._early.get(id(call.args[0])) if not self._watch.made else None
         if early is not None:
             code = call.programs_line.code
             trains = call.given(1, "mode", True) or code is None or "backward" in code.co_names
             early.is_meant = early.is_meant or trains
 
-    def evaluated(self, call: HeardCall) -> None:
+    def evaluated(self, call: ObservedCall) -> None:
         """Note a call without gradients of a module that an optimizer trains."""
         user, inside = users_frame(call.frame)
         if inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
@@ -121,8 +121,8 @@ class EvaluationMode(Topic):
         known.is_meant = repeats or now[0] - known.last[0] == 1 or not modal
         known.modal, known.looks, known.last = known.modal or sorted(modal), known.looks + 1, now
 
-    def heard(self, call: HeardCall) -> None:
-        """Tell of a dropout that is called as a function, without saying in which mode."""
+    def applied(self, call: ObservedCall) -> None:
+        """Report a dropout that is called as a function, without ``training=``."""
         if call.called is F.dropout and not torch.is_grad_enabled() and not users_frame(call.frame)[1]:
             running = [one for log in logs() if log.of_this_thread() for one in log.modules[:1]]
             module, spot = running[0]() if running else None, call.line.spot
@@ -134,7 +134,7 @@ class EvaluationMode(Topic):
                 self.say(DROPS_IN_EVALUATION, spot.site, module=variable(type(module).__name__))
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Note whether what an evaluation left in its mode is in it still."""
+        """Note whether modules are still in the mode in which an evaluation left them."""
         for early in [one for one in self._early.values() if not one.is_meant]:
             looked_at = early.modules if followed.steps == 1 else early.modules[:2]
             alive = [one for known in looked_at if (one := known()) is not None]
@@ -144,7 +144,7 @@ class EvaluationMode(Topic):
                 early.owner = followed
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Tell of the lines that looked so in the whole run."""
+        """Report the lines whose forwards looked like that in the whole run."""
         for early in [one for one in self._early.values() if not one.is_meant]:
             if early.owner is not None and early.owner.steps >= 2 * ENOUGH:
                 facts = {"steps": early.owner.steps, "stepped": early.owner.site, "modal": early.modal}

@@ -15,13 +15,13 @@ from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext, assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, sum_of
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
-from byname.diagnose.silent.topic import HeardCall, Topic, Watch, called_as, patch, row
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, called_as, patch, row
 from byname.naming.name import Name
 from byname.reading.frames import Line
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact, memory_of
-from byname.source.code import enclosing_statement, names_bound, source_of, statements_of
+from byname.source.code import enclosing_statement, names_bound, names_read, source_of, statements_of
 from byname.source.location import is_library
 from byname.tracking.log import changes_of, logs
 from byname.tracking.lookup import note_of, site_of_tensor
@@ -34,7 +34,7 @@ EQUAL_UNITS = row("equal-units",
     "initialise the weights at random, such as nn.init.xavier_uniform_ or kaiming_uniform_; biases may be constant")
 DIES = row("gradients-die",
     "{backward:-}all numbers in the gradients of {names:3} are exactly 0 since step {since} of {steps}, and were not "
-    "before; the loss is not 0. So it is when a relu gets only negative values: it is dead",
+    "before; the loss is not 0. This happens when a relu gets only negative values: a dead relu",
     "leave out a relu at the output (or take softplus, leaky_relu), take a smaller learning rate (lr), or clip")
 AVERAGE_IS_COPY = row("average-is-a-copy",
     "{average} is no average of {weight}: after each update{noticed:at} it is nearly equal to it, and differs by "
@@ -43,7 +43,7 @@ AVERAGE_IS_COPY = row("average-is-a-copy",
 NEVER_FOLLOWS = row("target-never-updated",
     "suspicious: {target} has the shapes of {module}, is used{noticed:at}, and was never updated in {steps} "
     "steps: it has its initial weights. No line that runs copies weights to it{unused}",
-    "call {target.path}.load_state_dict({module.path}.state_dict()) every some steps; it is right for a fixed teacher")
+    "call {target.path}.load_state_dict({module.path}.state_dict()) every few steps; it is right for a fixed teacher")
 DEAD_UNITS = row("dead-units",
     "{dead} of the {units} units of {name} have gradients of exactly 0 whenever they were looked at since step {since} "
     "of {steps}{noticed:at}, and had others before: they are dead, as where a relu gets only negative values",
@@ -62,11 +62,11 @@ UNTIED = row("weights-untied",
 
 _EQUAL_AT, _TARGETS_AT, _AVERAGED_AT = 8, (32, 64, 128, 256), (8, 16, 32)
 _DEAD, _LONG = 8, 4
-"""Steps with no gradient but 0 that are told, and what they are at least of all steps: one in so many."""
+"""The fewest steps with gradients of 0 only that are reported, and the smallest share of all steps: one in `_LONG`."""
 _DEAD_SHARE, _DEAD_LOOKS = 0.5, 4
-"""The share of a layer's units that are dead, and the looks at steps 1, 2, 4 and so on, until that is told."""
+"""The share of dead units in a layer, and the looks at steps 1, 2, 4, ..., at which they are reported."""
 _NO_AVERAGE = 0.05
-"""The share of the last step by which an average may differ from the weights, until it is called a copy of them."""
+"""An average that differs from the weights by less than this share of the last step is called a copy."""
 _MOST_NUMBERS = 1 << 20
 _MOST_MODULES = 64
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -100,7 +100,7 @@ class _Home(NamedTuple):
 
     @property
     def now(self) -> Any:
-        """The parameter that stands there now."""
+        """The parameter in this place now."""
         return attributes_of(self.module()).get("_parameters", {}).get(self.name)
 
 
@@ -125,7 +125,7 @@ class Weights(Topic):
         """Watch where parameters are assigned."""
         patch(block, nn.Module, "register_parameter", self._registered)
 
-    def _registered(self, call: HeardCall, result: Any) -> None:
+    def _registered(self, call: ObservedCall, result: Any) -> None:
         parameter = call.given(2, "param")
         if parameter is None or len(self._homes) >= _MOST_NUMBERS:
             return
@@ -140,7 +140,7 @@ class Weights(Topic):
             self._ties.append((known, home, []))
 
     def _look_for_ties(self, followed: FollowedOptimizer) -> None:
-        """Tell of parameters that were one and are two by now, both of which are trained."""
+        """Report parameters that were one parameter, are two now, and are both trained."""
         for first, second, broken in self._ties:
             site, mine = broken[-1].site if broken else None, [first.now, second.now]
             is_copy = site is None or is_library(site.file) or "clone(" in site.statement
@@ -152,23 +152,22 @@ class Weights(Topic):
         """Note whether a loss is 0: then a gradient of 0 is right, as that of a hinge loss."""
         self._loss_is_zero = any(map(is_zero, roots))
 
-    def evaluated(self, call: HeardCall) -> None:
+    def evaluated(self, call: ObservedCall) -> None:
         """Note a call that gives a target, by the name of what is called, of a module that an optimizer trains."""
         line = call.programs_line
         if self._watch.made and line.place not in self._goals:
-            keys = set(map(id, parameters_in(call.called)))
-            trained = not all(keys.isdisjoint(one.keys) for one in self._watch.optimizers())
+            trained = not self.owned().isdisjoint(map(id, parameters_in(call.called)))
             self._goals[line.place] = line if trained and _TARGET.search(called_as(line).lower()) else None
         self.ran(call)
 
-    def ran(self, call: HeardCall) -> None:
+    def ran(self, call: ObservedCall) -> None:
         """Remember the modules that are called."""
         if not call.depth and id(call.called) not in self._modules and len(self._modules) < _MOST_MODULES:
             for first in parameters_in(call.called)[:1]:
                 self._modules[id(call.called)] = _Called(weakref.ref(call.called), sum_of(first), call.line)
 
-    def heard(self, call: HeardCall) -> None:
-        """Look for targets of a loss that the trained module gave under the name of a target network."""
+    def applied(self, call: ObservedCall) -> None:
+        """Look for targets of a loss that come from the trained module, called by the name of a target network."""
         lines = [line for line in self._goals.values() if line is not None] if torch.is_grad_enabled() else []
         made = note_of(call.targets) if lines and call.targets is not None else None
         for line in lines:
@@ -177,7 +176,7 @@ class Weights(Topic):
                 self._look_for_alias(line)
 
     def _look_for_alias(self, line: Line) -> None:
-        """Tell of the assignment, in the same file, by which a target is the trained module itself."""
+        """Report the assignment, in the same file, that makes a target the trained module itself."""
         path = called_as(line)
         for site, node in assignments(line.code):
             module = ast.unparse(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else ""
@@ -257,28 +256,28 @@ class Weights(Topic):
 
     def _look_for_copies(self, followed: FollowedOptimizer, reference: weakref.ref[Any], before: torch.Tensor) -> None:
         one: Any = reference()
-        owned = {key for other in self._watch.optimizers() for key in other.keys}
+        owned = self.owned()
         records = [record for log in logs() if log.of_this_thread() for record in log.creations()]
         for held in [record() for record in records] if one is not None else ():
             if held is None or held.shape != one.shape or held.dtype != one.dtype or id(held) in owned:
                 continue
             with looking():
-                last, rest = (other - one for other in (before, held.detach().to(one.device)))
-                step, apart = float(last.abs().max()), float(rest.abs().max())
-                follows = float(torch.cosine_similarity(last.flatten(), rest.flatten(), 0)) > 0.7  # rounding does not
-            if 0 < apart <= _NO_AVERAGE * step and follows and memory_of(held) is not memory_of(one):
+                last, now = (other - one for other in (before, held.detach().to(one.device)))
+                step, distance = float(last.abs().max()), float(now.abs().max())
+                follows = float(torch.cosine_similarity(last.flatten(), now.flatten(), 0)) > 0.7  # rounding does not
+            if 0 < distance <= _NO_AVERAGE * step and follows and memory_of(held) is not memory_of(one):
                 self._copies[id(followed)] = self._copies.get(id(followed), 0) + 1
                 if self._copies[id(followed)] == 2:
                     noticed = [change.line.site for change in changes_of(memory_of(held))] or [site_of_tensor(held)]
                     average, weight = FailureContext().names([held, one])
-                    self.say(AVERAGE_IS_COPY, noticed[-1], average=average, weight=weight, share=apart / step)
+                    self.say(AVERAGE_IS_COPY, noticed[-1], average=average, weight=weight, share=distance / step)
                 return
 
     def _look_for_targets(self, followed: FollowedOptimizer) -> None:
         """Note the modules called targets that have the shapes of a trained one and were never changed."""
         self._targets = []
         every = [(one, one.parameters) for one in self._modules.values() if one.parameters]
-        owned = {key for other in self._watch.optimizers() for key in other.keys}
+        owned = self.owned()
         trained = [mine for _, mine in every if not followed.keys.isdisjoint(map(id, mine))]
         for called, mine in every:
             twins = [one for one in trained if [two.shape for two in one] == [two.shape for two in mine]]
@@ -290,7 +289,7 @@ class Weights(Topic):
                     self._targets.append((called, followed, {"target": target, "module": module, "unused": unused}))
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Tell of what stayed so until the end."""
+        """Report what held until the end."""
         self._tell_of_dead_units(every)
         for followed in every:
             since = self.dead.get(id(followed), followed.steps)
@@ -322,18 +321,13 @@ def _is_computed_from(last: Line, first: Line) -> bool:
     if last.code is None or begin is None or end is None:
         return False
     begin, end = enclosing_statement(begin), enclosing_statement(end)
-    wanted = _names_read(end)
+    wanted = names_read(end)
     for one in reversed([one for one in statements_of(last.code) if begin.lineno <= one.lineno < end.lineno]):
         if not hasattr(one, "body") and not wanted.isdisjoint(bound := names_bound(one)):
             if one.lineno == begin.lineno:
                 return True
-            wanted = wanted - bound | _names_read(one)
+            wanted = wanted - bound | names_read(one)
     return begin.lineno == end.lineno
-
-
-def _names_read(statement: ast.stmt) -> set[str]:
-    names = [one for one in ast.walk(statement) if isinstance(one, ast.Name)]
-    return {one.id for one in names if isinstance(one.ctx, ast.Load) or isinstance(statement, ast.AugAssign)}
 
 
 _TARGET = re.compile(r"(?<![a-z])(target|tgt|ema|averaged?|shadow)(?![a-z])")
@@ -343,7 +337,7 @@ _UPDATES = {"load_state_dict", "copy_", "lerp_", "mul_", "add_", "set_", "data",
 
 
 def _rebound(loop: ast.For, path: str) -> str | None:
-    """Return the variable of a loop over the parameters of a module if it is bound to a new tensor: none changes."""
+    """Return the variable of a loop over parameters, if the loop binds it to new tensors and so changes none."""
     calls = [one.func for one in ast.walk(loop.iter) if isinstance(one, ast.Call)]
     owners = [ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"]
     is_of_it = bool({one.rpartition(".")[2] for one in owners[:1]} & set(re.findall(r"\w+", path)))
@@ -351,11 +345,11 @@ def _rebound(loop: ast.For, path: str) -> str | None:
     last = loop.body[-1]  # what is bound before it may be used in the loop, as a distance
     if not is_of_it or not isinstance(last, ast.Assign) or ast.unparse(last.targets[0]) != first:
         return None
-    return first if isinstance(last.value, ast.BinOp) and first in _names_read(last) else None
+    return first if isinstance(last.value, ast.BinOp) and first in names_read(last) else None
 
 
 def _dead_updates(line: Line, name: Name) -> str | None:
-    """Return what of the file would update a target and does not, in words, if no line does; else None."""
+    """Return in words why no line of a file updates a target, such as a function that is never called; else None."""
     source = None if line.code is None else source_of(line.code)
     nodes = [] if source is None or source.tree is None else list(ast.walk(source.tree))
     bound = next(filter(None, (_rebound(one, name.path) for one in nodes if isinstance(one, ast.For))), None)
