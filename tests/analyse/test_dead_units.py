@@ -279,5 +279,5 @@ def test_of_tokens_each_is_a_sample():
     assert torch.equal(figures["fired"], fired.sum((0, 1))) and figures["channel_dim"] == -1
     with pytest.raises(BadArgumentError, match="cannot merge"):
         by_batch.merge(by_token)
-    with pytest.raises(BadArgumentError, match='samples is one of 'batch', 'tokens', not'):
+    with pytest.raises(BadArgumentError, match="samples is one of 'batch', 'tokens', not"):
         DeadUnits(samples="words")

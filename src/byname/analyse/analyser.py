@@ -1,4 +1,4 @@
-"""Analyser: is given what passes at places of a model, a `Sample` at a time, and has figures to tell of each."""
+"""Analyser: gets the values at places of a model, one `Sample` at a time, and computes figures of each place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from torch import Tensor, nn
 
 from byname.analyse.results import Results
-from byname.analyse.state import Stateful, leaves_in, told
+from byname.analyse.state import Stateful, brief, leaves_in
 from byname.analyse.statistic import Statistic, made, merged, state_of
 from byname.errors import BadArgumentError
 from byname.text import printable
@@ -52,7 +52,7 @@ class Sample:
     around: Surroundings | None = None
 
     def only(self, chosen: Tensor) -> Sample:
-        """The samples that a mask of bools, of shape ``(len(value),)``, chooses."""
+        """Return the samples that a mask of bools, of shape ``(len(value),)``, chooses."""
         targets = None if self.targets is None else self.targets[chosen.to(self.targets.device)]
         return replace(self, value=self.value[chosen.to(self.value.device)], targets=targets)
 
@@ -68,7 +68,7 @@ class Switched(Protocol):
     number: int
     """Observations made later have a higher one."""
     places: dict[str, str]
-    """The paths in the model at which something has passed, as they are called in the results."""
+    """The paths in the model at which a value has passed, with their names in the results."""
 
     @property
     def model(self) -> nn.Module | None:
@@ -78,7 +78,7 @@ class Switched(Protocol):
         """The targets were set."""
 
     def silence(self) -> list[str]:
-        """Sentences about the places of which nothing was given so far."""
+        """Return sentences about the places that have given nothing so far."""
 
 
 class Analyser(Stateful):
@@ -99,21 +99,21 @@ class Analyser(Stateful):
         >>> largest.result()["1"]["largest"]
         3.0
 
-    What the statistics are given of a sample says `values`. Where what is kept depends on the sample, or each statistic
-    is given something else, `begin` and `take` are written instead.
+    `values` returns the values that the statistics get from a sample. If the statistics depend on the sample, or get
+    different values, define `begin` and `take` instead.
 
     Attributes:
-        listens: what it gets: ``"value"``, ``"gradient"`` or both.
-        of_gradients: whether it has nothing to tell without gradients.
-        tells_classes_apart: whether that is its task, so that one for each class would have nothing to do.
-        lock: is held while it is given something: forwards may run in several threads.
+        listens: the events that it gets: ``"value"``, ``"gradient"`` or both.
+        of_gradients: whether it needs gradients for its figures.
+        tells_classes_apart: whether it classifies samples, so that one for each class would have nothing to do.
+        lock: held while it gets a sample: forwards may run in several threads.
 
-    A copy, or what a pickle makes, has seen the same and is observed nowhere.
+    A copy, or an unpickled one, has the same data and is observed nowhere.
     """
 
     KIND = "analyser"
     KEEPS: ClassVar[Mapping[str, Callable[[], Statistic]]] = {}
-    """What is kept of a place: under each name what makes an empty statistic, such as its class."""
+    """The statistics of a place: by name, a function that makes an empty one, such as its class."""
 
     listens: frozenset[str] = frozenset({"value"})
     of_gradients: bool = False
@@ -128,22 +128,22 @@ class Analyser(Stateful):
         self.lock = threading.RLock()
 
     def begin(self, sample: Sample) -> Any:
-        """What is kept of the place of a sample before there is any: a statistic, or a dict of them."""
+        """Return the empty statistics for the place of a sample: one, or a dict of them."""
         return {name: make() for name, make in self.KEEPS.items()}
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Adds a sample to what is kept of its place."""
+        """Add a sample to what is kept of its place."""
         values = self.values(kept, sample)
         for name in self.KEEPS:
             kept[name].add(values)
 
     def values(self, kept: Any, sample: Sample) -> Tensor:
-        """What the statistics of a place are given of a sample, with the samples along dimension 0."""
+        """Return the values that the statistics of a place get from a sample, with the samples along dimension 0."""
         return sample.value
 
     @abstractmethod
     def figures(self, kept: Any) -> dict[Any, Any]:
-        """The figures of a place, by their names."""
+        """Return the figures of a place, by their names."""
 
     def started(self, observation: int) -> None:
         """An observation was put in place."""
@@ -155,11 +155,11 @@ class Analyser(Stateful):
         """An observation was taken off, for good or until it is enabled again."""
 
     def settle(self) -> None:
-        """Figures or the state are asked for: whatever is still pending is taken in."""
+        """Take in pending data, since figures or the state are asked for."""
 
     @property
     def enabled(self) -> bool:
-        """Whether it is given anything. Set to False its hooks are taken off; what it has seen stays."""
+        """Whether it gets values. Setting it to False removes its hooks; the data stays."""
         return self._enabled
 
     @enabled.setter
@@ -172,7 +172,7 @@ class Analyser(Stateful):
 
     @property
     def targets(self) -> Tensor | str | None:
-        """What the samples are of: a tensor of class numbers for the batches to come, or a path of the model.
+        """The classes of the samples: a tensor of class numbers for the next batches, or a path of the model.
 
         A path such as ``"forward.targets"`` is read anew in each forward.
         """
@@ -189,7 +189,7 @@ class Analyser(Stateful):
 
     @property
     def observations(self) -> tuple[Switched, ...]:
-        """Where it is put at the moment."""
+        """The observations that attach it at the moment."""
         return tuple(one for one in self._observations if one.model is not None)
 
     @property
@@ -203,16 +203,16 @@ class Analyser(Stateful):
         return tuple(self._places)
 
     def reset(self) -> None:
-        """Forgets what was seen."""
+        """Forget what was seen."""
         with self.lock:
             self._places.clear()
 
     def restart(self) -> None:
-        """Has nothing of what was seen in the figures of the pass that begins now, or has ended."""
+        """Forget everything, since a pass begins or has ended."""
         self.reset()
 
     def result(self) -> Results:
-        """The figures of every place: ``{path: {figure: value}}``."""
+        """Return the figures of every place: ``{path: {figure: value}}``."""
         with self.lock:
             self.settle()
             return self._results({path: self.figures(kept) for path, kept in self._places.items()}, type(self).__name__)
@@ -222,7 +222,7 @@ class Analyser(Stateful):
         return Results(figures, name=name, notes=notes if figures else self._notes_when_empty())
 
     def notes_of(self, path: str) -> tuple[str, ...]:
-        """What is to be said of a place beside its figures, each sentence once."""
+        """Return the notes about a place, each sentence once."""
         notes = dict.fromkeys(one.note for one in leaves_in(self._kept_of(path)) if one.note is not None)
         return tuple(f"`{path}`: {note}" for note in notes)
 
@@ -230,7 +230,7 @@ class Analyser(Stateful):
         return self._places.get(path, {})
 
     def put(self, sample: Sample) -> None:
-        """Gives a sample to the analyser; `byname.observe` does that."""
+        """Give a sample to the analyser; `byname.observe` calls this."""
         self._give(self._places, sample.path, sample)
 
     def _give(self, places: dict[Any, Any], name: Any, sample: Sample) -> None:
@@ -239,7 +239,7 @@ class Analyser(Stateful):
         places[name] = kept  # now: what is refused is no place
 
     def name_of(self, observation: Switched, path: str) -> str:
-        """What a path is called in the results: with the number of its model where it is one of another model, too."""
+        """Return the name of a path in the results: with the number of its model if another model has the path, too."""
         others = [one for one in self.observations if one.model is not observation.model]
         if not any(path in one.places.values() for one in others):
             return path
@@ -258,19 +258,19 @@ class Analyser(Stateful):
     def _why_empty(self) -> str:
         if not self.watching:
             return (
-                "nothing has passed: it is observed on no model now, and kept nothing from before; "
+                "nothing has passed: it is observed on no model now, and has no data from before; "
                 "byname.observe(model, where, analyser) puts it at places"
             )
         if not self._enabled:
             return (
-                "nothing is kept: it is off, as an Evaluation has it between snapshots, whose figures are in "
-                "evaluation.records; analyser.enabled = True has it see what passes"
+                "nothing is kept: it is off, as always between the snapshots of an Evaluation, whose figures are in "
+                "evaluation.records; analyser.enabled = True switches it on"
             )
         kinds = " or ".join(sorted(self.listens))
         return f"nothing has passed: no {kinds} of its places has come since it is observed, or was reset"
 
     def _classes(self) -> list[type[Statistic]]:
-        """The classes of statistics that a name in a state means first."""
+        """Return the classes of statistics to prefer for a name in a state."""
         return [*(type(make()) for make in self.KEEPS.values()), *map(type, leaves_in(self._places))]
 
     def _merge_checked(self, other: Self) -> None:
@@ -286,7 +286,7 @@ class Analyser(Stateful):
 
     def _read_contents(self, state: Any) -> dict[str, Any]:
         if not isinstance(state, dict) or "parts" not in state:
-            raise BadArgumentError(f"this is not the state of an analyser: {told(state)}")
+            raise BadArgumentError(f"this is not the state of an analyser: {brief(state)}")
         self._check_header(state)
         return made({"parts": state["parts"]}, self._classes())  # type: ignore[no-any-return]
 
@@ -313,7 +313,7 @@ class Analyser(Stateful):
 
 
 def checked_analyser(given: Any) -> Analyser:
-    """The argument, if it is an analyser and not the class of one."""
+    """Return the argument, if it is an analyser and not the class of one."""
     if not isinstance(given, Analyser):
         if isinstance(given, type):
             raise BadArgumentError(f"{given.__name__} is a class, not an instance; did you mean {given.__name__}()?")

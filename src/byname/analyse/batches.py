@@ -21,28 +21,28 @@ Value = TypeVar("Value")
 
 
 def known(value: Value | None) -> Value:
-    """What a statistic keeps, once there was a batch."""
+    """Return a value that a statistic keeps; raise an error before the first batch."""
     if value is None:
         raise BadArgumentError("nothing was added yet")
     return value
 
 
 def checked_choice(value: Any, name: str, choices: Sequence[str]) -> Any:
-    """The value of an argument that is one of some words."""
+    """Return the value of an argument that is one of some words."""
     if value not in choices:
         raise BadArgumentError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r:.60}")
     return value
 
 
 def checked_channel(channel: Any) -> int | None:
-    """The argument that says which dimension has a figure an index, if it may be one."""
+    """Return the argument ``channel=``, if it is valid."""
     if channel is not None and type(channel) is not int:
         raise BadArgumentError(f"channel is the number of a dimension, or None, not {channel!r:.80}")
     return channel
 
 
 def checked_integer(value: Any, name: str, least: int = 0) -> int:
-    """The value of an argument that is an integer, and not too small, as Python's own."""
+    """Return an argument that is an integer, and not too small, as a Python int."""
     try:
         found = least - 1 if isinstance(value, bool) else index(value)
     except TypeError:
@@ -53,7 +53,7 @@ def checked_integer(value: Any, name: str, least: int = 0) -> int:
 
 
 def samples_of(batch: Batch) -> Tensor:
-    """The batch as a detached tensor, with the samples along dimension 0."""
+    """Return the batch as a detached tensor, with the samples along dimension 0."""
     samples = tensor_of(batch, "a batch")
     if samples.is_nested:
         raise BadArgumentError("the samples of a nested tensor differ in shape: add its values(), or pad them")
@@ -63,7 +63,7 @@ def samples_of(batch: Batch) -> Tensor:
 
 
 def checked_weights(weights: Batch | None, samples: Tensor) -> Tensor | None:
-    """The weights as float64, or a mask as bools, with as many dimensions as the samples; None if all count once."""
+    """Return weights as float64, or a mask as bools, with the dimensions of the samples; None if all count once."""
     if weights is None:
         return None
     given = tensor_of(weights, "a weight").to(samples.device)
@@ -80,7 +80,7 @@ def checked_weights(weights: Batch | None, samples: Tensor) -> Tensor | None:
 
 
 def per_sample(weights: Tensor | None, samples: Tensor) -> Tensor | None:
-    """Weights in shape ``(len(samples),)``, as samples that count as a whole have them."""
+    """Return weights in shape ``(len(samples),)``, for samples that count as a whole."""
     if weights is not None and weights.numel() != len(samples):
         raise BadArgumentError(
             f"samples count as a whole here: weights have shape ({len(samples)},), not {tuple(weights.shape)}"
@@ -89,7 +89,7 @@ def per_sample(weights: Tensor | None, samples: Tensor) -> Tensor | None:
 
 
 def tensor_of(given: Any, what: str) -> Tensor:
-    """A detached tensor of real numbers; those of Python are of 64 bits, and stay so."""
+    """Return a detached tensor of real numbers; numbers of Python keep their 64 bits."""
     try:
         if isinstance(given, Tensor):
             found = given.detach()
@@ -118,19 +118,19 @@ _WIDE = {
 
 
 def comparable(samples: Tensor) -> Tensor:
-    """The same numbers in a type that PyTorch 2.13 compares and sorts: it does not those of `_WIDE`."""
+    """Return the numbers in a dtype that PyTorch 2.13 can compare and sort, unlike those in `_WIDE`."""
     return samples.to(_WIDE[samples.dtype]) if samples.dtype in _WIDE else samples
 
 
 def only_mask(weights: Tensor | None, statistic: str) -> Tensor | None:
-    """The weights, if they are a mask; numbers are refused."""
+    """Return the weights, if they are a mask; numbers are refused."""
     if weights is not None and weights.dtype is not torch.bool:
         raise BadArgumentError(f"{statistic} takes no weights but a mask of bools, which leaves out what is False")
     return weights
 
 
 def missing(samples: Tensor, mask: Tensor | None, nan: str) -> tuple[Tensor | None, Tensor | None]:
-    """Which values take part, and which of those the mask leaves are NaN; each None for all, and for none."""
+    """Return masks of the values that take part and of those that are NaN; None for all, and for none."""
     given = None if mask is None else mask.expand(samples.shape)
     if not may_hold_nan(samples):
         return given, None
@@ -142,7 +142,7 @@ def missing(samples: Tensor, mask: Tensor | None, nan: str) -> tuple[Tensor | No
 
 
 def counted_nan(isnan: Tensor | None, nan: str) -> int:
-    """How many values are NaN, which is refused if there are some and ``nan="raise"``."""
+    """Return the number of NaN; with ``nan="raise"`` there must be none."""
     nans = 0 if isnan is None else int(isnan.sum())
     if nans and nan == "raise":
         raise BadArgumentError(f'{nans} values of the batch are NaN, and nan="raise"')
@@ -150,12 +150,12 @@ def counted_nan(isnan: Tensor | None, nan: str) -> int:
 
 
 def may_hold_nan(samples: Tensor) -> bool:
-    """A sum is NaN if a value is; it is many times faster than to look at each."""
+    """Return whether there may be NaN: a sum is NaN if a value is, and much faster than a look at each."""
     return samples.is_floating_point() and math.isnan(comparable(samples).sum())
 
 
 def common_type(statistic: str, kept: torch.dtype | None, given: torch.dtype) -> torch.dtype:
-    """The type that holds the values kept so far and those of a batch, all of them as they are."""
+    """Return the dtype that holds the values kept so far and those of a batch exactly."""
     if given is torch.uint64:
         raise BadArgumentError(f"{statistic} takes integers up to int64, not {given}")
     if kept is None or kept is given:
@@ -168,7 +168,7 @@ def common_type(statistic: str, kept: torch.dtype | None, given: torch.dtype) ->
 
 
 def end_of(dtype: torch.dtype, *, lowest: bool) -> float | int | bool:
-    """The lowest or the highest number of a type."""
+    """Return the lowest or the highest number of a type."""
     if dtype is torch.bool:
         return not lowest
     if dtype.is_floating_point:
@@ -177,13 +177,13 @@ def end_of(dtype: torch.dtype, *, lowest: bool) -> float | int | bool:
 
 
 def widest(dtype: torch.dtype) -> torch.dtype:
-    """The type in which numbers of a type are kept: float64, or that of the integers."""
+    """Return the dtype in which numbers of a dtype are kept: float64, or that of the integers."""
     return torch.float64 if dtype.is_floating_point else dtype
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """The rows of a batch that take part, how often each counts (once if None), and how many values were NaN."""
+    """The rows of a batch that take part, how often each counts (once if None), and the number of NaN."""
 
     values: Tensor
     weights: Tensor | None
@@ -213,7 +213,7 @@ class SampleRows:
 
 
 def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> SampleRows:
-    """The samples, flattened, that take part."""
+    """Return the samples, flattened, that take part."""
     weights = per_sample(weights, samples)
     flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))
     if weights is not None and not bool((chosen := weights > 0).all()):
@@ -228,7 +228,7 @@ def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> SampleRows:
 
 
 def check_features(to: object, features: int, added: int) -> None:
-    """Refuses samples of another size than before."""
+    """Refuse samples of another size than before."""
     if features != added:
         raise BadArgumentError(
             f"the samples of this {type(to).__name__} have {features} features, what is added has {added}"

@@ -1,4 +1,4 @@
-"""LinearClassifier: learnt from batches that pass, one step each, and scored.
+"""LinearClassifier: a linear layer trained on the batches that pass, one step each, and scored.
 
 The scores of a pass are a dict of plain values: ``samples``, how many were ``left_out``, how many ``correct``, the
 summed ``loss``, and ``metrics``, which has for each name a list of states: one, and after a merge one from each.
@@ -41,9 +41,9 @@ class LinearClassifier(Statistic):
     bias: Any = None
     steps = 0
     scored = "progressive"
-    """What the scores are of: this, or ``"held out"``."""
+    """The kind of the scores: ``"progressive"`` or ``"held out"``."""
     latest: object = None
-    """The pass of which the scores are; not kept in a state."""
+    """The pass that the scores belong to; not kept in a state."""
     channel_dim: int | None = None
     _rows = 0
     _mean: Any = None
@@ -67,12 +67,12 @@ class LinearClassifier(Statistic):
         return super()._read_contents({**missing, **state} if missing else state)
 
     def wanted(self, targets: Tensor) -> int:
-        """How many classes there are with these targets."""
+        """Return the number of classes with these targets."""
         known = self.classes or (0 if self.weight is None else len(self.weight))
         return max(known, int(targets.max()) + 1)
 
     def logits(self, rows: Tensor, classes: int) -> Tensor:
-        """What the classifier says of rows of features; 0 for a class that it does not know yet."""
+        """Return the logits of rows of features; 0 for a class that it does not know yet."""
         if self.weight is None:
             return torch.zeros(len(rows), classes, dtype=_precision(rows), device=rows.device)
         found = torch.addmm(self.bias, self._standardised(rows), self.weight.T)
@@ -99,7 +99,7 @@ class LinearClassifier(Statistic):
         self.steps += 1
 
     def _made(self, make: MakeOptimizer) -> torch.optim.Optimizer:
-        """The optimizer of weight and bias, which is made anew where these were loaded, moved or have grown."""
+        """Return the optimizer of weight and bias; a new one if these were loaded, moved or have grown."""
         if self._optimizer is not None and self._optimizer.param_groups[0]["params"][0] is self.weight:
             return self._optimizer
         self.weight, self.bias = (one.detach().clone().requires_grad_() for one in (self.weight, self.bias))
@@ -110,7 +110,7 @@ class LinearClassifier(Statistic):
         return optimizer
 
     def _grow(self, rows: Tensor, classes: int) -> None:
-        """Makes room for more classes: their weights, and what the optimizer knows of them, are 0."""
+        """Make room for more classes, with weights and optimizer state of 0."""
         if self.weight is None:
             width, place = rows.shape[1], rows.device
             self.weight = torch.zeros(classes, width, dtype=_precision(rows), device=place)
@@ -122,7 +122,7 @@ class LinearClassifier(Statistic):
             self.weight, self.bias = (_padded(one.detach(), classes) for one in (self.weight, self.bias))
 
     def _follow(self, rows: Tensor) -> None:
-        """Takes in the moments of rows."""
+        """Take in the moments of rows."""
         if self.standardise:
             found = PowerSums(self._rows, self._mean.clone(), [torch.zeros_like(self._mean), self._squares.clone()])
             if len(rows) <= found.room():
@@ -133,7 +133,7 @@ class LinearClassifier(Statistic):
             self._rows, self._mean, self._squares = int(found.counts), found.pivot, found.sums[1]
 
     def _scale(self) -> Tensor:
-        """One over the standard deviation, 1 for a feature that is constant but for rounding."""
+        """Return one over the standard deviation, 1 for a feature that is constant but for rounding."""
         deviation = (self._squares / max(self._rows, 1)).sqrt()
         return torch.where(deviation > 1e-7 * self._mean.abs(), 1 / deviation, 1.0)
 
@@ -149,7 +149,7 @@ class LinearClassifier(Statistic):
             return
         if not all(map(torch.equal, self.result(), (one.to(self.device) for one in other.result()))):
             raise BadArgumentError(
-                "probes that were trained apart cannot be merged: train one, give its state_dict() to the others, "
+                "probes that were trained separately cannot be merged: train one, give its state_dict() to the others, "
                 "call eval() on each, and merge what they scored"
             )
         if self.scored != "held out" or other.scored != "held out":
@@ -158,7 +158,7 @@ class LinearClassifier(Statistic):
 
 
 def optimizer_of(parameters: list[Tensor], make: MakeOptimizer) -> torch.optim.Optimizer:
-    """An optimizer of these parameters and no others."""
+    """Return an optimizer of these parameters and no others."""
     optimizer = make(parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadArgumentError(
@@ -180,7 +180,7 @@ def _padded(tensor: Tensor, classes: int) -> Tensor:
 
 
 def _grown(parameters: dict[int, Tensor], state: dict[int, Any] | None, classes: int) -> dict[int, Any] | None:
-    """The state of an optimizer for more classes; None, so that it starts anew, where it is not one value a weight."""
+    """Return the optimizer state for more classes; None, to start anew, if it is not one value for each weight."""
     grown: dict[int, Any] = {}
     for number, of_parameter in (state or {}).items():
         shape = parameters[number].shape
@@ -200,12 +200,12 @@ FIGURES = ("accuracy", "loss", "scored", "samples", "left_out", "steps", "classe
 
 
 def no_scores() -> dict[str, Any]:
-    """The scores before anything was scored."""
+    """Return the scores before anything was scored."""
     return {"samples": 0, "left_out": 0, "correct": 0, "loss": 0.0, "metrics": {}}
 
 
 def checked_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
-    """Copies of the metrics, which the user's own calls do not disturb."""
+    """Return copies of the metrics, which the user's own calls do not disturb."""
     checked: dict[str, Metric] = {}
     for name, metric in (metrics or {}).items():
         if name in FIGURES:
@@ -224,7 +224,7 @@ def checked_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
 def scored(
     before: dict[str, Any], logits: Tensor, targets: Tensor, loss: Callable[..., Tensor], metrics: Mapping[str, Metric]
 ) -> dict[str, Any]:
-    """The scores with one more batch of at least one sample."""
+    """Return the scores with one more batch of at least one sample."""
     samples = len(targets)
     states = {name: _updated(metric, before["metrics"].get(name), logits, targets) for name, metric in metrics.items()}
     return {
@@ -237,7 +237,7 @@ def scored(
 
 
 def added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The scores of both."""
+    """Return the scores of both."""
     names = {**one["metrics"], **other["metrics"]}
     return {
         **{name: one[name] + other[name] for name in ("samples", "left_out", "correct", "loss")},
@@ -267,7 +267,7 @@ def _has_states(metric: Any) -> bool:
 
 
 def _updated(metric: Any, states: list[Any] | None, logits: Tensor, targets: Tensor) -> list[Any]:
-    """The states of a metric with one more batch, which goes into the last of them."""
+    """Return the states of a metric with one more batch, which goes into the last of them."""
     *others, latest = states or [None]
     if not _has_states(metric):
         total, samples = latest or (0.0, 0)

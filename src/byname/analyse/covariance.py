@@ -16,7 +16,7 @@ from byname.analyse.statistic import Folded, PairStatistic, Statistic
 
 
 class CovarianceStatistic(Statistic):
-    """What is told by the means of columns and the sums of products of the distances from them.
+    """A statistic from the means of columns and the sums of products of the distances from them.
 
     The products are of the first columns with the last. Distances are taken from a row of the data (`_shift`): `_mean`
     is their mean, and the sums of squares and of products are of what is left without it.
@@ -36,11 +36,11 @@ class CovarianceStatistic(Statistic):
         return counts
 
     def covariance(self, ddof: float = 1) -> Tensor:
-        """The matrix of sums of products over ``counts - ddof``; NaN where that is not positive."""
+        """Return the matrix of sums of products over ``counts - ddof``; NaN where that is not positive."""
         return divided(known(self._products), self._counts - ddof)
 
     def correlation(self) -> Tensor:
-        """The covariance over the standard deviations of both features (Pearson); NaN where one of them is zero."""
+        """Return the covariance over both standard deviations (Pearson); NaN where one of them is zero."""
         products: Tensor = known(self._products)
         left, right = self._sides(self._squares.sqrt())
         return (products / left[:, None] / right).clamp(-1, 1)
@@ -51,7 +51,7 @@ class CovarianceStatistic(Statistic):
         return torch.where(known(self._counts) > 0, self._shift + self._mean, math.nan)
 
     def _sides(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Along the last dimension, those to the left and those to the right in the products."""
+        """Return the left and the right columns of the products, along the last dimension."""
         first, last = self._products.shape
         return columns[..., :first], columns[..., columns.shape[-1] - last :]
 
@@ -78,7 +78,7 @@ class CovarianceStatistic(Statistic):
         self.nans += rows.nans
 
     def _begin(self, first: int, last: int, shift: Tensor) -> None:
-        """Checks the numbers of columns; as long as nothing took part, distances are from here on."""
+        """Check the numbers of columns; as long as no sample took part, measure distances from `shift`."""
         if self._products is not None:
             check_features(self, self._products.shape[0], first)
             check_features(self, self._products.shape[1], last)
@@ -92,7 +92,7 @@ class CovarianceStatistic(Statistic):
         return self._products.shape == (len(self._mean), len(self._mean))  # type: ignore[no-any-return]
 
     def _put_together(self, counts: Tensor, mean: Tensor, squares: Tensor | None) -> None:
-        """Has means and sums be those of two parts, whose products were added (Chan, Golub and LeVeque 1979)."""
+        """Combine means and sums with those of another part, whose products were added (Chan, Golub, LeVeque 1979)."""
         whole = self._counts + counts
         share = counts / whole
         far = mean - self._mean
@@ -122,11 +122,11 @@ class Covariance(CovarianceStatistic):
     """
 
     def mean(self) -> Tensor:
-        """The mean of each feature."""
+        """Return the mean of each feature."""
         return self._means()
 
     def variance(self, ddof: float = 1) -> Tensor:
-        """The diagonal of the covariance."""
+        """Return the diagonal of the covariance."""
         return divided(known(self._squares), self._counts - ddof)
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
@@ -150,7 +150,7 @@ class CrossCovariance(PairStatistic, CovarianceStatistic):
     """
 
     def means(self) -> tuple[Tensor, Tensor]:
-        """The mean of each feature on the one side and on the other."""
+        """Return the mean of each feature on the one side and on the other."""
         return self._sides(self._means())
 
     def _add_pair(self, samples: Tensor, others: Tensor, weights: Tensor | None) -> None:
@@ -181,7 +181,7 @@ class SecondMoment(Folded):
         return self.known()[1]
 
     def second_moment(self) -> Tensor:
-        """The matrix, of shape ``(features, features)``; NaN where there are no samples."""
+        """Return the matrix, of shape ``(features, features)``; NaN where there are no samples."""
         return divided(*self.known())
 
     result = second_moment
@@ -205,7 +205,7 @@ class Factor(Statistic):
 
     What is kept is the triangular factor of a QR decomposition of ``[1 | X]``, which has the singular values of the
     data to the precision of float64, also those whose squares would be lost in a covariance (Golub and Van Loan 2013,
-    "Matrix computations", sections 5.2 and 6.5). The column of ones has what centring subtracts. Rows are
+    "Matrix computations", sections 5.2 and 6.5). The column of ones accounts for the centring. Rows are
     gathered until there are more than features, and then go into the factor at once.
 
     Samples of more dimensions are flattened. A sample with a NaN in it is left out; with ``nan="propagate"``, and with
@@ -227,7 +227,7 @@ class Factor(Statistic):
         return known(self._counts).clone()
 
     def singular_values(self, centred: bool = False) -> Tensor:
-        """As many as there are features, the largest first; with fewer samples the rest is zero.
+        """Return one for each feature, the largest first; with fewer samples the others are zero.
 
         Args:
             centred: whether of the samples less their mean.
@@ -241,7 +241,7 @@ class Factor(Statistic):
         return torch.cat([found, found.new_zeros(features - len(found))])
 
     def eigenvalues(self, ddof: float = 1) -> Tensor:
-        """Those of the covariance, the largest first: squared singular values, centred, over ``counts - ddof``.
+        """Return the eigenvalues of the covariance, the largest first: squared singular values over ``counts - ddof``.
 
         NaN where that is not positive.
         """
@@ -267,7 +267,7 @@ class Factor(Statistic):
         self._spoilt |= other._spoilt
 
     def _take(self, counts: Tensor, shift: Tensor, table: Tensor) -> None:
-        """Puts rows together with what is there; `table` are those less the shift, behind a column of ones."""
+        """Add rows; `table` holds them less the shift, behind a column of ones."""
         whole = counts if self._counts is None else self._counts + counts.to(self._counts.device)
         kept = shift if self._shift is None or not bool(self._counts) else self._shift
         table = table.to(whole.device, copy=True)
@@ -279,7 +279,7 @@ class Factor(Statistic):
         self._counts, self._shift, self._rows, self._spoilt = whole.clone(), kept.clone(), rows, spoilt
 
     def _kept(self) -> tuple[Tensor, Tensor]:
-        """The shift and the factor of all rows."""
+        """Return the shift and the factor of all rows."""
         shift = known(self._shift)
         return shift, _triangular([shift.new_zeros(0, len(shift) + 1), *self._rows])
 

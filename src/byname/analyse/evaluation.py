@@ -113,7 +113,7 @@ class Evaluation:
         batch: int | None = None,
         step: int | None = None,
     ) -> Record:
-        """Takes a snapshot: runs the model over the loader, and adds a record of what the analyser has found.
+        """Take a snapshot: run the model over the loader, and add a record of the figures.
 
         Args:
             model: the model that is run. Of a model wrapped for several processes the inner one runs, without any
@@ -148,7 +148,7 @@ class Evaluation:
         end: bool = True,
         epoch: int | None = None,
     ) -> Snapshots:
-        """Takes snapshots while a loop trains a model, which says ``snapshots.step()`` after each step.
+        """Take snapshots while a loop trains a model and calls ``snapshots.step()`` after each step.
 
             >>> import torch, byname
             >>> model = torch.nn.Linear(2, 2)
@@ -165,7 +165,7 @@ class Evaluation:
             model: the model.
             schedule: when; in place of the four keywords.
             start: whether there is a snapshot before the first step; see `Schedule`, as for the next three.
-            every: so many steps apart.
+            every: the number of steps between two.
             at: after these numbers of steps.
             end: whether there is one when the training ends.
             epoch: written into the records; ``snapshots.epoch`` can be set to another.
@@ -173,7 +173,7 @@ class Evaluation:
         return Snapshots(self, model, schedule or Schedule(start, every, tuple(at), end), epoch)
 
     def _result(self, model: nn.Module, observations: tuple[Switched, ...], words: str) -> Results:
-        """The figures of one pass. Signals wait while things are put in place and put back."""
+        """Return the figures of one pass. Signals wait during setup and cleanup."""
         stack = ExitStack()
         try:
             with defer_signals():
@@ -237,7 +237,7 @@ class Evaluation:
             self.analyser.enabled = False
             if not isinstance(targets, str):
                 self.analyser.targets = targets
-            self.analyser.restart()  # what it held was as large as any other state
+            self.analyser.restart()  # its data may be large
 
     def __repr__(self) -> str:
         return str(self.records)
@@ -257,12 +257,12 @@ class Snapshots:
         self.epoch = epoch
         self.steps = 0
         self._evaluation = evaluation
-        self._model = weakref.ref(model)  # not every trainer tells its callbacks that the training has failed
+        self._model = weakref.ref(model)  # not every trainer calls back when the training fails
         self._over = False
         self._latest = LatestState()
 
     def step(self, *, batch: int | None = None) -> Record | None:
-        """A step is done; the record of the snapshot, if one was due.
+        """Count a step; return the record of the snapshot, if one was due.
 
         Args:
             batch: the number of the batch in its epoch, to be written into the record.
@@ -272,7 +272,7 @@ class Snapshots:
         return None if event is None else self.take(event, batch)
 
     def take(self, event: str, batch: int | None = None) -> Record:
-        """Takes a snapshot now, whether one is due or not."""
+        """Take a snapshot now, whether one is due or not."""
         model = self._model()
         if model is None:
             raise BadArgumentError("the model of these snapshots is no more")
@@ -296,13 +296,13 @@ class Snapshots:
 
 
 def run_of(model: Any) -> nn.Module:
-    """What runs of a model: of one wrapped for several processes the inside, which does not communicate."""
+    """Return the module to run: of a model wrapped for several processes the inner one, which does not communicate."""
     sharded = "_fsdp_wrapped_module" in inside_of(model)[1]  # the inside of such a one has no parameters of its own
     return model if sharded else unwrapped(model)
 
 
 def observations_on(model: nn.Module, analyser: Analyser) -> tuple[Switched, ...]:
-    """Where the analyser is put. All of them: a model may run another, which is observed, too."""
+    """Return the observations of an analyser, all of them: a model may run another observed one."""
     modules = {id(one) for one in model.modules()}
     observed = [one.model for one in analyser.observations if one.model is not None]
     if any(id(one) in modules or any(part is model for part in one.modules()) for one in observed):
@@ -323,9 +323,9 @@ PATIENCE = 1.0
 def followed(
     batches: Iterable[Any], words: str, *, wanted: bool | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Any]:
-    """The batches, with a bar behind some words that shows how many there were when it takes longer than a second.
+    """Yield the batches, with a labelled progress bar if they take longer than a second.
 
-    It is shown in a terminal alone; or never, or from the beginning and everywhere, as it is wanted.
+    By default the bar is shown only in a terminal; `wanted` shows it always, from the start, or never.
     """
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield from batches

@@ -1,4 +1,4 @@
-"""Extremes: the least and greatest value of each feature, the k foremost with their samples, and all samples."""
+"""Extremes: the smallest and largest value of each feature, the k largest with their samples, and all samples."""
 
 from __future__ import annotations
 
@@ -71,23 +71,23 @@ class Extremes(Statistic):
         self._high = _farther(self._high, known(other._high), self.count, True)
 
     def min(self) -> Tensor:
-        """The smallest value of each feature."""
+        """Return the smallest value of each feature."""
         return self.result().min
 
     def max(self) -> Tensor:
-        """The largest value of each feature."""
+        """Return the largest value of each feature."""
         return self.result().max
 
     def argmin(self) -> Tensor:
-        """The number of the first sample that has the smallest value, in the order of adding; -1 if none has."""
+        """Return the number of the first sample that has the smallest value, in the order of adding; -1 if none has."""
         return known(self._low)[1].clone()
 
     def argmax(self) -> Tensor:
-        """The number of the first sample that has the largest value, in the order of adding; -1 if none has."""
+        """Return the number of the first sample that has the largest value, in the order of adding; -1 if none has."""
         return known(self._high)[1].clone()
 
     def result(self) -> Range:
-        """The smallest and the largest value of each feature.
+        """Return the smallest and the largest value of each feature.
 
         Raises:
             BadArgumentError: if nothing was added, or if a feature of integers, which have no NaN, has no value.
@@ -96,7 +96,7 @@ class Extremes(Statistic):
 
 
 def _defined(found: _Found) -> Tensor:
-    """The values, NaN where there is none."""
+    """Return the values, NaN where there is none."""
     values, where = found
     none = where < 0
     if values.is_floating_point():
@@ -109,7 +109,7 @@ def _defined(found: _Found) -> Tensor:
 
 
 def _extreme(samples: Tensor, mask: Tensor | None, largest: bool, known: _Found | None) -> _Found:
-    """That of one batch, with the numbers of the batch's samples; -1 also where it is not beyond the known one."""
+    """Return the extreme of one batch, with the sample numbers; -1 also where it is not beyond the known one."""
     if not len(samples):
         where = torch.full(samples.shape[1:], -1, device=samples.device)
         return torch.zeros_like(where, dtype=samples.dtype), where
@@ -131,7 +131,7 @@ def _extreme(samples: Tensor, mask: Tensor | None, largest: bool, known: _Found 
 
 
 def _farther(mine: _Found | None, other: _Found, start: int, largest: bool) -> _Found:
-    """The extremes of both, where the samples of the other come after `start` samples; the first of equal ones."""
+    """Return the extremes of both, whose samples follow `start` samples; of equal values the first counts."""
     values, where = other
     where = torch.where(where < 0, where, where + start)
     if mine is None:
@@ -145,13 +145,13 @@ def _farther(mine: _Found | None, other: _Found, start: int, largest: bool) -> _
 
 
 def _beyond(values: Tensor, known: _Found, largest: bool) -> Tensor:
-    """Where the values take the place of those known: also where none is known, and NaN of all others."""
+    """Return where values replace the known ones: also where none is known; NaN replaces all others."""
     farther = values > known[0] if largest else values < known[0]
     return (known[1] < 0) | farther | (values.isnan() & ~known[0].isnan())
 
 
 class Top(NamedTuple):
-    """The values of each feature, the foremost first, and which samples they are of."""
+    """The values of each feature, the largest (or smallest) first, and the numbers of their samples."""
 
     values: Tensor
     indices: Tensor
@@ -208,7 +208,7 @@ class TopK(Statistic):
         self.nans += counted_nan(isnan, self.nan)
 
     def _fitting(self, samples: Tensor) -> torch.dtype:
-        """The type that holds these and the values that are here, if the shapes fit."""
+        """Return the dtype that holds these and the present values, if the shapes fit."""
         if self._values is None:
             return widest(common_type("TopK", None, samples.dtype))
         if samples.shape[1:] != self._values.shape[1:]:
@@ -219,7 +219,7 @@ class TopK(Statistic):
         return widest(common_type("TopK", self._values.dtype, samples.dtype))
 
     def _promising(self, values: Tensor, part: Tensor | None) -> Tensor:
-        """The rows in which any value can come to be among the foremost; the others need not be sorted."""
+        """Return the rows with a value that may enter the result; the others need not be sorted."""
         rows = torch.arange(len(values), device=values.device)
         if self._values is None or self._indices is None or len(self._values) < self.k:
             return rows
@@ -229,7 +229,7 @@ class TopK(Statistic):
         return rows[better.reshape(len(values), better.shape[1:].numel()).any(1)]
 
     def _take(self, values: Tensor, indices: Tensor, spoilt: Tensor | None) -> None:
-        """Takes in values whose samples are later than those here."""
+        """Take in values of later samples."""
         if self._values is not None and self._indices is not None:
             values = torch.cat([self._values.to(values.dtype), values])
             indices = torch.cat([self._indices, indices])
@@ -242,7 +242,7 @@ class TopK(Statistic):
             self._spoilt = spoilt.to(values.device) | (False if self._spoilt is None else self._spoilt)
 
     def _none(self, kind: torch.dtype) -> float:
-        """What stands for a value that is not there."""
+        """Return the value for a missing entry."""
         return torch.nan if kind.is_floating_point else end_of(kind, lowest=self.largest)
 
     def _merge(self, other: TopK) -> None:
@@ -252,7 +252,7 @@ class TopK(Statistic):
         self._take(values.to(kind), indices, other._spoilt)
 
     def result(self) -> Top:
-        """The values and the numbers of their samples, each of shape (k, ...); the foremost first."""
+        """Return the values and their samples, each of shape (k, ...), the largest (or smallest) first."""
         values, indices = known(self._values).clone(), known(self._indices).clone()
         if self._spoilt is not None:
             values.masked_fill_(self._spoilt, self._none(values.dtype))
@@ -307,11 +307,11 @@ class History(Statistic):
         return sum(part.nbytes for part in self._parts)
 
     def result(self) -> Tensor:
-        """All samples, along dimension 0."""
+        """Return all samples, along dimension 0."""
         return torch.cat(known(self._parts or None))
 
     def _append(self, parts: list[Tensor]) -> None:
-        """Copies the parts to the end. As neighbours of like size are put together, there are always few."""
+        """Append copies of the parts. Neighbours of similar size are joined, so that there are always few."""
         dtype = self._checked([*self._parts, *parts])
         device = self._parts[0].device if self._parts else parts[0].device
         kept = [part.to(dtype) for part in self._parts]
@@ -322,7 +322,7 @@ class History(Statistic):
         self._parts = kept
 
     def _checked(self, parts: list[Tensor]) -> torch.dtype:
-        """The type of all parts together, if they fit together and are not too large."""
+        """Return the type of all parts together, if they fit together and are not too large."""
         dtype = parts[0].dtype
         for part in parts[1:]:
             dtype = dtype if dtype is part.dtype else common_type("History", dtype, part.dtype)

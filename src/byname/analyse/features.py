@@ -1,4 +1,4 @@
-"""Features: their mean and variance, outliers, units that never fire, and what passes at all."""
+"""Features: their mean and variance, outliers, units that never fire, and a list of the places that ran."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ class FeatureStatistics(OfChannels):
     KEEPS: ClassVar = {"channels": partial(Variance, channel=1), "zeros": lambda: Zeros()}
 
     def begin(self, sample: Sample) -> dict[str, Any]:
-        """Nothing yet; where features are channels, no more than their figures.
+        """Return empty statistics; where features are channels, only those of channels.
 
-        Else channels are told by their features as long as samples have one shape, and take what has another.
+        Otherwise the figures of channels come from the features as long as samples have one shape.
         """
         kept = super().begin(sample)
         return kept if sample.value.ndim == 2 else {**kept, "features": {}}
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Adds the values."""
+        """Add the values."""
         value = with_channel(sample.value)
         channels = self.by_channel(kept["layout"], sample, value)
         kept["zeros"].add(channels)
@@ -87,7 +87,7 @@ class FeatureStatistics(OfChannels):
         }
 
     def _takes_features(self, kept: Any, shape: tuple[int, ...]) -> bool:
-        """Whether there are figures of features; when there is a second shape of samples, they are given up."""
+        """Return whether there are figures of features; a second shape of samples ends them."""
         features = kept.get("features")
         if features and len(features) == 1 and shape not in features:
             kept["channels"] = self._channels(kept)
@@ -95,7 +95,7 @@ class FeatureStatistics(OfChannels):
         return features is not None and [*features] in ([], [shape])
 
     def _channels(self, kept: Any) -> Variance:
-        """The figures of channels, also from those of the features."""
+        """Return the figures of channels, also from those of the features."""
         dim = kept["layout"].channel_dim or self.channel_dim or 1
         pooled = [one.pooled(dim - (dim > 0)) for one in kept.get("features", {}).values() if one.begun]
         whole: Variance = deepcopy(kept["channels"])
@@ -155,7 +155,7 @@ class Outliers(OfChannels):
     KEEPS: ClassVar = {"moments": partial(Moments, channel=1), "peaks": Extremes}
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Adds the values, and the largest magnitude of each sample and channel."""
+        """Add the values, and the largest magnitude of each sample and channel."""
         values = self.values(kept, sample)
         positions = [*range(2, values.ndim)]
         high, nans = highest(values, positions)
@@ -185,7 +185,7 @@ class Outliers(OfChannels):
 
 
 def _pooled_kurtosis(moments: Moments) -> float:
-    """The excess kurtosis of all values: central moments of channels, moved to the mean of all (Pebay 2008)."""
+    """Return the excess kurtosis of all values: central moments of channels, moved to the mean of all (Pebay 2008)."""
     some = moments.counts > 0
     if not bool(some.any()):
         return math.nan
@@ -230,23 +230,23 @@ class NameList(Analyser):
         return Passings()
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Takes down what passes."""
+        """Note a tensor."""
         kept.add(sample.value)
 
     def figures(self, kept: Any) -> dict[Any, Any]:
-        """What was taken down."""
+        """Return calls, shape and dtype."""
         return {"calls": kept.count, **kept.result()}
 
 
 class Passings(Statistic):
-    """How many tensors there were, of what shape and type; `count` is the number of tensors, not of samples."""
+    """The number of tensors, and their shape and dtype; `count` is the number of tensors, not of samples."""
 
     STATE = ("_shape", "_dtypes")
     _shape: tuple[int | None, ...] | None
     _dtypes: Sequence[str] = ()
 
     def add(self, value: Tensor) -> Self:  # type: ignore[override]
-        """Takes one more tensor, of any number of dimensions."""
+        """Take one more tensor, of any number of dimensions."""
         self._take(tuple(value.shape), [str(value.dtype).removeprefix("torch.")])
         self.count += 1
         return self
@@ -259,7 +259,7 @@ class Passings(Statistic):
         self._dtypes = [*dict.fromkeys([*self._dtypes, *dtypes])]
 
     def result(self) -> dict[str, Any]:
-        """The shape and the types."""
+        """Return the shape and the types."""
         return {"shape": self._shape, "dtype": ", ".join(self._dtypes)}
 
 
@@ -287,7 +287,7 @@ class DeadUnits(OfChannels):
     The figures are ``dead``, how many units fired in no sample; ``total``, how many there are; ``fired``, in how many
     samples each unit fired, int64 of shape ``(channels,)``; ``samples``; and ``nans``, how many values were NaN, which
     never fire. The positions may be others in each batch. The ``notes`` of the result, and of the handle, say
-    which dimension was taken for the units, where modules around the place told it.
+    which dimension was taken for the units, if modules around the place decided it.
 
     A value fires above zero, which is right for ReLU and all that are like it (GELU, SiLU, Mish, ELU, LeakyReLU ...)
     and for what comes before one. Where another rule holds, the module's class, or the operation's name, decides:
@@ -316,7 +316,7 @@ class DeadUnits(OfChannels):
         self.fires = fires
 
     def settings(self) -> dict[str, Any]:
-        """Which dimension the units are, when they fire, and what the samples are if not the usual ones."""
+        """Return the dimension of the units, the rule by which they fire, and the samples if they are tokens."""
         return {**super().settings(), **({"samples": self.samples} if self.samples != "batch" else {})}
 
     def begin(self, sample: Sample) -> dict[str, Any]:
@@ -328,7 +328,7 @@ class DeadUnits(OfChannels):
         return {**super().begin(sample), "firings": Firings(rule=rule)}
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Counts in which samples the units fire."""
+        """Count in which samples the units fire."""
         value, rest = with_channel(sample.value), Rest()
         if callable(self.fires):
             value, nans = with_channel(self._asked(sample.value)), int(sample.value.isnan().sum())
@@ -341,14 +341,14 @@ class DeadUnits(OfChannels):
         kept["firings"].nans += nans + unknown
 
     def figures(self, kept: Any) -> dict[Any, Any]:
-        """The counts."""
+        """Return the counts."""
         firings, fired = kept["firings"], kept["firings"].result()
         dead = int((fired == 0).sum()) if firings.count else 0
         counts = {"samples": firings.count, "nans": firings.nans, **kept["layout"].figures()}
         return {"dead": dead, "total": len(fired), "fired": fired, **counts}
 
     def _asked(self, value: Tensor) -> Tensor:
-        """Where the function says that units fire; NaN never does."""
+        """Return where units fire according to the function; NaN never does."""
         assert callable(self.fires)
         fired = self.fires(value)
         if not isinstance(fired, Tensor) or fired.dtype is not torch.bool or fired.shape != value.shape:
@@ -358,7 +358,7 @@ class DeadUnits(OfChannels):
 
 
 class Firings(ChannelTally):
-    """In how many samples each unit fired by a rule; counts of different rules are not put together.
+    """The number of samples in which each unit fired by a rule; counts of different rules do not merge.
 
     >>> Firings(rule=(0.0, 0.0, False)).add([[True, False], [True, True]]).result()
     tensor([2, 1])
@@ -372,14 +372,14 @@ class Firings(ChannelTally):
 
 
 class Rest(NamedTuple):
-    """The value of a unit that does not fire, how far from it is still silent, and whether both sides fire."""
+    """The value of a silent unit, the distance from it that is still silent, and whether both sides fire."""
 
     value: float = 0.0
     tolerance: float = 0.0
     both: bool = False
 
     def fired(self, units: Tensor, dims: list[int]) -> tuple[Tensor, int]:
-        """Whether a unit fires anywhere along these dimensions, and how many values are NaN, which never fire."""
+        """Return whether units fire anywhere along these dimensions, and the number of NaN, which never fire."""
         high, nans = highest(units, dims)
         fired = (high - self.value if self.value else high) > self.tolerance  # nearly all rest at 0
         if self.both:
@@ -414,7 +414,7 @@ _OF_OPERATION = {
 
 
 def rest_of(sample: Sample) -> Rest:
-    """Where the units of a place rest, by the class of the module whose output it is, or the name of an operation."""
+    """Return the rest of the units of a place, by the class of the module it is the output of, or the operation."""
     if sample.output:
         return _of_module(sample.module)
     name = re.sub(r"\[.*$", "", sample.path).rpartition(".")[2]

@@ -77,7 +77,7 @@ class GradientStatistics(Analyser):
         self._forward = (-1, -1)
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Adds gradients, or follows the weights; small ones together, when the next forward comes."""
+        """Add gradients, or follow the weights; small ones together, when the next forward comes."""
         if self._forward != (sample.observation, sample.iteration):
             self._take_together()
             self._forward = (sample.observation, sample.iteration)
@@ -88,7 +88,7 @@ class GradientStatistics(Analyser):
             self._follow(kept, sample)
 
     def figures(self, kept: Any) -> dict[Any, Any]:
-        """The figures of a place."""
+        """Return the figures of a place."""
         norm, update = kept["norm"], kept["update"]
         found: dict[Any, Any] = {"mean": _NAN, "variance": _NAN, "norm": _NAN, "noise_scale": _NAN}
         shapes = kept["gradient"]
@@ -101,22 +101,22 @@ class GradientStatistics(Analyser):
         return {**found, "update_ratio": ratio, "nonfinite": norm.nans, **(note if len(shapes) > 1 else {})}
 
     def ended(self, observation: int) -> None:
-        """The weights are not followed any more, and their copies go."""
+        """Follow the weights no more, and free their copies."""
         self.settle()
         self._weights = {key: weights for key, weights in self._weights.items() if key[0] != observation}
 
     def settle(self) -> None:
-        """The latest step counts, though no forward has come after it."""
+        """Count the latest step, though no forward has come after it."""
         self._take_together()
         for weights in self._weights.values():
             for update in weights.settle():
-                self._tell(weights, update)
+                self._pass_on(weights, update)
         for mean, numbers in self._numbers.values():
             mean.add(torch.tensor(numbers, dtype=torch.float64, device="cpu"))
         self._numbers.clear()
 
     def reset(self) -> None:
-        """Forgets what was seen."""
+        """Forget what was seen."""
         super().reset()
         self._forget()
 
@@ -159,25 +159,25 @@ class GradientStatistics(Analyser):
             self._moves[id(weights)] = weights, weights.copied(now), kept["update"]
         else:
             weights.see(now, sample.iteration)
-            self._tell(weights, kept["update"])
+            self._pass_on(weights, kept["update"])
 
     def _await(self, mean: Mean, numbers: Iterable[float]) -> None:
-        """Has a mean be given some numbers later, many at a time: that takes as long as to give it one."""
+        """Give some numbers to a mean later, many at a time: that takes as long as to give it one."""
         _, waiting = self._numbers.setdefault(id(mean), (mean, []))
         waiting.extend(numbers)
         if len(waiting) >= _AT_ONCE:
             mean.add(torch.tensor(waiting, dtype=torch.float64, device="cpu"))
             del self._numbers[id(mean)]
 
-    def _tell(self, weights: _Weights, update: Mean) -> None:
-        """Has a mean be given the latest step of weights, if there was one; not a second time."""
+    def _pass_on(self, weights: _Weights, update: Mean) -> None:
+        """Give the latest step of weights to a mean, if there was one; not a second time."""
         if not any(one is update for one in weights.following):
             weights.following.append(update)
             if weights.ratio is not None:
                 self._await(update, [weights.ratio])
 
     def _take_together(self) -> None:
-        """Takes small gradients and weights: one call of PyTorch for all of them takes little longer than for one."""
+        """Take small gradients and weights: one call of PyTorch for all of them takes little longer than for one."""
         gradients, moves = [*self._gradients.values()], [*self._moves.values()]
         self._used, self._gradients, self._moves = self._gradients, {}, {}
         with computing():
@@ -196,11 +196,11 @@ class GradientStatistics(Analyser):
             change = math.hypot(*islice(changes, len(now))) if weights.values else None
             weights.step(change, math.hypot(*islice(sizes, len(now))), self._forward[1])
             weights.values, weights.used = now, weights.values
-            self._tell(weights, update)
+            self._pass_on(weights, update)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._forget()  # what was of observations, of which it has none
+        self._forget()  # data about observations, and it has none
 
     def __getstate__(self) -> dict[str, Any]:
         hidden = ("_weights", "_numbers", "_gradients", "_used", "_moves", "_forward")
@@ -234,7 +234,7 @@ class _Weights:
         self._iteration = -1
 
     def step(self, change: float | None, size: float, iteration: int) -> None:
-        """Notes how far the weights have moved since the forward before: None where they cannot be compared.
+        """Note how far the weights have moved since the last forward: None if they cannot be compared.
 
         Values were compared, since the version of a tensor does not tell of changes through ``.data``.
         """
@@ -244,14 +244,14 @@ class _Weights:
         self._size, self._iteration = size, iteration
 
     def copied(self, now: list[Tensor]) -> list[Tensor]:
-        """Copies in float64; what is not of the same shapes, types and devices as before cannot be compared."""
+        """Return copies in float64; drop the previous ones if shapes, dtypes or devices have changed."""
         self._forget_others(now)
         memory, self.used = self.used or [torch.empty_like(one, dtype=torch.float64) for one in now], []
         torch._foreach_copy_(memory, now)
         return memory
 
     def see(self, now: list[Tensor], iteration: int) -> bool:
-        """Compares large weights with those of before, and keeps them; whether they have moved."""
+        """Compare large weights with the previous ones, keep them, and return whether they have moved."""
         self._forget_others(now)
         found = map(distance_and_norm, now, self.values or now)
         change, size = (math.hypot(*each) for each in zip(*found, strict=True))
@@ -264,7 +264,7 @@ class _Weights:
         return bool(change)
 
     def settle(self) -> list[Mean]:
-        """Sees a step that has no forward after it; the means that are to know it."""
+        """Take in a step with no forward after it; return the means to give it to."""
         module, following = self._module(), self.following
         now = [] if module is None else _followed(module, self._name)
         return following if now and self.see(now, self._iteration) else []
@@ -281,26 +281,26 @@ def _norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
 
 
 def _parameters(sample: Sample) -> list[Tensor]:
-    """What is updated at a place."""
+    """Return the parameters that a place stands for."""
     if sample.parameter and not sample.path.endswith(".grad"):
         return [sample.value]
     return _followed(sample.module, _parameter_name(sample)) if sample.parameter or sample.output else []
 
 
 def _parameter_name(sample: Sample) -> str | None:
-    """What a module calls the parameter at a place; None where all of its parameters are followed."""
+    """Return the name of the parameter at a place in its module; None if all its parameters are followed."""
     return sample.path.removesuffix(".grad").rpartition(".")[2] if sample.parameter else None
 
 
 def _followed(module: nn.Module, name: str | None) -> list[Tensor]:
-    """The parameter of that name, or all that a module has of its own."""
+    """Return the parameter of a name, or all own parameters of a module."""
     own = module.__dict__.get("_parameters", {})
     found = own.values() if name is None else [own.get(name)]
     return [one.detach() for one in found if one is not None and not nn.parameter.is_lazy(one)]
 
 
 def _of_shape(shapes: dict[tuple[int, ...], Variance], shape: Sequence[int]) -> list[Variance]:
-    """The moments of samples of a shape; when there is a second shape, they are given up, and there are none."""
+    """Return the moments of samples of a shape, in a list; none once there is a second shape."""
     shape = tuple(shape)
     if not shapes:
         shapes[shape] = Variance()
@@ -316,7 +316,7 @@ class ElementMoments(Variance):
 
     @classmethod
     def made(cls, state: Any) -> Any:
-        """A `Variance` of the same samples."""
+        """Return a `Variance` of the same samples."""
         found, inner = Variance(), state.get("state", state)
         about = {"statistic": "byname.analyse:Variance", "settings": found.settings()}
         sums = [torch.zeros_like(inner["_mean"]), inner["_squares"]]

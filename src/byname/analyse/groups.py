@@ -1,4 +1,4 @@
-"""Groups: analysers that work together, several at once, one a class, and each class against the rest."""
+"""Groups: several analysers at once, one for each class, and each class against the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _handed_on(name: str) -> Any:
 
 
 class _Around(Analyser):
-    """What has other analysers: it tells them on what it is told, and their own results stay empty."""
+    """An analyser around others: it passes its events on to them, and their own results stay empty."""
 
     def __init__(self, *analysers: Analyser) -> None:
         super().__init__()
@@ -72,17 +72,17 @@ class Several(_Around):
         self.tells_classes_apart = any(analyser.tells_classes_apart for analyser in analysers)
 
     def settings(self) -> dict[str, Any]:
-        """Those of each."""
+        """Return the settings of each."""
         return {name: _kind_and_settings(analyser) for name, analyser in self.analysers.items()}
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Gives a sample on."""
+        """Pass a sample on."""
         for name, analyser in self.analysers.items():
             if analyser.enabled and ("gradient" if sample.gradient else "value") in analyser.listens:
                 analyser._give(kept, name, sample)
 
     def figures(self, kept: Any) -> dict[Any, Any]:
-        """The figures of all, side by side."""
+        """Return the figures of all, side by side."""
         found = {name: self.analysers[name].figures(one) for name, one in kept.items()}
         often = Counter(figure for figures in found.values() for figure in figures)
         return {
@@ -123,17 +123,17 @@ class PerClass(_Around):
             )
 
     def settings(self) -> dict[str, Any]:
-        """Those of the analyser."""
+        """Return the settings of the analyser."""
         return _kind_and_settings(self.analyser)
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Gives a sample on."""
+        """Pass a sample on."""
         classes = _classes_of(sample)
         for label in torch.unique(classes).tolist():
             self.analyser._give(kept, label, sample.only(classes == label))
 
     def figures(self, kept: Any) -> dict[Any, Any]:
-        """The figures of each class."""
+        """Return the figures of each class."""
         return {label: self.analyser.figures(kept[label]) for label in sorted(kept)}
 
 
@@ -158,7 +158,7 @@ class ClassVersusRest(PerClass):
     """
 
     def figures(self, kept: Any) -> dict[Any, Any]:
-        """The figures of each class and of its rest."""
+        """Return the figures of each class and of its rest."""
         return {label: self._against(kept, label) for label in sorted(kept)}
 
     def _against(self, kept: dict[int, Any], label: int) -> dict[str, Any]:
@@ -175,14 +175,14 @@ def _checked(analyser: Analyser) -> Analyser:
 
 
 def _kind_and_settings(analyser: Analyser) -> dict[str, Any]:
-    """What has to be the same of an analyser in another one."""
+    """Return the settings of an analyser inside another one."""
     kind = type(analyser)
     name = name_of(kind)
     return {dotted(name) if name.startswith("byname.analyse:") else kind.__qualname__: analyser.settings()}
 
 
 def _named(analysers: tuple[Analyser, ...]) -> dict[str, Analyser]:
-    """The analysers under the names of their classes, a second of one class with a number."""
+    """Return the analysers under the names of their classes, a second of one class with a number."""
     named: dict[str, Analyser] = {}
     for analyser in analysers:
         kind = type(analyser).__name__
@@ -192,7 +192,7 @@ def _named(analysers: tuple[Analyser, ...]) -> dict[str, Analyser]:
 
 
 def _classes_of(sample: Sample) -> Tensor:
-    """The class number of each sample."""
+    """Return the class number of each sample."""
     targets = sample.targets
     if sample.parameter:
         raise BadArgumentError(f"`{sample.path}` is a parameter: it has no samples that could be of classes")

@@ -15,11 +15,11 @@ from byname.analyse.statistic import Statistic
 from byname.errors import BadArgumentError
 
 _LEAST = 1e-290
-"""A sum below it may have lost digits: the least numbers of float64 have fewer."""
+"""A sum below this may have lost digits: the smallest numbers of float64 have fewer."""
 
 
 class CentralStatistic(Statistic):
-    """What is told by sums of powers of the distances from a value."""
+    """A statistic from sums of powers of the distances from a value."""
 
     STATE: ClassVar[tuple[str, ...]] = ("_counts", "_pivot", "_sums", "_room")
     ORDER: ClassVar[int] = 1
@@ -28,25 +28,25 @@ class CentralStatistic(Statistic):
     _counts: Any
     _pivot: Tensor | None
     _sums: Sequence[Tensor] = ()
-    _room = 0.0  # how many values may be added about this pivot
+    _room = 0.0  # the number of values that may be added about this pivot
 
     @property
     def counts(self) -> Tensor:
-        """How many values took part in each figure, or the sum of their weights."""
+        """The number of values in each figure, or the sum of their weights."""
         return self._about_pivot().each_count()
 
     @property
     def begun(self) -> bool:
-        """Whether there was a batch, be it of no samples."""
+        """Whether there was a batch, even an empty one."""
         return self._kept() is not None
 
     def mean(self) -> Tensor:
-        """The mean of each figure; NaN where there is no value."""
+        """Return the mean of each figure; NaN where there is no value."""
         kept = self._about_pivot()
         return kept.pivot + kept.sums[0] / kept.counts
 
     def result(self) -> Tensor:
-        """The mean."""
+        """Return the mean."""
         return self.mean()
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
@@ -108,7 +108,7 @@ class CentralStatistic(Statistic):
         return known(self._kept())
 
     def _about_mean(self) -> tuple[Tensor, list[Tensor]]:
-        """The counts, and the sums of the second, third ... power of the distances from the mean."""
+        """Return the counts, and the sums of the second, third ... power of the distances from the mean."""
         kept = self._about_pivot()
         return kept.each_count(), shifted(kept.counts, kept.sums, kept.sums[0] / kept.counts)[1:]
 
@@ -159,19 +159,19 @@ class Variance(CentralStatistic):
         self.channel = checked_channel(channel)
 
     def variance(self, ddof: float = 1) -> Tensor:
-        """The sum of squared distances from the mean over ``counts - ddof``; NaN where that is not positive."""
+        """Return the sum of squared distances from the mean over ``counts - ddof``; NaN where that is not positive."""
         counts, (squares, *_) = self._about_mean()
         return divided(squares, counts - ddof)
 
     def std(self, ddof: float = 1) -> Tensor:
-        """The root of the variance."""
+        """Return the root of the variance."""
         return self.variance(ddof).sqrt()
 
     result = variance
 
     @staticmethod
     def add_each(given: Iterable[tuple[Variance, Tensor]]) -> None:
-        """Give each of some statistics one more sample of its shape, finite and float64, which is used up."""
+        """Give each of some statistics one more sample of its shape, finite and float64, whose memory is reused."""
         ready: list[tuple[Variance, Tensor]] = []
         for one, sample in given:
             if one._room >= 1 and one._pivot is not None and one._pivot.device == sample.device:
@@ -190,10 +190,10 @@ class Variance(CentralStatistic):
             one.count += 1
 
     def pooled(self, dim: int) -> Variance:
-        """What a `Variance` of channels would have, had it been given the same batches as this one of features.
+        """Return the `Variance` of channels that the same batches would give as this one of features.
 
         Args:
-            dim: the dimension of a sample that has the channels.
+            dim: the dimension of the channels in a sample.
         """
         whole = Variance(nan=self.nan, channel=1)
         kept = self._about_pivot()
@@ -223,7 +223,7 @@ class Moments(Variance):
     ORDER = 4
 
     def central_moment(self, order: int) -> Tensor:
-        """The mean of that power of the distances from the mean, of the population.
+        """Return the mean of that power of the distances from the mean, of the population.
 
         Args:
             order: 2, 3 or 4.
@@ -234,7 +234,7 @@ class Moments(Variance):
         return divided(sums[order - 2], counts)
 
     def skewness(self) -> Tensor:
-        """The third central moment over the standard deviation cubed, of the population (``ddof=0``).
+        """Return the third central moment over the standard deviation cubed, of the population (``ddof=0``).
 
         NaN where all values are equal, and where a fourth power leaves the range of float64.
         """
@@ -242,7 +242,7 @@ class Moments(Variance):
         return cubes / squares / squares.sqrt() * counts.sqrt()
 
     def kurtosis(self) -> Tensor:
-        """The fourth central moment over the squared variance, of the population, less the 3 of a normal distribution.
+        """Return the fourth central moment over the squared variance of the population, minus 3, that of a normal one.
 
         NaN where all values are equal, and where a fourth power leaves the range of float64.
         """
@@ -250,14 +250,14 @@ class Moments(Variance):
         return fourths / squares / squares * counts - 3
 
     def _in_range(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Counts and sums, NaN where fourth powers are too small or too large to be told from 0 and infinity."""
+        """Return counts and sums, NaN where fourth powers underflow or overflow."""
         counts, sums = self._about_mean()
         fine = (sums[2] > _LEAST) & sums[2].isfinite()
         return counts, tuple(torch.where(fine, one, math.nan) for one in sums)
 
 
 def divided(sums: Tensor, by: Tensor) -> Tensor:
-    """A quotient that is NaN where the divisor is not positive."""
+    """Return a quotient that is NaN where the divisor is not positive."""
     return torch.where(by > 0, sums / torch.where(by > 0, by, 1.0), math.nan)
 
 
@@ -296,7 +296,7 @@ class NormMean(CentralStatistic):
 
 
 def _norms(rows: Tensor, ord: float) -> Tensor:
-    """The norm of each row; where powers leave the range of float64, of the row over its largest value."""
+    """Return the norm of each row; if powers leave the range of float64, rows are scaled by their largest value."""
     if not rows.shape[1]:
         return rows.new_zeros(rows.shape[0], dtype=torch.float64)
     rows = rows if rows.is_floating_point() and rows.itemsize > 1 else rows.double()

@@ -1,4 +1,4 @@
-"""Observe: how an analyser gets to what passes at the places of a model."""
+"""Observe: attach an analyser to places of a model."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Observation:
         self._noted: set[str] = set()
 
     def why_nothing(self, entry: Entry) -> str:
-        """Why the analyser was given nothing of what passed; empty where it was given something."""
+        """Return why the analyser got nothing of the values that passed; empty if it got something."""
         passed = [one for one in self.places if any(one == path or one.startswith(f"{path}[") for path in entry.paths)]
         if any(self.places[one] in self._given for one in passed):
             return ""
@@ -133,7 +133,7 @@ class Observation:
         return "its gradients are observed, and no gradient flows there"
 
     def silence(self) -> list[str]:
-        """Sentences about the places of which the analyser was given nothing so far."""
+        """Return sentences about the places that gave the analyser nothing so far."""
         return self.handle.requested.sentences()
 
     @property
@@ -149,7 +149,7 @@ class Observation:
             self._targets_handle.enabled = True
 
     def remove(self) -> None:
-        """Nothing is told any more, also of graphs that were made before."""
+        """Stop, also for graphs that were made before."""
         self._wanted = False
         if self._targets_handle is not None:
             self._targets_handle.enabled = False
@@ -192,8 +192,8 @@ class Observation:
         return place
 
     def _put(self, sample: Callable[..., Sample], value: Tensor, *, gradient: bool) -> None:
-        # What is kept is made outside of inference mode, and in full precision. What an analyser computes is no part of
-        # the program: a tracker hears nothing of it.
+        # What is kept is made outside of inference mode, and in full precision. An analyser's computations are no part
+        # of the program, and no tracker records them.
         cast = torch.is_autocast_enabled(value.device.type)
         precise = torch.autocast(value.device.type, enabled=False) if cast else nullcontext()
         with self._analyser.lock, DisableTorchFunction(), computing(), precise:
@@ -207,7 +207,7 @@ class Observation:
                     self.handle.note(note)
 
     def _sample(self, path: str, event: Event, kind: PlaceKind) -> Callable[..., Sample]:
-        """All of a sample but its value, which a backward that is yet to come must not keep alive."""
+        """Return a sample without its value, which must not live until a later backward."""
         targets = self._targets if isinstance(self._analyser.targets, str) else self._analyser.targets
         return partial(
             Sample,
@@ -279,6 +279,6 @@ class PlaceKind(NamedTuple):
 
 
 def _without_items(path: str) -> str:
-    """The path of a module, of the output of which it may be an item; empty for the model itself."""
+    """Return the path of the module whose output, or an item of it, is at a path; empty for the model itself."""
     path = path.partition("[")[0]
     return "" if path == "forward" else path.removesuffix(".forward")

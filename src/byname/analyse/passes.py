@@ -1,8 +1,8 @@
-"""Passes: a loader's batches as arguments of the model, and all put back that a pass over them changes.
+"""Passes: the batches of a loader as arguments of a model, and everything restored that a pass changes.
 
-`byname.tracing.preserve` puts back the model and the random state. Here is what a pass over a loader changes
-beside these: gradients, which are taken off and put on again and so cost no copy; weights that a forward renormalises;
-the generators of the loader; and what autocast keeps of weights.
+`byname.tracing.preserve` restores the model and the random state. A pass over a loader also changes
+gradients, which are removed and put back without a copy; weights that a forward renormalises; the generators of the
+loader; and autocast's cache of weights.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Inputs:
     targets: Any = None
 
     def run(self, model: nn.Module) -> Any:
-        """The output of the model."""
+        """Return the output of the model."""
         return model(*self.args, **(self.kwargs or {}))
 
 
 def inputs_of(batch: Any) -> Inputs:
-    """What a batch is taken for: a tensor, a pair of inputs and targets, or a dict of keyword arguments.
+    """Return the inputs in a batch: a tensor, a pair of inputs and targets, or a dict of keyword arguments.
 
     >>> inputs_of((torch.zeros(2, 3), torch.tensor([0, 1]))).targets
     tensor([0, 1])
@@ -58,12 +58,12 @@ def inputs_of(batch: Any) -> Inputs:
 
 
 def prepared(given: Any) -> Inputs:
-    """What ``prepare`` has returned: the inputs, or a pair of the inputs and the targets."""
+    """Return the inputs that ``prepare`` gave, alone or in a pair with the targets."""
     return _pair(*given) if isinstance(given, tuple) and len(given) == 2 else _inputs(given)
 
 
 def moved(value: Any, device: torch.device | None, *, copy: bool) -> Any:
-    """A batch on the device of the model, if it has one; a copy, as a model may change its input in place."""
+    """Return a batch on the device of the model, if it has one; a copy, as a model may change its input in place."""
     move = partial(moved, device=device, copy=copy)
     if isinstance(value, Tensor):
         return _moved(value, value.device if device is None else device, copy)
@@ -86,7 +86,7 @@ def _moved(tensor: Tensor, device: torch.device, copy: bool) -> Tensor:
 
 
 def _alike(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping of the same class, as far as it can be made of a dict."""
+    """Return a mapping of the same class, as far as it can be made of a dict."""
     make: Callable[[dict[Any, Any]], Any] = type(value)
     if make is dict:
         return items
@@ -116,7 +116,7 @@ def _keywords(batch: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _numbers(targets: Any) -> Tensor | None:
-    """The targets as a tensor, if they are numbers at all."""
+    """Return the targets as a tensor, if they are numbers at all."""
     if isinstance(targets, Tensor) or targets is None:
         return targets
     try:
@@ -126,7 +126,7 @@ def _numbers(targets: Any) -> Tensor | None:
 
 
 def _classes_in(batch: Mapping[Any, Any]) -> Tensor | None:
-    """The class numbers in a dict, one a sample."""
+    """Return the class numbers in a dict, one a sample."""
     for key in ("labels", "targets", "label"):
         found = batch.get(key)
         if isinstance(found, Tensor) and found.ndim == 1 and not (found.is_floating_point() or found.is_complex()):
@@ -164,7 +164,7 @@ class BatchSource:
         self._left = False
 
     def generators(self) -> list[torch.Generator]:
-        """The random generators of the loader and of its samplers."""
+        """Return the random generators of the loader and of its samplers."""
         sampler, batches = getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)
         holders = (self.loader, sampler, batches, getattr(batches, "sampler", None))
         found = (getattr(holder, "generator", None) for holder in holders)
@@ -172,16 +172,16 @@ class BatchSource:
 
 
 class Preserved:
-    """What is watched over while a pass is on."""
+    """The parameters of a model during a pass, which must not change."""
 
     def __init__(self, model: nn.Module, before: Kept) -> None:
         self.clear_gradients = before.clear_gradients
-        """Has the next backward begin without gradients."""
+        """Remove all gradients, so that the next backward begins without any."""
         self._renormed = {id(one) for one in _renormed(model)}
         self._versions = [(name, one, version_of(one)) for name, one in model.named_parameters()]
 
     def check(self) -> None:
-        """Makes sure that nobody has trained the model meanwhile, in place, whose old values are lost."""
+        """Raise an error if the pass changed parameters in place, whose old values are lost."""
         changed = [
             name
             for name, one, version in self._versions
@@ -197,7 +197,7 @@ class Preserved:
 
 @contextmanager
 def preserved(model: nn.Module, generators: list[torch.Generator], *, backward: bool) -> Iterator[Preserved]:
-    """Puts everything back that a pass changes, also after an exception, with some more generators than the usual."""
+    """Restore everything that a pass changes, also after an exception, including these random generators."""
     with ExitStack() as stack:
         for generator in generators:
             stack.callback(generator.set_state, generator.get_state())
@@ -213,7 +213,7 @@ def preserved(model: nn.Module, generators: list[torch.Generator], *, backward: 
 
 @contextmanager
 def gradients_kept(loss: Tensor) -> Iterator[None]:
-    """Has a backward leave the gradients alone that leaves have now: those outside of the model, as of a loss's own."""
+    """Protect the present gradients of leaves from a backward, such as those of a loss's own parameters."""
     before = [(leaf, leaf.grad) for leaf in leaf_tensors(nodes_behind([loss]))]
     for leaf, _ in before:
         leaf.grad = None
@@ -225,7 +225,7 @@ def gradients_kept(loss: Tensor) -> Iterator[None]:
 
 
 def _renormed(model: nn.Module) -> list[Tensor]:
-    """The weights that a forward changes: embeddings with a largest norm."""
+    """Return the weights that a forward changes: embeddings with a largest norm."""
     kinds = (nn.Embedding, nn.EmbeddingBag)
     return [one.weight for one in model.modules() if isinstance(one, kinds) and one.max_norm is not None]
 
@@ -236,7 +236,7 @@ def _write(weight: Tensor, values: Tensor) -> None:
 
 
 def _silence(parameter: Any, stack: ExitStack) -> None:
-    """Takes off what a program does whenever a gradient has come, which may be a step of an optimizer."""
+    """Remove the hooks that run when a gradient is ready, since they may step an optimizer."""
     hooks = parameter._post_accumulate_grad_hooks
     if hooks and not any(str(getattr(one, "__module__", "")).startswith("torch.") for one in hooks.values()):
         stack.callback(setattr, parameter, "_post_accumulate_grad_hooks", hooks)

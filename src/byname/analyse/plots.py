@@ -25,7 +25,7 @@ SPECTRA = ("eigenvalues", "singular_values", "spectrum")
 
 
 def plotted(figures: Mapping[str, Mapping[Any, Any]], name: str, figure: str | None, axes: Axes | None) -> Axes:
-    """The axes, with the figure drawn in them."""
+    """Draw a figure, and return the axes."""
     leaves = _chosen([*leaves_of(figures)], name, figure)
     figure = leaves[0].figure
     if any(isinstance(leaf.value, Mapping) for leaf in leaves):
@@ -55,7 +55,7 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _matrix(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
-    """One row a place, one column a key."""
+    """Draw one row for each place, and one column for each key."""
     keys = keys_of(leaves, [leaf.path for leaf in leaves])
     rows = {
         _label(leaf): [plain(leaf.value.get(key)) if isinstance(leaf.value, Mapping) else None for key in keys]
@@ -65,7 +65,7 @@ def _matrix(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
 
 
 def _numbers(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
-    """One bar a place; of classes one row a place and one column a class."""
+    """Draw one bar for each place; with classes a row for each place and a column for each class."""
     if not any(leaf.labels for leaf in leaves):
         return bars(axes, {leaf.path: float(plain(leaf.value)) for leaf in leaves}, of=leaves[0].figure)
     known = {(leaf.path, leaf.labels): plain(leaf.value) for leaf in leaves}
@@ -75,7 +75,7 @@ def _numbers(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
 
 
 def _tensors(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
-    """One box a place, or one curve where the values are a spectrum."""
+    """Draw one box for each place, or one curve if the values are a spectrum."""
     values = {_label(leaf): torch.as_tensor(leaf.value).detach().double().flatten().tolist() for leaf in leaves}
     draw = curves if leaves[0].figure in SPECTRA else boxes
     return draw(axes, values, of=leaves[0].figure)
@@ -90,15 +90,15 @@ def _words(labels: tuple[Any, ...]) -> str:
 
 
 ROW = 0.2
-"""Inches that a place takes."""
+"""Inches for each place."""
 LEAST = 1e-14
 """A spectrum is drawn down to this part of its largest value; what is below is rounding."""
 MOST_NUMBERS = 400
-"""A heat map with more cells does not write the numbers into them."""
+"""The most cells of a heat map with numbers in them."""
 
 
 def bars(axes: Axes | None, values: Mapping[str, float], *, of: str) -> Axes:
-    """One bar a place, the first place at the top, with its number behind it."""
+    """Draw one bar for each place, the first at the top, with its number behind it."""
     axes = _rows_of(axes, [*values], of)
     known = [value if math.isfinite(value) else 0.0 for value in values.values()]
     drawn = axes.barh(range(len(known)), known, height=0.72, color=FILL, edgecolor=EDGE, linewidth=0.6)
@@ -111,7 +111,7 @@ def bars(axes: Axes | None, values: Mapping[str, float], *, of: str) -> Axes:
 
 
 def boxes(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str) -> Axes:
-    """One box a place: half of the values in the box, all of them between the whiskers, a line at the median.
+    """Draw one box for each place: half of the values in the box, all between the whiskers, a line at the median.
 
     Drawn by hand: `Axes.boxplot` reads all of rcParams, which chooses a backend and imports pyplot (matplotlib 3.11).
     """
@@ -131,7 +131,7 @@ def boxes(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str) 
 
 
 def curves(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str) -> Axes:
-    """One curve a place: the values from the largest on, with logarithmic axes."""
+    """Draw one curve for each place: its values from the largest on, with logarithmic axes."""
     widest = max(len(shortened(label)) for label in values)
     axes = axes_of_size(axes, 6.2 + 0.06 * widest, 4.4)
     for (label, several), colour in zip(values.items(), colours(len(values)), strict=True):
@@ -151,7 +151,7 @@ def curves(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str)
 
 
 def heat_map(axes: Axes | None, rows: Mapping[str, Sequence[Any]], columns: Sequence[str], *, of: str) -> Axes:
-    """One cell a place and column; what there is not stays white."""
+    """Draw one cell for each place and column; missing values stay white."""
     widest = max(len(shortened(label)) for label in rows)
     cell = 0.36 if len(columns) <= 30 else 0.2
     width, height = 1.6 + 0.065 * widest + cell * len(columns), 1.1 + ROW * 1.3 * len(rows)
@@ -181,12 +181,12 @@ def _numbers_in_cells(axes: Axes, grid: Any, image: Any) -> None:
 
 
 def _finite(value: Any) -> float:
-    """The number, or NaN for what has no colour."""
+    """Return the number, or NaN for a value without a colour."""
     return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def _rows_of(axes: Axes | None, labels: Sequence[str], of: str) -> Axes:
-    """Axes with one row for each label, the first at the top."""
+    """Return axes with one row for each label, the first at the top."""
     axes = axes_of_size(axes, 7.2, max(1.1 + ROW * len(labels), 1.8))
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlabel(of, color=GREY)
@@ -199,7 +199,7 @@ def _rows_of(axes: Axes | None, labels: Sequence[str], of: str) -> Axes:
 
 
 def _ticks(axes: Axes, axis: str, labels: Sequence[str]) -> None:
-    """Names along an axis, fewer of them where there is no room for all."""
+    """Write names along an axis, fewer if there is no room for all."""
     size = _text_size(axes, len(labels), axis)
     step = max(1, math.ceil(4.5 / size))
     places = range(0, len(labels), step)
@@ -210,7 +210,7 @@ def _ticks(axes: Axes, axis: str, labels: Sequence[str]) -> None:
 
 
 def _text_size(axes: Axes, count: int, axis: str = "y") -> float:
-    """Points that a name may take, with so many along an axis."""
+    """Return the font size for `count` names along an axis."""
     box = axes.get_window_extent()
     inches = (box.height if axis == "y" else box.width) / axes.figure.dpi
     return min(8.5, 72 * 0.85 * inches / max(count, 1))

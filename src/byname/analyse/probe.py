@@ -1,4 +1,4 @@
-"""LinearProbe: what a linear classifier can read from the values at a place."""
+"""LinearProbe: a linear classifier of the values at a place, which shows what can be read from them."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class LinearProbe(Analyser):
         (True, 'held out', 64)
 
     The figures of a place: ``accuracy`` and ``loss`` (the mean over samples) of the latest pass, and the metrics;
-    ``scored``, what they are of; ``samples``, how many; ``left_out``, how many more were left out because a
-    feature is NaN or infinite; ``steps`` and ``classes``; and ``channel_dim``, the dimension taken for the features,
-    where there was a choice. A pass is what is scored between calls of `train` and `eval`.
+    ``scored``, whether they are progressive or held out; ``samples``, their number; ``left_out``, the number left out
+    because a feature is NaN or infinite; ``steps`` and ``classes``; and ``channel_dim``, the dimension taken for the
+    features, if there was a choice. A pass lasts from one call of `train` or `eval` to the next.
 
     Args:
-        classes: how many there are. If None they are learnt from the targets, and the layer grows with a new one.
+        classes: their number. If None they are learnt from the targets, and the layer grows with a new one.
         optimizer: makes an optimizer of ``torch.optim`` of a list of parameters:
             ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``. Adam if None.
         loss: a function of logits ``(samples, classes)`` and class numbers; cross-entropy if None.
@@ -105,7 +105,7 @@ class LinearProbe(Analyser):
         self._pass = object()
 
     def settings(self) -> dict[str, Any]:
-        """What the classifiers are of, and what is scored."""
+        """Return the settings of the classifiers and of the scores."""
         own = {"features": self._features, "channel_dim": self._channel_dim, "loss": self._loss, "nan": self._nan}
         return {"classes": self.classes, "standardise": self.standardise, **mapped(own, plain)}
 
@@ -127,18 +127,18 @@ class LinearProbe(Analyser):
         return self
 
     def restart(self) -> None:
-        """Begins anew while training; in evaluation what was learnt stays, and only the scores begin anew."""
+        """Begin anew while training; in evaluation keep the weights, and begin only the scores anew."""
         if self._training:
             self.reset()
         else:
             self.eval()
 
     def begin(self, sample: Sample) -> LinearClassifier:
-        """A classifier that knows nothing."""
+        """Return an untrained classifier."""
         return LinearClassifier(classes=self.classes, standardise=self.standardise, nan=self._nan)
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Scores a batch, and trains on it."""
+        """Score a batch, and train on it."""
         rows = self._rows(sample)
         targets = self._labels(sample, rows)
         self._check(kept, sample, rows, targets)
@@ -169,7 +169,7 @@ class LinearProbe(Analyser):
         }
 
     def weights(self, path: str) -> tuple[Tensor, Tensor]:
-        """The classifier of a place: ``features @ weight.T + bias`` gives its logits.
+        """Return the classifier of a place: ``features @ weight.T + bias`` gives its logits.
 
         Args:
             path: a place at which something has passed.
@@ -195,7 +195,7 @@ class LinearProbe(Analyser):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Has scores that came from elsewhere be added to, if they are of what this probe does now."""
+        """Go on with scores that were loaded or merged, if they are of the present mode."""
         for kept in self._places.values():
             if kept.latest is None and kept.scored == _SCORED[self._training]:
                 kept.latest = self._pass
@@ -210,7 +210,7 @@ class LinearProbe(Analyser):
         kept.scores, kept.latest, kept.scored = scores, self._pass, _SCORED[self._training]
 
     def _check(self, kept: LinearClassifier, sample: Sample, rows: Tensor, targets: Tensor) -> None:
-        """Refuses what cannot be, before anything is changed."""
+        """Raise the errors of a batch before anything is changed."""
         if not kept.steps and not self._training:
             raise BadArgumentError(f"the probe of `{sample.path}` was not trained: call probe.train() first")
         if kept.weight is not None and kept.weight.shape[1] != rows.shape[1]:
@@ -227,7 +227,7 @@ class LinearProbe(Analyser):
             )
 
     def _rows(self, sample: Sample) -> Tensor:
-        """The features of a value, ``(samples, features)``, in a floating type."""
+        """Return the features of a value, ``(samples, features)``, in a floating type."""
         value = sample.value
         if sample.parameter or not value.ndim or value.is_complex():
             raise BadArgumentError(
@@ -250,7 +250,7 @@ class LinearProbe(Analyser):
         return value.flatten(1)
 
     def _labels(self, sample: Sample, rows: Tensor) -> Tensor:
-        """The class number of each row, as a copy."""
+        """Return the class number of each row, as a copy."""
         targets = sample.targets
         if targets is None:
             raise BadArgumentError(
@@ -270,21 +270,21 @@ class LinearProbe(Analyser):
         return labels
 
     def _advice_on_targets(self, sample: Sample, value: Tensor) -> str:
-        """What helps where there are other numbers of samples and targets, of what was not done yet."""
+        """Return advice for different numbers of samples and targets."""
         anew, given = "Set probe.targets anew for each batch", self._channel_dim is not None
         if self._features is None and value.ndim > 2:
             sequences = "" if given else ", of sequences (N, length, channels) with channel_dim=-1"
             return f"{anew}; where each position has a class of its own, features='positions'{sequences}"
         if self._features == "positions" and value.ndim > 2:
             dimension = feature_dim(sample, value, self._channel_dim)[0]
-            told = f"Of {tuple(value.shape)} dimension {dimension} is taken for the features"
+            taken = f"Of {tuple(value.shape)} dimension {dimension} is taken for the features"
             if not given and dimension == 1:
-                told += "; of sequences (N, length, channels) these are channel_dim=-1"
-            return f"{told}. {anew}"
+                taken += "; of sequences (N, length, channels) these are channel_dim=-1"
+            return f"{taken}. {anew}"
         return anew
 
     def _advice_on_width(self) -> str:
-        """What helps where samples change their width, of what was not done yet."""
+        """Return advice for samples that change their width."""
         if self._features is None:
             return ": features='pool' is of one width where the number of positions changes"
         if self._features in ("pool", "positions") and self._channel_dim is None:
@@ -301,7 +301,7 @@ def default_optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
 
 
 def _checked_optimizer(make: MakeOptimizer) -> MakeOptimizer:
-    """The function, which has made one optimizer: an error is better here than in the middle of a forward."""
+    """Return the function after one trial: an error is better here than in the middle of a forward."""
     if isinstance(make, torch.optim.Optimizer) or not callable(make):
         raise BadArgumentError(
             "each place has parameters of its own: optimizer is a function that makes one of them, such as "

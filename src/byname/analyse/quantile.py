@@ -1,4 +1,4 @@
-"""Quantile: below which value a given share of all values is, and how far off the answer may be."""
+"""Quantile: quantiles of each feature from a bounded sketch, with a bound of the error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KEPT_AS = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
 }
-"""What numpy or PyTorch 2.13 cannot sort, or only slowly, and a type that holds the same numbers."""
+"""Dtypes that numpy or PyTorch 2.13 cannot sort, or only slowly, and dtypes that hold the same numbers."""
 
 
 class FiveNumbers(NamedTuple):
@@ -61,7 +61,7 @@ class Quantile(Statistic):
     **The bound** holds for any data, in any order, merged in any way; it is no probability. ``quantile(q)`` lies
     between `numpy.quantile` of all values at ``q - error_bound`` and at ``q + error_bound``. It grows with the
     logarithm of the number n of values of a feature, about as ``log2(n / resolution) / (4 * resolution)``: 0.0018 for
-    1e8 values (0.0013 of a single feature). What was really wrong was half of it or less, in all orders tried. The
+    1e8 values (0.0013 of a single feature). The measured error was half of it or less, in all orders tried. The
     smallest and the largest value are exact. The proof is with the mechanism, in `byname.analyse.sketch`.
 
     Memory a feature: room for ``2 * resolution`` values (``64 * resolution`` of a single one), and
@@ -110,7 +110,7 @@ class Quantile(Statistic):
         sketch.add(values, None if part is None else self._lines(part).to(values.device))
 
     def _shape_of(self, samples: Tensor) -> list[int]:
-        """What the quantiles have as their shape, if the batch fits."""
+        """Return the shape of the quantiles, if the batch fits."""
         if self.channel is None:
             shape = list(samples.shape[1:])
         elif -samples.ndim <= self.channel < samples.ndim:
@@ -126,7 +126,7 @@ class Quantile(Statistic):
         return common_type("Quantile", kept, _KEPT_AS.get(given, given))
 
     def _lines(self, samples: Tensor) -> Tensor:
-        """The values of each feature along a line of its own: (features, values)."""
+        """Return the values of each feature along a line of its own: (features, values)."""
         if self.channel is None:
             return samples.reshape(len(samples), samples.shape[1:].numel()).T
         size = samples.shape[self.channel]
@@ -150,7 +150,7 @@ class Quantile(Statistic):
 
     @property
     def error_bound(self) -> float:
-        """By how much the share of a quantile may be off, at most, in the worst feature; 0 if nothing is."""
+        """The largest error of the share of a quantile, in the worst feature; 0 if all are exact."""
         sketch = self._sketch
         if sketch is None or not len(sketch.buffer):
             return 0.0
@@ -158,7 +158,7 @@ class Quantile(Statistic):
         return float((off.double() / (sketch.each() - 1).clamp(min=1)).max())
 
     def quantile(self, q: float | Sequence[float] | Tensor, *, interpolation: str = "linear") -> Tensor:
-        """The values below which shares of all values are: of the figures' shape, or (len(q), ...) for several shares.
+        """Return the quantiles: of the figures' shape, or (len(q), ...) for several shares.
 
         Args:
             q: one share from 0 to 1, or several.
@@ -179,7 +179,7 @@ class Quantile(Statistic):
         return found.T.reshape([*shares.shape, *(self._shape or ())])
 
     def _without_undefined(self, found: Tensor, undefined: Tensor) -> Tensor:
-        """NaN for what has no quantile."""
+        """Return quantiles with NaN for features that have none."""
         if self._spoilt is not None:
             undefined = undefined | self._spoilt
         if not bool(undefined.any()):
@@ -189,16 +189,16 @@ class Quantile(Statistic):
         return found.masked_fill(undefined[:, None], torch.nan)
 
     def median(self) -> Tensor:
-        """The middle value of each feature, as float64."""
+        """Return the middle value of each feature, as float64."""
         return self.quantile(0.5)
 
     def result(self) -> FiveNumbers:
-        """The smallest value, the quartiles and the largest value."""
+        """Return the smallest value, the quartiles and the largest value."""
         return FiveNumbers(*self.quantile([0, 0.25, 0.5, 0.75, 1]))
 
 
 def _between(low: Tensor, high: Tensor, way: Tensor) -> Tensor:
-    """Linear interpolation as numpy does it, to the last digit, but exact where there is nothing to interpolate."""
+    """Interpolate as numpy does, to the last digit, but exactly where both values are equal."""
     low, high = low.double(), high.double()
     span = high - low
     mixed = torch.where(way < 0.5, low + span * way, high - span * (1 - way))

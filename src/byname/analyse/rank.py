@@ -73,7 +73,7 @@ class LatestWeight(Statistic):
         return _eps(known(self._weight))
 
     def singular_values(self, centred: bool = False) -> Tensor:
-        """As many as there are rows or columns, the largest first, never centred; NaN if a value is not finite."""
+        """Return one for each row or column, the largest first, never centred; NaN if a value is not finite."""
         weight = known(self._weight).double()
         if not bool(weight.isfinite().all()):
             return weight.new_full((min(weight.shape),), torch.nan)
@@ -83,7 +83,7 @@ class LatestWeight(Statistic):
     result = singular_values
 
     def eigenvalues(self) -> Tensor:
-        """Those of ``W.T @ W``."""
+        """Return the eigenvalues of ``W.T @ W``."""
         return self.singular_values().square()
 
 
@@ -101,7 +101,7 @@ class OfMatrices(OfChannels):
         return {**super().begin(sample), "matrix": LatestWeight() if sample.parameter else AllRows()}
 
     def take(self, kept: Any, sample: Sample) -> None:
-        """Adds the rows of a sample."""
+        """Add the rows of a sample."""
         value = with_channel(sample.value)
         if not sample.parameter and self.rows == "positions":
             value = positions_of(value, kept["layout"].take(sample, value, self.channel_dim))
@@ -113,7 +113,7 @@ class OfMatrices(OfChannels):
 
 
 def _eps(values: Tensor) -> float:
-    """The distance from 1 to the next number of a type; of float64 where numbers are whole."""
+    """Return the distance from 1 to the next number of a type; of float64 where numbers are whole."""
     return torch.finfo(values.dtype if values.is_floating_point() else torch.float64).eps
 
 
@@ -135,7 +135,7 @@ class Rank(OfMatrices):
     ``dimension``, the number of columns; ``samples``, the number of rows; and ``nans``, how many values were NaN: their
     rows are left out. Of a matrix of zeros stable and effective rank are NaN; with an infinite value all three are.
 
-    The rows are all samples of all batches, of which only a triangular factor is kept, columns by columns. Values of
+    The rows are all samples of all batches; only a triangular factor of them is kept, columns by columns. Values of
     more than two dimensions have a row for each position of each sample, and a column for each channel. At a parameter
     the matrix is the parameter as it is at the latest forward, the first dimension against all others.
 
@@ -156,7 +156,7 @@ class Rank(OfMatrices):
         self.centred = centred
 
     def figures(self, kept: Any) -> dict[Any, Any]:
-        """The ranks."""
+        """Return the ranks."""
         matrix = kept["matrix"]
         return {**ranks(matrix.singular_values(self.centred), max(matrix.shape) * matrix.eps), **self._sizes(kept)}
 
@@ -213,7 +213,7 @@ class Spectrum(OfMatrices):
     """
 
     def figures(self, kept: Any) -> dict[Any, Any]:
-        """The eigenvalues and what they tell."""
+        """Return the eigenvalues, and figures of them."""
         return {**_spread(kept["matrix"].eigenvalues()), **self._sizes(kept)}
 
 

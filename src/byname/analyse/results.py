@@ -56,7 +56,7 @@ class Results(Mapping[str, Any]):
     It equals another mapping with equal numbers; NaN is the same as NaN.
 
     Attributes:
-        name: what they are results of.
+        name: the class of the analyser.
         notes: sentences about the figures, which the table shows below.
     """
 
@@ -89,15 +89,15 @@ class Results(Mapping[str, Any]):
         return tuple(dict.fromkeys(leaf.figure for leaf in leaves_of(self._figures)))
 
     def rows(self) -> list[Row]:
-        """One dict of plain values a place, and class where there are classes.
+        """Return one dict of plain values a place, and class where there are classes.
 
-        Numbers are as they are. A tensor ``mean`` is told by ``mean.min``, ``mean.mean`` and ``mean.max``, of its
-        values that are not NaN; a dict by a column for each key, ``cka[fc2]``.
+        Numbers are as they are. A tensor ``mean`` has columns ``mean.min``, ``mean.mean`` and ``mean.max``, of its
+        values that are not NaN; a dict has a column for each key, ``cka[fc2]``.
         """
         return rows_of(self._figures)
 
     def to_pandas(self, *, long: bool = False) -> pandas.DataFrame:
-        """The figures as a DataFrame; needs pandas (``pip install "byname[frames]"``).
+        """Return the figures as a DataFrame; needs pandas (``pip install "byname[frames]"``).
 
         Args:
             long: one row for each number: its place, class, figure, and index in the figure (a whole number, several,
@@ -108,7 +108,7 @@ class Results(Mapping[str, Any]):
         return pandas.DataFrame([*long_rows(self._figures)] if long else self.rows())
 
     def to_xarray(self) -> xarray.Dataset:
-        """The figures as a Dataset, one variable each; needs xarray (``pip install "byname[frames]"``).
+        """Return the figures as a Dataset, one variable each; needs xarray (``pip install "byname[frames]"``).
 
         The dimensions are ``place``, ``class`` where there are classes (and ``group`` for "class" and "rest"), and
         those of the figure, ``mean_dim_0`` and so on. Where the places differ in size, or in the number of dimensions,
@@ -122,7 +122,7 @@ class Results(Mapping[str, Any]):
         return dataset_of(self._figures, self.name)
 
     def plot(self, figure: str | None = None, *, axes: Axes | None = None, ax: Axes | None = None) -> Axes:
-        """Draws one of the figures; needs matplotlib (``pip install "byname[plot]"``).
+        """Draw one of the figures; needs matplotlib (``pip install "byname[plot]"``).
 
         Numbers become bars, one a place in the order of the model; numbers of classes, and dicts such as ``cka``, a
         heat map; tensors a box a place, from the smallest to the largest value; spectra curves with two logarithmic
@@ -143,7 +143,7 @@ class Results(Mapping[str, Any]):
         return plotted(self._figures, self.name, figure, ax if axes is None else axes)
 
     def by_path(self, name: str) -> dict[str, Any]:
-        """The figures by paths ``<place>.<name>.<figure>``, or ``<place>.<name>.<class>.<figure>``."""
+        """Return the figures by paths ``<place>.<name>.<figure>``, or ``<place>.<name>.<class>.<figure>``."""
         return dict(pair for leaf in leaves_of(self._figures) for pair in path_of(leaf, name))
 
     def __repr__(self) -> str:
@@ -158,13 +158,13 @@ class Results(Mapping[str, Any]):
 
 
 MOST = 2**26
-"""So many elements may an array have, however few of them are values."""
+"""The number of elements up to which an array may have any share of padding."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def dataset_of(figures: Mapping[str, Mapping[Any, Any]], name: str) -> xarray.Dataset:
-    """One variable a figure."""
+    """Return one variable a figure."""
     with needs("to_xarray()", "xarray"):
         import xarray
     leaves = [*leaves_of(figures)]
@@ -180,7 +180,7 @@ def dataset_of(figures: Mapping[str, Mapping[Any, Any]], name: str) -> xarray.Da
 
 
 def _coordinates(figures: Mapping[str, Any], leaves: list[ResultLeaf]) -> dict[str, list[Any]]:
-    """The names along the dimensions that figures share."""
+    """Return the names along the dimensions that figures share."""
     coords: dict[str, dict[Any, None]] = {"place": dict.fromkeys(figures)}
     for leaf in leaves:
         for level, label in zip(levels_of(leaf.labels), leaf.labels, strict=True):
@@ -193,7 +193,7 @@ def _coordinates(figures: Mapping[str, Any], leaves: list[ResultLeaf]) -> dict[s
 def _variable(
     figure: str, leaves: list[ResultLeaf], coords: Mapping[str, list[Any]]
 ) -> tuple[tuple[str, ...], Array, Array | None]:
-    """The dimensions and the array of one figure, and its mask where something was padded."""
+    """Return the dimensions and the array of one figure, and its mask where something was padded."""
     several = any(isinstance(leaf.value, Mapping) for leaf in leaves)
     levels = [*dict.fromkeys(level for leaf in leaves for level in levels_of(leaf.labels))]
     if any(len(leaf.labels) != len(levels) or several != isinstance(leaf.value, Mapping) for leaf in leaves):
@@ -220,7 +220,7 @@ def _array(value: Any) -> Array:
 
 
 def _filled(figure: str, shape: tuple[int, ...], cells: Mapping[tuple[int, ...], Array]) -> tuple[Array, Array | None]:
-    """All values in one array, those of fewer dimensions and smaller sizes at its beginning."""
+    """Return all values in one array, smaller ones at its beginning, and its mask."""
     deepest = max((array.ndim for array in cells.values()), default=0)
     shaped = {at: array.reshape(array.shape + (1,) * (deepest - array.ndim)) for at, array in cells.items()}
     inner = tuple(max(sizes) for sizes in zip(*(array.shape for array in shaped.values()), strict=True))

@@ -21,7 +21,7 @@ from byname.table import counted
 class Similarity(Analyser):
     """Linear CKA between all places, by the unbiased HSIC over minibatches.
 
-    1 where two representations are the same but for a rotation and a scale, about 0 where they have nothing in common.
+    It is 1 if two representations differ by a rotation and a scale only, and about 0 if they have nothing in common.
 
         >>> import torch, byname
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -50,7 +50,7 @@ class Similarity(Analyser):
     Args:
         biased: whether HSIC is the biased one, so that a single batch with all data gives the CKA of Kornblith et al.
             2019. Over several batches it is then too large, the more so the smaller they are.
-        ahead: how many forwards one model may be ahead of another. So many batches of Gram matrices are kept.
+        ahead: how many forwards one model may be ahead of another; Gram matrices of that many batches are kept.
         samples: ``"batch"``: samples are compared, flattened. ``"tokens"``: each position is a sample, its channels are
             its features, as CKA of language models has it; the Gram matrix of a batch has a row for each token.
         channel_dim: the dimension of the features of a token; by default found from the modules around the place.
@@ -71,32 +71,32 @@ class Similarity(Analyser):
         self._waiting: dict[int, deque[dict[str, Tensor]]] = {}
 
     def settings(self) -> dict[str, Any]:
-        """Which HSIC is summed, and what the samples are if not the usual ones."""
+        """Return which HSIC is summed, and the samples if they are tokens."""
         tokens = {"samples": self.samples, "channel_dim": self.channel_dim} if self.samples == "tokens" else {}
         return {**super().settings(), **tokens}
 
     def started(self, observation: int) -> None:
-        """One more model is observed."""
+        """Note one more model."""
         self._waiting[observation] = deque()
 
     def ended(self, observation: int) -> None:
-        """What has run so far is complete; the model is not waited for any more."""
+        """Complete the present forward; wait for the model no more."""
         self._pair()
         self._waiting.pop(observation, None)
 
     def begun(self, observation: int, iteration: int) -> None:
-        """The forward before is complete, and one more begins."""
+        """Complete the last forward, and begin one more."""
         self._pair()
         mine = self._waiting.setdefault(observation, deque())
         if len(mine) >= self.ahead and len(self._waiting) > 1:
             raise BadArgumentError(
                 f"one observed model is {len(mine) + 1} forwards ahead of another: run both on each batch, or let one "
-                f"be ahead by Similarity(ahead={len(mine) + 1}), which keeps so many batches of Gram matrices"
+                f"be ahead by Similarity(ahead={len(mine) + 1}), which keeps Gram matrices of that many batches"
             )
         mine.append({})
 
     def put(self, sample: Sample) -> None:
-        """Gives a sample to the analyser; `byname.observe` does that."""
+        """Give a sample to the analyser; `byname.observe` does that."""
         mine = self._waiting.get(sample.observation)
         if not mine or sample.path in mine[-1]:  # outside of a forward of the model, or once more in one
             return
@@ -116,7 +116,7 @@ class Similarity(Analyser):
         mine[-1][sample.path] = gram_of(value)
 
     def _rows(self, sample: Sample) -> Tensor:
-        """The value with the samples that are compared along dimension 0."""
+        """Return the value with the samples that are compared along dimension 0."""
         if self.samples == "batch":
             return sample.value
         layouts = self._places.setdefault(_LAYOUTS, {})
@@ -140,8 +140,8 @@ class Similarity(Analyser):
             }
             for i, path in names
         }
-        told = f", without {counted(sums.skipped, 'batch', 'batches')} of too few samples" if sums.skipped else ""
-        return self._results(figures, f"{type(self).__name__}{told}")
+        without = f", without {counted(sums.skipped, 'batch', 'batches')} of too few samples" if sums.skipped else ""
+        return self._results(figures, f"{type(self).__name__}{without}")
 
     def _why_empty(self) -> str:
         sums = self._sums()
@@ -155,7 +155,7 @@ class Similarity(Analyser):
         )
 
     def matrix(self) -> tuple[tuple[str, ...], Tensor]:
-        """The paths, and the symmetric matrix of CKA between them; NaN where a pair never ran together."""
+        """Return the paths, and the symmetric matrix of CKA between them; NaN where a pair never ran together."""
         sums = self._sums()
         return tuple(sums.names), sums.result()
 
@@ -170,7 +170,7 @@ class Similarity(Analyser):
         return tuple(self._sums().names)
 
     def reset(self) -> None:
-        """Forgets what was seen."""
+        """Forget what was seen."""
         super().reset()
         for queue in self._waiting.values():
             queue.clear()
@@ -182,18 +182,18 @@ class Similarity(Analyser):
         return state_of(self._settled()._places)
 
     def figures(self, kept: Any) -> NoReturn:
-        """Is not asked: what is kept is of all places together."""
+        """Raise an error: the data is of all places together."""
         raise NotImplementedError
 
     def _pair(self) -> None:
-        """Takes what all models have run."""
+        """Take the forwards that all models have run."""
         while self._waiting and all(self._waiting.values()):
             grams = {path: gram for queue in self._waiting.values() for path, gram in queue.popleft().items()}
             if grams:
                 self._places.setdefault(_ALL, Alignment(biased=self.biased)).take(grams)
 
     def _settled(self) -> Self:
-        """Another that has seen the same, and waits for nothing; a forward that runs at the moment goes on here."""
+        """Return a copy that waits for nothing; a running forward goes on in the original."""
         settled = self._fresh()
         settled._places = twin(self._places)
         settled._waiting = {number: deque(queue) for number, queue in self._waiting.items()}
@@ -235,7 +235,7 @@ class Alignment(Statistic):
         self.batches = torch.zeros(0, 0, dtype=torch.int64, device="cpu")
 
     def take(self, grams: dict[str, Tensor]) -> None:
-        """Takes the Gram matrices of one batch, from `gram_of`."""
+        """Take the Gram matrices of one batch, from `gram_of`."""
         first = next(iter(grams.values()))
         self.count += len(first)
         if len(first) < _fewest(biased=self.biased):
@@ -266,25 +266,25 @@ class Alignment(Statistic):
 
 
 def _fewest(*, biased: bool) -> int:
-    """The samples that a batch needs for an HSIC."""
+    """Return the samples that a batch needs for an HSIC."""
     return 2 if biased else 4
 
 
 def gram_of(value: Tensor) -> Tensor:
-    """The inner products of the samples of a batch: centred, which changes no HSIC, lest a large mean eats digits."""
+    """Return the inner products of the samples of a batch, centred to keep digits; that changes no HSIC."""
     rows = value.detach().reshape(len(value), -1 if value.numel() else 0).double()
     rows = rows - rows.mean(dim=0)
     return rows @ rows.T
 
 
 def _biased(grams: list[Tensor]) -> Tensor:
-    """HSIC of all pairs: ``tr(K H L H) / (n - 1) ** 2``, with the matrices centred already."""
+    """Return HSIC of all pairs: ``tr(K H L H) / (n - 1) ** 2``, with the matrices centred already."""
     flat = torch.stack(grams).flatten(1)
     return flat @ flat.T / (len(grams[0]) - 1) ** 2
 
 
 def _unbiased(grams: list[Tensor]) -> Tensor:
-    """HSIC of all pairs by equation 5 of Song et al. 2012, of matrices without their diagonals.
+    """Return HSIC of all pairs by equation 5 of Song et al. 2012, of matrices without their diagonals.
 
     ``(tr(K L) + sum(K) sum(L) / ((n - 1) (n - 2)) - 2 / (n - 2) sum(K L)) / (n (n - 3))``
     """

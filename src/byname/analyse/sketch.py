@@ -1,4 +1,4 @@
-"""Sketch: the values of many features, kept thinned out, from which any quantile is told within a proven bound.
+"""Sketch: a sample of the values of many features, from which any quantile is computed within a proven bound.
 
 There is one line of values for each feature. Values go into a buffer; a full buffer is sorted and thinned out to a run,
 in which each value stands for `step` of them. Two runs of the same weight are sorted together and every second value is
@@ -7,8 +7,8 @@ Rajagopalan and Lindsay 1998; the same as in Karnin, Lang and Liberty 2016, with
 
 The bound. Let r of the values of a sorted run be below x, each standing for w, and let those at o, o + s, o + 2s ... be
 kept, each for s w. Of them ceil((r - o) / s) are below x (0 if r < o), so the number of values below x, which was r w,
-is now counted as at most (s - 1 - o) w more and at most o w less. The sums of these over all that was done, `over` and
-`under`, bound the error of any rank for any data, and the sums of two sketches bound that of both together. Who looks
+is now counted as at most (s - 1 - o) w more and at most o w less. The sums of these over all steps, `over` and
+`under`, bound the error of any rank for any data, and the sums of two sketches bound that of both together. Looking
 for rank j at rank j + (over - under) / 2 is off by at most (over + under) / 2.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 def sort_lines(lines: Tensor) -> Tensor:
-    """Sorts each line in place, and returns it all; on the CPU by numpy, whose sort uses the vector instructions."""
+    """Sort each line in place, and return all; on the CPU by numpy, whose sort uses vector instructions."""
     if lines.device.type != "cpu":
         return lines.copy_(lines.sort(1).values)
     small = lines.dtype.itemsize == 1  # numpy sorts bytes by counting, but only if it is asked for a stable sort
@@ -30,7 +30,7 @@ def sort_lines(lines: Tensor) -> Tensor:
 
 
 def thinned(lines: Tensor, step: int, offset: Tensor) -> Tensor:
-    """Every so many-th value of each line, from an offset of its own on."""
+    """Return every `step`-th value of each line, from an offset for each line."""
     first = int(offset[0])
     if bool((offset == first).all()):
         return lines[:, first::step].clone()
@@ -39,7 +39,7 @@ def thinned(lines: Tensor, step: int, offset: Tensor) -> Tensor:
 
 
 def at_ranks(values: Tensor, weights: Tensor, ranks: Tensor) -> Tensor:
-    """The value of each line at ranks from 0, when each value stands for as many as its weight says."""
+    """Return the value of each line at ranks from 0, where a value counts as often as its weight."""
     ordered, order = values.sort(1)
     upto = weights.gather(1, order).cumsum(1)
     found = torch.searchsorted(upto, ranks.contiguous(), right=True)
@@ -50,7 +50,7 @@ _READ_AT_ONCE = 1 << 22
 
 
 class Sketch:
-    """Values of many features, thinned out to runs of so many values."""
+    """Values of many features, thinned out to runs of `resolution` values."""
 
     def __init__(self, features: int, resolution: int, kind: torch.dtype, device: torch.device) -> None:
         self.resolution = resolution
@@ -64,19 +64,19 @@ class Sketch:
 
     @classmethod
     def on(cls, state: dict[str, Any]) -> Self:
-        """The sketch whose attributes are the entries of `state`, tensors and plain values, and stay so."""
+        """Return a sketch that uses `state`, tensors and plain values, as its attributes."""
         sketch = cls.__new__(cls)
         sketch.__dict__ = state
         return sketch
 
     def each(self) -> Tensor:
-        """The number of values of each feature."""
+        """Return the number of values of each feature."""
         if isinstance(self.counts, Tensor):
             return self.counts
         return torch.full((len(self.buffer),), self.counts, device=self.buffer.device)
 
     def ready(self, kind: torch.dtype) -> None:
-        """Makes the values of another type, which holds them all, and all tensors such that they can be changed.
+        """Convert the values to a wider dtype, and make all tensors ones that can be changed in place.
 
         Those that were copied in inference mode cannot be changed outside of it.
         """
@@ -91,7 +91,7 @@ class Sketch:
     # Taking values in: until the buffer is full, then it becomes a run.
 
     def add(self, values: Tensor, part: Tensor | None) -> None:
-        """Takes values of shape (features, values), all of them or those that take part."""
+        """Take values of shape (features, values), all of them or those that take part."""
         if part is not None and len(values) == 1:
             values, part = values[part][None], None
         if part is None and isinstance(self.counts, int):
@@ -103,7 +103,7 @@ class Sketch:
             self._add_uneven(chunk, there, counts)
 
     def _add_even(self, values: Tensor) -> None:
-        """As many values for each feature, when each has had as many before."""
+        """Add equally many values for each feature, if each has had equally many before."""
         start = 0
         while start < values.shape[1]:
             assert isinstance(self.counts, int)
@@ -117,7 +117,7 @@ class Sketch:
             self.counts += take
 
     def _add_uneven(self, values: Tensor, part: Tensor, counts: Tensor) -> None:
-        """Those values that take part; at most as many as make one buffer full."""
+        """Add the values that take part; at most enough to fill one buffer."""
         fill, added = counts % self.room, part.sum(1)
         places = fill[:, None] + part.cumsum(1) - 1
         if part.numel():
@@ -133,7 +133,7 @@ class Sketch:
         counts += added
 
     def _widen(self, size: int) -> None:
-        """Makes room in the buffer for so many values."""
+        """Make room in the buffer for `size` values."""
         features, have = self.buffer.shape
         if size > have:
             wider = self.buffer.new_zeros(features, min(self.room, max(size, 2 * have)))
@@ -141,7 +141,7 @@ class Sketch:
             self.buffer = wider
 
     def _thin_out(self, full: Tensor | None) -> None:
-        """Makes runs of the buffers that are full, of all if None; `counts` are those before they were filled."""
+        """Make runs of the full buffers, of all if None; `counts` are those before they were filled."""
         lines = torch.arange(len(self.buffer), device=self.buffer.device) if full is None else full
         block = sort_lines(self.buffer if full is None else self.buffer[full])
         before = self.each()[lines] // self.room
@@ -152,12 +152,12 @@ class Sketch:
         self._insert(thinned(block, self.step, offset), 0, lines, before)
 
     def _stretch(self, lines: Tensor, low: Tensor, high: Tensor, before: Tensor) -> None:
-        """Takes in the smallest and the largest value of blocks."""
+        """Update the smallest and largest values with those of blocks."""
         self.min[lines] = torch.where(before > 0, torch.minimum(self.min[lines], low), low)
         self.max[lines] = torch.where(before > 0, torch.maximum(self.max[lines], high), high)
 
     def _insert(self, run: Tensor, level: int, lines: Tensor, before: Tensor) -> None:
-        """Puts runs in their places; where there is one already, both become one of the next level.
+        """Put runs in their places; if a place is taken, both runs become one of the next level.
 
         `before` is the number of blocks that each of these features had: its bits say which places are taken.
         """
@@ -184,7 +184,7 @@ class Sketch:
             there[lines] = run
 
     def _pull(self, level: int, lines: Tensor) -> Tensor:
-        """The runs of some features, whose places are free then."""
+        """Return the runs of some features, and free their places."""
         run = self.runs[level]
         assert run is not None
         if len(lines) == len(run):
@@ -192,7 +192,7 @@ class Sketch:
         return run[lines]
 
     def merge(self, other: Self) -> None:
-        """Takes in another with values of the same type on the same device."""
+        """Take in another with values of the same type on the same device."""
         blocks, counts = other.each() // self.room, other.counts
         self.over += other.over
         self.under += other.under
@@ -219,9 +219,9 @@ class Sketch:
     # Reading.
 
     def read(self, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The values on both sides of given shares of the way from each feature's smallest value to its largest.
+        """Return the values on both sides of quantiles, for each feature.
 
-        And how far the share is from the first to the second. Of features without any value all that means nothing.
+        The third result is the position between the two, from 0 to 1. Features without values give arbitrary numbers.
         """
         places = (self.each()[:, None] - 1).clamp(min=0) * shares  # as numpy.quantile has it, to the last digit
         low = places.floor()
@@ -234,7 +234,7 @@ class Sketch:
         return found[0], found[1], places - low
 
     def _at(self, lines: Tensor, wanted: Tensor) -> Tensor:
-        """The values of some features at ranks of shape (2, features, ranks)."""
+        """Return the values of some features at ranks of shape (2, features, ranks)."""
         values, weights = self._weighted(lines)
         if not values.shape[1]:
             return torch.zeros(wanted.shape, dtype=values.dtype, device=values.device)
@@ -249,7 +249,7 @@ class Sketch:
         return torch.where((wanted == last) | (shifted > last), high, inside)
 
     def _weighted(self, lines: Tensor) -> tuple[Tensor, Tensor]:
-        """The values kept of some features, and for how many each stands; 0 for what is none."""
+        """Return the kept values of some features, and their weights; 0 for unused places."""
         counts = self.each()[lines, None]
         columns = torch.arange(self.buffer.shape[1], device=self.buffer.device)
         values, weights = [self.buffer[lines]], [(columns < counts % self.room).long()]
@@ -262,7 +262,7 @@ class Sketch:
 
 
 def _turn(number: Tensor, level: int) -> Tensor:
-    """0 or 1 for the so many-th time at a level: of two in a row one is 0, which one looks random but is settled."""
+    """Return 0 or 1 for the n-th time at a level: one of each two in a row is 0, in a fixed pseudo-random order."""
     mixed = ((number >> 1) * 0x2545F491 + (level + 2) * 0x9E3779B1) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
     return ((mixed >> 17) ^ number) & 1

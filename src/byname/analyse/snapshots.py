@@ -18,7 +18,7 @@ from byname.table import Row, Rows, counted
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """At which moments of a training snapshots are taken. Steps are counted from 1: step 1 is over when one is done.
+    """The moments of a training at which snapshots are taken. Steps are counted from 1.
 
         >>> schedule = Schedule(every=100, at=(10, 50))
         >>> [(step, schedule.due(step)) for step in (10, 20, 50, 100)]
@@ -32,7 +32,7 @@ class Schedule:
             taken after the last step, and nothing has changed since.
 
     Raises:
-        BadArgumentError: for steps that there cannot be.
+        BadArgumentError: for invalid steps.
     """
 
     start: bool = True
@@ -51,11 +51,11 @@ class Schedule:
             _checked("a step of at", step)
 
     def due(self, step: int, since: int | None = None) -> str | None:
-        """What a snapshot after this step is called: ``"scheduled"``, ``"batch"``, or None if there is to be none.
+        """Return the event of a snapshot after this step: ``"scheduled"``, ``"batch"``, or None if none is due.
 
         Args:
-            step: how many steps are done.
-            since: how many were done when this was asked last, if more than one has been done meanwhile.
+            step: the number of steps done.
+            since: that number at the last call, if more than one step has been done since.
         """
         before = step - 1 if since is None else since
         if any(before < one <= step for one in self.at):
@@ -93,7 +93,7 @@ class Records(Rows[Record]):
 
     Args:
         items: the snapshots.
-        name: what they are snapshots of.
+        name: a title.
     """
 
     __slots__ = ("_name", "items")
@@ -103,7 +103,7 @@ class Records(Rows[Record]):
         self._name = name
 
     def rows(self) -> list[Row]:
-        """One dict for each record and place (and class)."""
+        """Return one dict for each record and place (and class)."""
         return [{**_when(one), **row} for one in self.items for row in one.result.rows()]
 
     def _shown(self) -> list[Row]:
@@ -139,7 +139,7 @@ class LatestState:
         self._step, self._tensors = step, [(weakref.ref(one), _mark(one)) for one in _tensors_of(model)]
 
     def same(self, model: nn.Module, step: int) -> bool:
-        """Whether the model is as it was then: after the same step, with nothing changed or loaded since."""
+        """Return whether the model is as it was then: after the same step, with nothing changed or loaded since."""
         now = _tensors_of(model)
         return (step, len(now)) == (self._step, len(self._tensors)) and all(
             one is before() and _mark(one) == mark for one, (before, mark) in zip(now, self._tensors, strict=True)
@@ -151,9 +151,9 @@ def _tensors_of(model: nn.Module) -> list[Tensor]:
 
 
 def _mark(tensor: Tensor) -> tuple[int | None, str]:
-    """What changes with a tensor: its version, and of a plain one the sum, as text, in which NaN is the same as NaN.
+    """Return facts that change with a tensor: its version, and of a plain one its sum, as text, so that NaN equals NaN.
 
-    Changes through ``.data``, as averages of weights are often put in place, leave the version as it is.
+    Changes through ``.data``, which programs often use for averaged weights, keep the version.
     """
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not plain or not tensor.is_floating_point() or tensor.itemsize < 2 or tensor.device.type not in ("cpu", "cuda"):

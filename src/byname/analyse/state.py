@@ -1,7 +1,7 @@
-"""State: what has seen data, put together with another, gathered over ranks, and saved as tensors and plain values.
+"""State: objects with data that can be merged, gathered over ranks, and saved as tensors and plain values.
 
-As bytes a state is safetensors, with one more tensor in which JSON tells what the tensors are parts of. Nothing in them
-is ever executed. A class is known by its module and name: a program may have a ``Mean`` of its own, and a notebook cell
+As bytes a state is in the safetensors format, with one more tensor that holds its structure as JSON. Nothing in it is
+ever executed. A class is known by its module and name: a program may have a ``Mean`` of its own, and a notebook cell
 that runs twice makes two classes of one module and name.
 """
 
@@ -26,27 +26,27 @@ VERSION = 1
 
 
 class Stateful(ABC):
-    """What has seen data: it merges with others of its class and settings, over ranks, too, and has a state."""
+    """An object with data that merges with others of its class and settings, also over ranks, and has a state."""
 
     SETTINGS: ClassVar[tuple[str, ...]] = ()
-    """The attributes that change the figures: they are the same in two that merge, and in a state that is loaded."""
+    """The attributes that change the figures: they must be equal to merge two objects, or to load a state."""
     KIND: ClassVar[str]
-    """What it is; also the name under which a state says its class."""
+    """The kind of object; also the key of the class in a state."""
 
     def settings(self) -> dict[str, Any]:
-        """Those of `SETTINGS`, by their names."""
+        """Return the attributes in `SETTINGS`, by their names."""
         return {name: plain(getattr(self, name)) for name in self.SETTINGS}
 
     def merge(self, other: Self) -> Self:
-        """Takes in what another of the same settings has seen; returns itself.
+        """Take in the data of another object with the same settings, and return this one.
 
         Raises:
-            BadArgumentError: if the other is of another class, has other settings, or has kept something else.
+            BadArgumentError: if the other is of another class, has other settings, or keeps something else.
         """
         if type(other) is not type(self):
             raise _other_class(type(self), type(other))
-        if apart := _differing(self.settings(), other.settings()):
-            mine, others = apart
+        if differ := _differing(self.settings(), other.settings()):
+            mine, others = differ
             raise BadArgumentError(
                 f"{with_article(type(self).__name__)} with {mine} cannot merge one with {others}: their rules differ"
             )
@@ -54,7 +54,7 @@ class Stateful(ABC):
         return self
 
     def reduce(self, group: Any = None) -> Self:
-        """A new one of what all ranks have seen, the same on each; the ranks are merged in their order.
+        """Return a new object with the data of all ranks, equal on each rank; they are merged in the order of ranks.
 
         A collective: every rank of the group has to call it. Without `torch.distributed` it is a copy.
 
@@ -62,8 +62,8 @@ class Stateful(ABC):
             group: a process group; the default one if None.
 
         Raises:
-            BadArgumentError: on every rank, if one has another class, other settings or has kept something else; if
-                this rank is not of the group.
+            BadArgumentError: on every rank, if one has another class, other settings or keeps something else; if
+                this rank does not belong to the group.
         """
         whole = self._fresh()
         for rank, state in enumerate(states_of_all_ranks(self.state_dict(), group)):
@@ -76,26 +76,28 @@ class Stateful(ABC):
         return whole
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything seen, as tensors and plain values that are not shared with this.
+        """Return all data as tensors and plain values, as copies.
 
-        It says what it is the state of: the module and the name of the class, and the settings.
+        It also holds the module and the name of the class, and the settings.
         """
         about = {self.KIND: name_of(type(self)), "version": VERSION, "settings": copied(plain(self.settings()))}
         return {**about, **self._state_contents()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave, in place of what was seen here.
+        """Replace the data by that of a `state_dict`.
 
         Raises:
-            BadArgumentError: if it is the state of something else, or of other settings. Nothing is taken then.
+            BadArgumentError: if it is the state of something else, or of other settings. Then nothing changes.
         """
         self._replace_contents(self._read_contents(state))
 
     def _check_header(self, state: dict[Any, Any]) -> None:
-        """Refuses a state of another class, of a newer layout, or with other settings."""
+        """Refuse a state of another class, of a newer layout, or with other settings."""
         kind, name, version = with_article(type(self).__name__), state.get(self.KIND), state.get("version", VERSION)
         if not is_named(type(self), type(self).__name__ if name is None else name):
-            mine, other = told_apart(type(self), name) if isinstance(name, str) else (type(self).__name__, told(name))
+            mine, other = (
+                distinct_names(type(self), name) if isinstance(name, str) else (type(self).__name__, brief(name))
+            )
             raise BadArgumentError(f"this is the state of {with_article(other)}, not of {with_article(mine)}")
         if type(version) is not int:
             raise BadArgumentError(f"the version of the state of {kind} is a number, not {version!r:.80}")
@@ -104,8 +106,8 @@ class Stateful(ABC):
                 f"this state of {kind} has version {version}, and this byname reads up to {VERSION}: update byname"
             )
         settings = plain(self.settings())
-        if apart := _differing(settings, state.get("settings", settings)):
-            one, two = apart
+        if differ := _differing(settings, state.get("settings", settings)):
+            one, two = differ
             raise BadArgumentError(
                 f"this is the state of {kind} with {two}, and cannot go on in one with {one}: load it into one that "
                 "was made with the same arguments"
@@ -113,27 +115,27 @@ class Stateful(ABC):
 
     @abstractmethod
     def _fresh(self) -> Self:
-        """Another of the same settings that has seen nothing."""
+        """Return another object of the same settings, without data."""
 
     @abstractmethod
     def _merge_checked(self, other: Self) -> None: ...
 
     @abstractmethod
     def _state_contents(self) -> dict[str, Any]:
-        """What a state holds beside what it says of itself, not shared with this."""
+        """Return the data of a state, without its header, as copies."""
 
     @abstractmethod
     def _read_contents(self, state: Any) -> Any:
-        """What a state holds, checked, and made anew; nothing changes here."""
+        """Return checked copies of the data in a state; this object does not change."""
 
     @abstractmethod
     def _replace_contents(self, contents: Any) -> None: ...
 
 
 def _differing(mine: dict[str, Any], others: Any) -> tuple[str, str] | None:
-    """The settings that differ, as they stand in a call; None if all are the same."""
+    """Return the settings that differ, written as in a call; None if all are equal."""
     if not isinstance(others, dict):
-        return str(mine), told(others)
+        return str(mine), brief(others)
     names = [name for name in {**mine, **others} if not (name in mine and name in others)]
     names += [name for name in mine if name in others and not same(mine[name], others[name])]
     one, two = ([name for name in names if name in settings] for settings in (mine, others))
@@ -141,7 +143,7 @@ def _differing(mine: dict[str, Any], others: Any) -> tuple[str, str] | None:
 
 
 def listed(settings: dict[str, Any], names: Iterable[str]) -> str:
-    """Some of the settings as they stand in a call."""
+    """Return some settings, written as in a call."""
     return ", ".join(f"{name}={_shown(settings[name])}" for name in names)
 
 
@@ -150,8 +152,8 @@ def _shown(value: Any) -> str:
     return f"<{tuple(value.shape)} of {value.dtype}>" if large else repr(value)
 
 
-def told(value: Any) -> str:
-    """What was found in the place of something else, shortly."""
+def brief(value: Any) -> str:
+    """Return a short text of an unexpected value, for an error."""
     return f"{sorted(map(str, value))!s:.200}" if isinstance(value, dict) else f"{value!r:.200}"
 
 
@@ -159,7 +161,7 @@ def told(value: Any) -> str:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A tree with another value in the place of each that is no dict, list or tuple."""
+    """Return a tree with each value that is no dict, list or tuple replaced."""
     if isinstance(value, Mapping):
         return {key: mapped(one, change) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -168,25 +170,25 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def on_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A tree with another tensor in the place of each."""
+    """Return a tree with each tensor replaced."""
     return mapped(value, lambda one: change(one) if isinstance(one, Tensor) else one)
 
 
 def copied(value: Any) -> Any:
-    """A copy that can be changed in place, also outside of an inference mode in which it is made."""
+    """Return a copy that can be changed in place outside of inference mode, even if it was made inside."""
     with torch.inference_mode(False):
         return on_tensors(value, lambda tensor: tensor.detach().clone())
 
 
 def leaves_in(value: Any) -> list[Any]:
-    """The values in a tree, however deep in lists and dicts."""
+    """Return the values in a tree, however deep in lists and dicts."""
     found: list[Any] = []
     mapped(value, found.append)
     return found
 
 
 def plain(value: Any) -> Any:
-    """A setting as a state can hold it: whatever is no plain value by the name of its function or class.
+    """Return a setting as a state holds it: plain values as they are, others by the name of their function or class.
 
     >>> plain({"fires": torch.relu, "sizes": (1, 2.5), "dtype": torch.float32})
     {'fires': 'relu', 'sizes': (1, 2.5), 'dtype': 'torch.float32'}
@@ -207,13 +209,13 @@ def _plain(value: Any) -> Any:
 
 
 def callable_name(value: Any) -> str:
-    """What tells a function from another in a state: its name, or that of its class."""
+    """Return the name of a function in a state, or that of the class of another callable."""
     name = getattr(value, "__name__", None)
     return name if isinstance(name, str) else type(value).__name__
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether all numbers are equal, in dicts, lists, tensors and arrays; NaN is the same as NaN.
+    """Return whether all numbers are equal, in dicts, lists, tensors and arrays; NaN is the same as NaN.
 
     >>> same({"dead": torch.tensor([1, 2])}, {"dead": [1.0, 2.0]})
     True
@@ -235,7 +237,7 @@ def _same_arrays(one: Any, other: Any) -> bool:
             value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
             for value in (one, other)
         )
-    except (TypeError, ValueError, RuntimeError):  # PyTorch's answers for what is no numbers
+    except (TypeError, ValueError, RuntimeError):  # PyTorch's errors for values that are no numbers
         return False
     alike = mine.shape == others.shape
     return alike and bool(((mine == others) | ((mine != mine) & (others != others))).all())
@@ -247,7 +249,7 @@ _OUTLINE = "byname"
 
 
 def packed(state: dict[str, Any]) -> bytes:
-    """A state of tensors, numbers, texts, None, and lists, tuples and dicts of these, as bytes.
+    """Return a state of tensors, numbers, texts, None, and lists, tuples and dicts of these, as bytes.
 
     >>> unpacked(packed({"count": 2, "mean": torch.zeros(2)}))
     {'count': 2, 'mean': tensor([0., 0.])}
@@ -261,7 +263,7 @@ def packed(state: dict[str, Any]) -> bytes:
 
 
 def unpacked(content: bytes, *, source: str = "this") -> Any:
-    """The state that was packed, with its tensors on the CPU; an error calls the bytes by their source."""
+    """Return the packed state, with its tensors on the CPU; an error names the source of the bytes."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -301,7 +303,7 @@ def _filled(outline: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def states_of_all_ranks(state: dict[str, Any], group: Any = None) -> list[Any]:
-    """The states of all ranks of a group in the order of ranks; just this one where there is no group."""
+    """Return the states of all ranks of a group in the order of ranks; without a group only this one."""
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_initialized():
@@ -339,7 +341,7 @@ def name_of(kind: type) -> str:
 
 
 def is_named(kind: type, name: object) -> bool:
-    """Whether a name in a state means this class.
+    """Return whether a name in a state means this class.
 
     The program itself is ``__main__`` while it runs and has another name where it is imported, so that ``__main__``
     stands for any module but byname's. A name without a module, as byname once wrote them, means all classes of it.
@@ -353,7 +355,7 @@ def is_named(kind: type, name: object) -> bool:
     return mine == qualified and (own == module or ("__main__" in (module, own) and _OURS not in (module, own)))
 
 
-def told_apart(one: type | str, other: type | str) -> tuple[str, str]:
+def distinct_names(one: type | str, other: type | str) -> tuple[str, str]:
     """Return the names of two classes for an error: without their modules, unless they are then the same."""
     names = [each if isinstance(each, str) else name_of(each) for each in (one, other)]
     bare = [name.replace(":", ".").rpartition(".")[2] for name in names]
@@ -362,18 +364,18 @@ def told_apart(one: type | str, other: type | str) -> tuple[str, str]:
 
 
 def dotted(name: str) -> str:
-    """A name as a person writes it; what no name has, such as an escape sequence in a file, as `repr` has it."""
+    """Return a name as a person writes it; one that is no valid name, such as an escape sequence, as its `repr`."""
     name = name.replace(":", ".")
     return name if len(name) <= 200 and name.isprintable() else f"{name!r:.200}"
 
 
 def _other_class(mine: type, other: type) -> BadArgumentError:
-    one, two = told_apart(mine, other)
+    one, two = distinct_names(mine, other)
     if one != two:
         return BadArgumentError(f"{with_article(one)} merges another, not {with_article(two)}")
     return BadArgumentError(
         f"there are two classes of the name {one}, as when a notebook cell runs twice, and each merges its own only. "
-        "load_state_dict(other.state_dict()) takes in what one of the other class has seen"
+        "load_state_dict(other.state_dict()) takes the data of one of the other class"
     )
 
 
@@ -390,7 +392,7 @@ def class_named(name: object, base: type, declared: Iterable[type] = ()) -> type
     if not found:
         raise BadArgumentError(f"there is no {base.__name__.lower()} '{words}' here: import its module first")
     raise BadArgumentError(
-        f"there are {len(found)} classes of the name {words} here, and which of them the state is of cannot be told: "
+        f"there are {len(found)} classes of the name {words} here, and the state may be of any of them: "
         "give each another name, or name the class in the analyser's KEEPS"
     )
 

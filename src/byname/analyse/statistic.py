@@ -1,4 +1,4 @@
-"""Statistic: figures of data that comes batch by batch; merged, gathered over ranks, saved, also in trees."""
+"""Statistic: figures of data that comes in batches, which can be merged, gathered over ranks and saved."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch import Tensor
 from byname.analyse.batches import Batch, checked_choice, checked_weights, known, per_sample, samples_of
 from byname.analyse.state import (
     Stateful,
+    brief,
     class_named,
     copied,
+    distinct_names,
     is_named,
     leaves_in,
     listed,
     mapped,
     on_tensors,
     packed,
-    told,
-    told_apart,
     unpacked,
 )
 from byname.codec import write_whole
@@ -40,13 +40,13 @@ def _without_gradients() -> Iterator[None]:
 
 
 def computing() -> AbstractContextManager[object]:
-    """A context without gradients and outside of inference mode; it costs next to nothing where that is so already."""
+    """Return a context without gradients and outside of inference mode; cheap if that is so already."""
     inference = torch.is_inference_mode_enabled()
     return torch.no_grad() if torch.is_grad_enabled() and not inference else _of_detached()
 
 
 def _of_detached() -> AbstractContextManager[object]:
-    """The same where all tensors are detached, so that nothing has a gradient."""
+    """Return a context outside of inference mode, for detached tensors, which have no gradient anyway."""
     return _without_gradients() if torch.is_inference_mode_enabled() else _ALREADY
 
 
@@ -56,15 +56,15 @@ _ALREADY = nullcontext()
 class Statistic(Stateful):
     """A figure of data that comes batch after batch; the data itself is not kept.
 
-    What it keeps is float64, or exact integers, whatever the type of the data, on the device of the first batch. A
-    batch that is refused leaves everything as it was.
+    It keeps float64 numbers or exact integers, whatever the type of the data, on the device of the first batch. A
+    refused batch changes nothing.
 
-    A child class names what makes it up in `SETTINGS` and `STATE`, and says what one more batch does (`_add`), what
-    another statistic of the same settings does (`_merge`) and what comes out (`result`). The rest is here.
+    A child class names its attributes in `SETTINGS` and `STATE`, and defines how a batch is added (`_add`), how another
+    statistic of the same settings is merged (`_merge`) and the main figure (`result`). This class does everything else.
 
     Attributes:
-        count: how many samples were added, also those with NaN in them.
-        nans: how many values were NaN.
+        count: the number of samples added, also those with NaN in them.
+        nans: the number of values that were NaN.
         nan: how NaN is treated: ``"omit"`` leaves it out, ``"propagate"`` makes the figures with it NaN,
             ``"raise"`` refuses the batch.
     """
@@ -76,14 +76,14 @@ class Statistic(Stateful):
     """The attributes that batches change: tensors, numbers, None (the default), or lists and dicts of these."""
 
     note: str | None = None
-    """What is to be said beside the figures, if anything."""
+    """A sentence to show beside the figures, if any."""
 
     def __init_subclass__(cls, **of_class: Any) -> None:
         super().__init_subclass__(**of_class)
         if taken := sorted({"statistic", "version", "settings"}.intersection(cls.STATE)):
             raise BadArgumentError(
-                f"the STATE of {cls.__name__} has {taken[0]!r}, which is what a state says of itself: call the "
-                "attribute something else"
+                f"the STATE of {cls.__name__} has {taken[0]!r}, a key that every state uses for itself: give the "
+                "attribute another name"
             )
 
     def __init__(self, *, nan: str = "omit") -> None:
@@ -95,24 +95,24 @@ class Statistic(Stateful):
                 setattr(self, name, None)
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
-        """Takes a batch: detached samples along dimension 0, and weights as they were checked."""
+        """Take a batch: detached samples along dimension 0, and checked weights."""
         raise BadArgumentError(f"{with_article(type(self).__name__)} is not given batches by add()")
 
     @abstractmethod
     def _merge(self, other: Self) -> None:
-        """Takes in what the other has seen; `count` and `nans` are those before."""
+        """Take in the data of another statistic; `count` and `nans` do not include it yet."""
 
     @abstractmethod
     def result(self) -> Any:
-        """The main figure."""
+        """Return the main figure."""
 
     def add(self, batch: Batch, weights: Batch | None = None) -> Self:
-        """Takes one more batch.
+        """Take one more batch.
 
         Args:
-            batch: a tensor, or what becomes one, with the samples along dimension 0.
+            batch: a tensor, or data that becomes one, with the samples along dimension 0.
             weights: how often each sample, or each value, counts: of the shape of the batch or of its first
-                dimensions. A mask of bools leaves out what is False.
+                dimensions. A mask of bools leaves out samples or values where it is False.
 
         Raises:
             BadArgumentError: if it has no dimension, another shape of samples than before, or NaN with
@@ -125,38 +125,38 @@ class Statistic(Stateful):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
         return {**{name: getattr(self, name) for name in self.SETTINGS}, "nan": self.nan}
 
     def reduce(self, group: Any = None) -> Self:
-        """A new statistic of what all ranks have seen, as of `Stateful.reduce`, on this one's device."""
+        """Return a new statistic of the data of all ranks, as `Stateful.reduce` does, on this one's device."""
         return super().reduce(group).to(self.device)
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are; the CPU as long as there are none."""
+        """The device of the tensors; the CPU as long as there are none."""
         held = leaves_in([getattr(self, name) for name in self.STATE])
         return next((one.device for one in held if isinstance(one, Tensor)), torch.device("cpu"))
 
     def to(self, device: torch.device | str) -> Self:
-        """Moves everything to another device; returns itself."""
+        """Move everything to another device, and return this statistic."""
         with torch.inference_mode(False):
             moved = {name: on_tensors(getattr(self, name), lambda tensor: tensor.to(device)) for name in self.STATE}
         self._replace_contents(moved)
         return self
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self._replace_contents(self._fresh()._state_contents())
 
     def twin(self) -> Self:
-        """Another that has seen the same."""
+        """Return a copy."""
         twin = self._fresh()
         twin._replace_contents(self._state_contents())
         return twin
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything to one file, from which `load` makes it again. Nothing in the file is ever executed.
+        """Write everything to one file, which `load` reads. Nothing in the file is ever executed.
 
         A file of that name is replaced when the new one is complete.
 
@@ -169,7 +169,7 @@ class Statistic(Stateful):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The statistic that was saved, on the CPU.
+        """Return the statistic that was saved, on the CPU.
 
         Raises:
             BadArgumentError: if the file holds something else.
@@ -179,24 +179,24 @@ class Statistic(Stateful):
 
     @classmethod
     def made(cls, state: Any) -> Self:
-        """A new statistic with a state from `state_dict`, made with the settings in it."""
+        """Return a new statistic with a state from `state_dict`, made with the settings in it."""
         name = state.get("statistic") if isinstance(state, dict) else None
         if not isinstance(name, str):
-            raise BadArgumentError(f"this is no saved {cls.__name__} but {told(state)}")
+            raise BadArgumentError(f"this is no saved {cls.__name__} but {brief(state)}")
         if not is_named(cls, name):
-            mine, other = told_apart(cls, name)
+            mine, other = distinct_names(cls, name)
             raise BadArgumentError(f"this is no saved {mine} but {with_article(other)}")
         if state.keys() == {"statistic", "state"}:  # as byname 0.2.0 wrote it, with the name of the class once more
             state = state["state"]
         settings = state.get("settings") if isinstance(state, dict) else None
         if not isinstance(settings, dict) or set(settings) != {*cls.SETTINGS, "nan"}:
             names = (*cls.SETTINGS, "nan")
-            raise BadArgumentError(f"{with_article(cls.__name__)} has settings {names}, not {told(settings)}")
+            raise BadArgumentError(f"{with_article(cls.__name__)} has settings {names}, not {brief(settings)}")
         try:
             made = cls(**settings)
         except (TypeError, ValueError, RuntimeError) as error:
             kind = with_article(cls.__name__)
-            raise BadArgumentError(f"{told(settings)} are no settings of {kind}: {error}") from None
+            raise BadArgumentError(f"{brief(settings)} are no settings of {kind}: {error}") from None
         made.load_state_dict(state)
         return made
 
@@ -224,7 +224,7 @@ class Statistic(Stateful):
             self._check_header(state)
         if not isinstance(state, dict) or {*state, "statistic", "version"} != {*names, "statistic", "version"}:
             raise BadArgumentError(
-                f"the state of {with_article(type(self).__name__)} is a dict of {sorted(names)}, not {told(state)}"
+                f"the state of {with_article(type(self).__name__)} is a dict of {sorted(names)}, not {brief(state)}"
             )
         if not all(type(state[name]) is int and state[name] >= 0 for name in ("count", "nans")):
             raise BadArgumentError(f"count and nans are numbers, not {state['count']!r:.80} and {state['nans']!r:.80}")
@@ -246,9 +246,9 @@ class Statistic(Stateful):
 
 
 class Folded(Statistic):
-    """A statistic that is a few tensors of each batch, added up over all batches.
+    """A statistic that computes a few tensors from each batch, and adds them up over all batches.
 
-    A child class names the tensors in `STATE` and says what one batch gives (`_of`); adding, merging, and what is said
+    A child class names the tensors in `STATE` and computes those of one batch (`_of`). Adding, merging, and the error
     before the first batch follow.
 
         >>> class Sum(Folded):
@@ -262,14 +262,14 @@ class Folded(Statistic):
     """
 
     UNIT: ClassVar[str] = "figures"
-    """What the first tensor has one number of, for the error where there are others than before."""
+    """The word for the entries of the first tensor, for the error if their number changes."""
 
     def _of(self, samples: Tensor, weights: Tensor | None) -> tuple[tuple[Tensor, ...], int]:
-        """The tensors of one batch in the order of `STATE`, none of them a part of it; and how many values are NaN."""
+        """Return the tensors of one batch in the order of `STATE`, no views of it, and the number of NaN in it."""
         raise NotImplementedError
 
     def known(self) -> tuple[Tensor, ...]:
-        """The tensors of all batches, as copies."""
+        """Return the tensors of all batches, as copies."""
         return tuple(known(getattr(self, name)).clone() for name in self.STATE)
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
@@ -299,19 +299,18 @@ class PairStatistic(Statistic):
 
     @abstractmethod
     def _add_pair(self, samples: Tensor, others: Tensor, weights: Tensor | None) -> None:
-        """Takes a batch of each, on one device, with weights of shape ``(len(samples),)``."""
+        """Take a batch of each, on one device, with weights of shape ``(len(samples),)``."""
 
     def add(self, batch: Batch, other: Batch, weights: Batch | None = None) -> Self:  # type: ignore[override]
-        """Takes one more batch of each set.
+        """Take one more batch of each set.
 
         Args:
             batch: the first set, with the samples along dimension 0.
             other: the second set, of the same samples in the same order.
-            weights: how often each sample counts, of shape ``(samples,)``; a mask of bools leaves out what is False.
+            weights: how often each sample counts, of shape ``(samples,)``; a mask of bools leaves out those with False.
 
         Raises:
-            BadArgumentError: as of `Statistic.add`, and if there are not as many samples in both. Nothing is taken
-                then.
+            BadArgumentError: as for `Statistic.add`, and if the numbers of samples differ. Nothing is taken then.
         """
         samples, others = samples_of(batch), samples_of(other)
         if len(samples) != len(others):
@@ -329,7 +328,7 @@ class PairStatistic(Statistic):
 
 
 def merged(mine: Any, other: Any) -> Any:
-    """What both have seen; the first is changed, the second is not."""
+    """Return the merged data of two trees; the first is changed, the second is not."""
     if isinstance(mine, dict) and isinstance(other, dict):
         for key, kept in other.items():
             mine[key] = merged(mine[key], kept) if key in mine else twin(kept)
@@ -341,24 +340,24 @@ def merged(mine: Any, other: Any) -> Any:
 
 
 def twin(kept: Any) -> Any:
-    """Another of the same, of the same classes."""
+    """Return a copy of a tree."""
     return mapped(kept, lambda one: one.twin())
 
 
 def state_of(kept: Any) -> dict[str, Any]:
-    """Tensors and plain values from which it can be made again."""
+    """Return a tree as tensors and plain values, from which `made` makes it again."""
     if isinstance(kept, Statistic):
         return kept.state_dict()
     return {"parts": [[key, state_of(one)] for key, one in kept.items()]}
 
 
 def made(state: Any, declared: Iterable[type[Statistic]] = ()) -> Any:
-    """What `state_of` described; the declared classes come first where a name means several."""
+    """Return the tree that `state_of` described; declared classes are preferred if several classes have a name."""
     if isinstance(state, dict) and "statistic" in state:
         kind: type[Statistic] = class_named(state["statistic"], Statistic, declared)
         return kind.made(state)
     try:
         parts = [(key, one) for key, one in state["parts"]]
     except (KeyError, TypeError, ValueError):
-        raise BadArgumentError(f"this is not the state of an analyser: {told(state)}") from None
+        raise BadArgumentError(f"this is not the state of an analyser: {brief(state)}") from None
     return {key: made(one, declared) for key, one in parts}

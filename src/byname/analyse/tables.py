@@ -30,7 +30,7 @@ class ResultLeaf(NamedTuple):
 
 
 def leaves_of(figures: Mapping[str, Mapping[Any, Any]]) -> Iterator[ResultLeaf]:
-    """The figures in order: place by place, and class by class."""
+    """Yield the figures in order: place by place, and class by class."""
     for path, of_place in figures.items():
         yield from _below(path, (), of_place)
 
@@ -44,26 +44,26 @@ def _below(path: str, labels: tuple[Any, ...], found: Mapping[Any, Any]) -> Iter
 
 
 def levels_of(labels: tuple[Any, ...]) -> list[str]:
-    """What the labels are called: ``class``, ``group`` for "class" and "rest", and ``class_2`` for classes in it."""
+    """Return the names of label levels: ``class``, ``group`` for "class" and "rest", ``class_2`` for nested classes."""
     names = ["group" if label in _GROUPS else "class" for label in labels]
     numbers = [names[: at + 1].count(name) for at, name in enumerate(names)]
     return [name if number == 1 else f"{name}_{number}" for name, number in zip(names, numbers, strict=True)]
 
 
 def named(figure: str, taken: Container[str]) -> str:
-    """The name of a column or variable for a figure, where some names are taken by what tells the place."""
+    """Return the name of a column or variable for a figure, if the columns of the place take some names."""
     return f"figure.{figure}" if figure in taken else figure
 
 
 def keys_of(leaves: Iterable[ResultLeaf], places: Iterable[str]) -> list[Any]:
-    """The keys of figures that are dicts: those that are places in the order of the model, then the others."""
+    """Return the keys of figures that are dicts: those that are places in the order of the model, then the others."""
     found = dict.fromkeys(key for leaf in leaves if isinstance(leaf.value, Mapping) for key in leaf.value)
     first = [place for place in places if place in found]
     return [*first, *(key for key in found if key not in {*first})]
 
 
 def path_of(leaf: ResultLeaf, name: str) -> Iterator[tuple[str, Any]]:
-    """A path for the figure that the path language reads, with its value; one for each entry of a dict.
+    """Yield a path for the figure that the path language reads, with its value; one for each entry of a dict.
 
     >>> dict(path_of(ResultLeaf("fc1", (3,), "dead", 5), "PerClass"))
     {'fc1.PerClass.3.dead': 5}
@@ -95,7 +95,7 @@ FEW = 3
 
 
 def rows_of(figures: Figures, cells: Cells | None = None, short: Mapping[str, str] | None = None) -> list[Row]:
-    """One row of plain values a place, and a class where there are classes.
+    """Return one row of plain values a place, and a class where there are classes.
 
     A figure that is a tensor has the columns ``mean.min``, ``mean.mean`` and ``mean.max``, without NaN; one that is a
     dict has a column for each key in each row, ``cka[fc2]``, so that the columns are in order.
@@ -115,9 +115,9 @@ def rows_of(figures: Figures, cells: Cells | None = None, short: Mapping[str, st
 
 
 def shown_rows(figures: Figures) -> list[Row]:
-    """The same for a reader: four digits, and of a tensor its shape, smallest value, mean and largest.
+    """Return the rows to print: four digits, and of a tensor its shape, smallest value, mean and largest.
 
-    Where a dict has numbers for many of the places its columns bear their numbers instead of their names.
+    If a dict has numbers for many places, its columns have the numbers of the places instead of their names.
     """
     numbers = {path: f"#{number}" for number, path in enumerate(figures)}
     short = {
@@ -131,22 +131,22 @@ def shown_rows(figures: Figures) -> list[Row]:
 
 
 def spare_columns(rows: Sequence[Row], figures: Figures) -> list[str]:
-    """What a narrow table can do without, the last first: the keys of dicts, which may be many; how much data each of
-    several analysers was given; tensors; and then all figures but the first.
+    """Return the columns that a narrow table may leave out, first the keys of dicts, which may be many; then amounts of
+    data; then tensors; then all figures but the first.
     """
     columns = [*dict.fromkeys(name for row in rows for name in row)][::-1]
     starts = tuple(f"{figure}{mark}" for figure in _matrices(figures) for mark in ("[", " #"))
     keys = [name for name in columns if starts and name.startswith(starts)]
     leaves = [*leaves_of(figures)]
     tensors = {leaf.figure for leaf in leaves if isinstance(leaf.value, Tensor) and leaf.value.ndim}
-    told = {leaf.figure for leaf in leaves}
-    amounts = [name for name in columns if name in told and name.endswith(AMOUNTS)]
-    others = [name for name in columns if name in told][:-1]
+    known = {leaf.figure for leaf in leaves}
+    amounts = [name for name in columns if name in known and name.endswith(AMOUNTS)]
+    others = [name for name in columns if name in known][:-1]
     return [*dict.fromkeys([*keys, *amounts, *(name for name in columns if name in tensors), *others])]
 
 
 def _matrices(figures: Figures) -> dict[str, list[Any]]:
-    """The figures that are dicts, with their keys in the order of the model."""
+    """Return the figures that are dicts, with their keys in the order of the model."""
     found: dict[str, list[ResultLeaf]] = {}
     for leaf in leaves_of(figures):
         if isinstance(leaf.value, Mapping):
@@ -155,7 +155,7 @@ def _matrices(figures: Figures) -> dict[str, list[Any]]:
 
 
 def long_rows(figures: Figures) -> Iterator[Row]:
-    """One row a place, class, figure and element, every number as it is; ``index`` is None where there is only one."""
+    """Yield one row for each place, class, figure and element; ``index`` is None if there is only one."""
     for leaf in leaves_of(figures):
         for index, value in _elements(leaf.value):
             yield {"path": leaf.path, **_levels(leaf.labels), "figure": leaf.figure, "index": index, "value": value}
@@ -166,17 +166,17 @@ def _levels(labels: tuple[Any, ...]) -> Row:
 
 
 def single(value: Any) -> bool:
-    """Whether a figure is one number, which a tensor without dimensions is, too."""
+    """Return whether a figure is one number, which a tensor without dimensions is, too."""
     return isinstance(value, bool | int | float) or (isinstance(value, Tensor) and not value.ndim)
 
 
 def plain(value: Any) -> Any:
-    """A tensor of one number as that number; anything else as it is."""
+    """Return a tensor of one number as that number; anything else as it is."""
     return value.item() if isinstance(value, Tensor) and not value.ndim else value
 
 
 def _by_place(figures: Figures) -> list[tuple[Row, list[ResultLeaf]]]:
-    """The figures that stand in one row, after what names the row."""
+    """Return the figures that stand in one row, after what names the row."""
     found: dict[tuple[str, tuple[Any, ...]], list[ResultLeaf]] = {
         (path, ()): [] for path in figures if not figures[path]
     }
@@ -199,12 +199,12 @@ def _shown(name: str, value: Any) -> Row:
     of = "×".join(map(str, value.shape))
     if low is None:
         return {name: f"{of}: {'nothing' if not nans else 'NaN'}"}
-    apart = "" if low == high else f" … {_digits(mean)} … {_digits(high)}"
-    return {name: f"{of}: {_digits(low)}{apart}{f', {nans} NaN' if nans else ''}"}
+    span = "" if low == high else f" … {_digits(mean)} … {_digits(high)}"
+    return {name: f"{of}: {_digits(low)}{span}{f', {nans} NaN' if nans else ''}"}
 
 
 def _range(tensor: Tensor) -> tuple[Any, Any, Any, int]:
-    """The smallest number, the mean and the largest, each None if there is none; and how many are none."""
+    """Return the smallest number, the mean and the largest, None if there is none, and the number of NaN."""
     numbers = tensor.detach()
     numbers = numbers.abs() if numbers.is_complex() else numbers
     known = numbers[~numbers.isnan()]
@@ -216,7 +216,7 @@ def _range(tensor: Tensor) -> tuple[Any, Any, Any, int]:
 
 
 def _digits(value: Any) -> Any:
-    """A number with four digits; of a large one all before the point."""
+    """Return a number with four digits; of a large one all digits before the point."""
     if type(value) is not float or not math.isfinite(value):
         return value
     if 1000 <= abs(value) < 1e15:
@@ -225,7 +225,7 @@ def _digits(value: Any) -> Any:
 
 
 def _elements(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The numbers of a figure, and where each stands in it: a whole number, several, or a key."""
+    """Yield the numbers of a figure, and where each stands in it: a whole number, several, or a key."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             for index, one in _elements(inner):

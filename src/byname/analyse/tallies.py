@@ -67,7 +67,7 @@ class Bincount(Folded):
         super()._fold((pad(more[0], (0, length - len(more[0]))),))
 
     def result(self) -> Tensor:
-        """The count of each number, at least `minlength` of them."""
+        """Return the count of each number, at least `minlength` of them."""
         return self.known()[0]
 
 
@@ -91,9 +91,9 @@ class Histogram(Folded):
     >>> seen.below, seen.above
     (1, 1)
 
-    A bin holds what is not less than its left edge and less than its right one; the last bin also holds its right edge,
+    A bin holds the values from its left edge up to, but without, its right one; the last bin also holds its right edge,
     as with `numpy.histogram`. Values and edges are compared as float64. Counts are int64; with weights they are sums of
-    float64, and with a mask of bools they stay int64. Values outside of the edges, infinities too, are counted apart.
+    float64, and with a mask of bools they stay int64. Values beyond the edges are counted separately.
     NaN is left out; with ``nan="propagate"`` all counts are NaN once there was one.
 
     Args:
@@ -163,12 +163,12 @@ class Histogram(Folded):
         return self._shown[-1].item()
 
     def density(self) -> Tensor:
-        """The counts over their sum and the width of the bin, so that the integral over all bins is 1; else NaN."""
+        """Return the counts over their sum and the width of the bin: the integral over all bins is 1, or NaN."""
         counts = self.counts.double()
         return counts / counts.sum() / self.edges.to(counts.device).diff()
 
     def result(self) -> Bins:
-        """The counts, the edges, and what is below and above."""
+        """Return the counts, the edges, and what is below and above."""
         return Bins(self.counts, self.edges.clone(), self.below, self.above)
 
 
@@ -292,7 +292,7 @@ class CrossIoU(PairStatistic, _Overlap):
 
 
 def _checked(threshold: Threshold) -> Threshold:
-    """A float, or a float64 tensor of one for each unit."""
+    """Return a threshold as a float, or as a float64 tensor of one for each unit."""
     if threshold is None:
         return None
     found = tensor_of(threshold, "a threshold").to(torch.float64, copy=True)
@@ -302,7 +302,7 @@ def _checked(threshold: Threshold) -> Threshold:
 
 
 def _fired(samples: Tensor, weights: Tensor | None, threshold: Threshold, nan: str) -> tuple[_Fired, int]:
-    """The units of a batch, and how many values are NaN."""
+    """Return the units of a batch, and how many values are NaN."""
     if samples.ndim > 2:
         raise BadArgumentError(
             f"batches are (samples, units), not {tuple(samples.shape)}: where positions are samples, "
@@ -320,7 +320,7 @@ def _fired(samples: Tensor, weights: Tensor | None, threshold: Threshold, nan: s
 
 
 def _above(samples: Tensor, threshold: float | Tensor) -> Tensor:
-    """In float64: a bfloat16 would be compared with the threshold rounded to a bfloat16."""
+    """Return where samples exceed the threshold, in float64: bfloat16 would round the threshold."""
     if isinstance(threshold, Tensor) and threshold.shape != samples.shape[1:]:
         raise BadArgumentError(f"{threshold.numel()} thresholds do not go with {samples.shape[1]} units")
     return samples.double() > (threshold.to(samples.device) if isinstance(threshold, Tensor) else threshold)

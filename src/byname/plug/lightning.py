@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def _callback() -> type:
-        """The class of the package that the program uses: both may be installed, and are two."""
+        """Return the class of the package that the program uses: both may be installed, and are two."""
         packages = ("lightning.pytorch", "pytorch_lightning")
         for name in sorted(packages, key=lambda name: name not in sys.modules):
             with suppress(ImportError):

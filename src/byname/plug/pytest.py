@@ -19,7 +19,7 @@ _MARKER = "no_tensor_growth"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marker."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(bytes=0): fails when tensors of more than so many bytes stay alive after the test and its fixtures",
@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def tensor_growth() -> Iterator[Growth]:
-    """What grows in this test: `byname.growth`, already entered; its ``.rows()`` tell the growth so far."""
+    """Yield `byname.growth`, already entered for this test; its ``.rows()`` show the growth so far."""
     from byname.memory.growth import growth
 
     with growth(collect=True) as found:
@@ -37,7 +37,7 @@ def tensor_growth() -> Iterator[Growth]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Begins the check of a marked test."""
+    """Begin the check of a marked test."""
     marker = item.get_closest_marker(_MARKER)
     if marker is not None:
         item.stash[_CHECK] = _Check(item, _allowed(marker))
@@ -47,7 +47,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
-    """Looks before the first fixture of the test itself, and again after a wider one that was asked for late."""
+    """Look before the first fixture of the test itself, and again after a wider one that was asked for late."""
     check = request.session.stash.get(_CHECK, None)
     if check is None or check.ended:
         return (yield)
@@ -63,7 +63,7 @@ def pytest_fixture_setup(fixturedef: Any, request: Any) -> Generator[None, Any, 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Notes that a marked test has passed."""
+    """Note that a marked test has passed."""
     check = item.stash.get(_CHECK, None)
     if check is not None:
         check.begin()
@@ -75,7 +75,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Forgets the check, which has happened between the fixtures of the test itself and those of its module."""
+    """Forget the check, which has happened between the fixtures of the test itself and those of its module."""
     try:
         return (yield)
     finally:
@@ -97,14 +97,14 @@ class _Check:
     ended: bool = False
 
     def begin(self) -> None:
-        """Takes the first look, unless it has been taken; the last one comes when all that is set up now is gone."""
+        """Take the first look, unless it has been taken; the last one comes when all that is set up now is gone."""
         if self.growth is None:
             _forget_errors()
             self.item.addfinalizer(self.end)
             self.look()
 
     def look(self) -> None:
-        """From here on, what is new is growth."""
+        """Take a look: whatever is new from here on is growth."""
         from byname.memory.census import census
         from byname.memory.growth import growth
 
@@ -112,7 +112,7 @@ class _Check:
         self.bytes = census(names=False).bytes
 
     def end(self) -> None:
-        """Takes the last look, and fails when more is alive. After a failure a traceback holds the test's variables."""
+        """Take the last look, and fail if more is alive. After a failure a traceback holds the test's variables."""
         self.ended = True
         if self.growth is None or not self.passed:
             return
@@ -141,7 +141,7 @@ def _allowed(marker: pytest.Mark) -> int:
 
 
 def _forget_errors() -> None:
-    """Lets go of an earlier test's error; pytest does so itself a moment later, when it calls the test."""
+    """Let go of an earlier test's error; pytest does so itself a moment later, when it calls the test."""
     import sys
 
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
@@ -150,7 +150,7 @@ def _forget_errors() -> None:
 
 
 def _let_go(item: Any) -> None:
-    """Drops what pytest keeps of a test until its teardown is over, or longer: values of fixtures, logs, ``self``."""
+    """Drop what pytest keeps of a test until its teardown is over, or longer: values of fixtures, logs, ``self``."""
     from _pytest.logging import caplog_records_key
 
     item.funcargs.clear()

@@ -78,7 +78,7 @@ class TakesSnapshots(TrainingListener):
         self._model = model
 
     def begins(self, model: nn.Module, at: Progress) -> None:
-        """Takes the snapshot before the first step."""
+        """Take the snapshot before the first step."""
         model = model if self._model is None else self._model
         self._snapshots = Snapshots(self.evaluation, model, self.schedule, at.epoch)
         self._snapshots.steps, self._seen = at.step, self._counted(at)
@@ -86,7 +86,7 @@ class TakesSnapshots(TrainingListener):
             self._snapshots.__enter__()
 
     def batch_done(self, model: nn.Module, at: Progress) -> None:
-        """Takes a snapshot if one is due."""
+        """Take a snapshot if one is due."""
         before, self._seen = self._seen, self._counted(at)
         self._snapshots.steps, self._snapshots.epoch = at.step, at.epoch
         event = self.schedule.due(self._seen, before)
@@ -95,7 +95,7 @@ class TakesSnapshots(TrainingListener):
                 self._snapshots.take(event, at.batch)
 
     def ends(self, model: nn.Module, at: Progress) -> None:
-        """Takes the last snapshot, unless there is one of this state already."""
+        """Take the last snapshot, unless there is one of this state already."""
         self._snapshots.steps = at.step
         with at.around():
             self._snapshots.__exit__(None, None, None)
@@ -126,7 +126,7 @@ class RecordsTraining(Closing, TrainingListener):
             self.recorder.close()
 
     def begins(self, model: nn.Module, at: Progress) -> None:
-        """Begins a recording."""
+        """Begin a recording."""
         self.close()
         model = model if self._model is None else self._model
         self.recorder = record(model, self._where, count="step", **self._options)
@@ -137,9 +137,9 @@ class RecordsTraining(Closing, TrainingListener):
             self.recorder.step()
 
     def ends(self, model: nn.Module, at: Progress) -> None:
-        """Closes the recording."""
+        """Close the recording."""
         self.close()
 
     def fails(self) -> None:
-        """Closes the recording."""
+        """Close the recording."""
         self.close()
