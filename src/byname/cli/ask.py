@@ -56,7 +56,7 @@ START = "start it with `byname run --census-on-signal`, and it can be asked"
 def add_pid(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Add the options that name a process."""
     parser.add_argument("--pid", type=int, metavar="N", required=required, help="ask the process of this number")
-    parser.add_argument("--timeout", type=float, metavar="S", default=30.0, help="wait so many seconds for it (30)")
+    parser.add_argument("--timeout", type=float, metavar="S", default=30.0, help="seconds to wait for it (30)")
 
 
 def print_answer(options: argparse.Namespace, about: str, top: int, *, in_json: bool) -> int:
@@ -114,7 +114,7 @@ def _check_alive(process: int) -> None:
 
 
 def _listens(process: int) -> bool:
-    """Return whether byname told a process to answer SIGUSR1, and the process has a handler for it by now."""
+    """Return whether a process was started with `--census-on-signal`, and has a handler for SIGUSR1 by now."""
     words = _facts_of(process, "cmdline").split("\0")
     lines = _facts_of(process, "status").splitlines()
     masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
@@ -124,7 +124,7 @@ def _listens(process: int) -> bool:
 
 def _shown(process: int) -> str:
     words = _facts_of(process, "cmdline").replace("\0", " ").strip()
-    return printable(words[:80]) or "of which the command line cannot be read"
+    return printable(words[:80]) or "its command line cannot be read"
 
 
 def _facts_of(process: int, name: str) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from byname.cli.json_lines import FindingsFile
     from byname.cli.recorded import Recorded
     from byname.cli.reported import Reported
-    from byname.cli.watcher import ToldFindings
+    from byname.cli.watcher import PrintedFindings
     from byname.diagnose.finding import Finding
 
 
@@ -75,14 +75,14 @@ class RunCommand:
 
 def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
     from byname.cli.spawned import Spawned
-    from byname.cli.watcher import ToldFindings
+    from byname.cli.watcher import PrintedFindings
     from byname.diagnose.explaining import Explaining
     from byname.diagnose.handbook import heeded
 
     if options.ignore and not (options.check or options.non_finite):
         raise CommandError("--ignore belongs to --check and --non-finite, which find something", exit_code=2)
     recorded = _recorded(options)
-    files: list[FindingsFile | Reported | ToldFindings] = []
+    files: list[FindingsFile | Reported | PrintedFindings] = []
     if options.json is not None:
         from byname.cli.json_lines import FindingsFile
 
@@ -92,7 +92,7 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
 
         files.append(Reported(options.report, None if recorded is None else recorded.file))
 
-    files.append(ToldFindings())
+    files.append(PrintedFindings())
 
     def tell(finding: Finding) -> None:
         for kept in heeded(finding, options.ignore):

@@ -1,4 +1,4 @@
-"""Spawned: processes that a program starts with a new Python, of which byname would know nothing.
+"""Spawned: byname in processes that a program starts with a new Python.
 
 `multiprocessing` gives each of them some data to prepare itself, which they unpickle before anything else.
 """

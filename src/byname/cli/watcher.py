@@ -34,10 +34,9 @@ from byname.undo import Patch, Undo
 
 
 def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:
-    """Call a function that looks at the program; a sentence about an error of it is told, and it goes no further.
+    """Call a function that looks at the program; give `tell` a sentence about an error of it, and raise nothing.
 
-    What another signal handler of the program raises meanwhile belongs to the program, and so does Ctrl-C, unless
-    `also` says that it is reported, too.
+    An error of another signal handler of the program is raised, and so is Ctrl-C, unless `also` has its class.
     """
     try:
         look()
@@ -90,15 +89,15 @@ class Watcher:
             unnoticed(lambda: self.at_end(error), say, also=KeyboardInterrupt)
 
 
-class ToldFindings(Watcher):
-    """Findings that are told. Of those with one cause, in the same words, the first is told when it comes."""
+class PrintedFindings(Watcher):
+    """Findings that are printed: of several with the same cause and words only the first, the places of the others last."""
 
     def __init__(self) -> None:
         super().__init__()
         self._more: dict[tuple[str, ...], list[Finding]] = {}
 
     def found(self, finding: Finding) -> None:
-        """Tell of a finding at once, or at the end where it was if one of its kind was told before."""
+        """Print a finding at once; if one of its kind was printed before, keep it for the end."""
         more = self._more.get(finding.kind)
         if more is None or not self.in_its_process():  # no fork comes to its end here
             self._more[finding.kind] = []
@@ -107,7 +106,7 @@ class ToldFindings(Watcher):
             more.append(finding)
 
     def at_end(self, error: BaseException | None) -> None:
-        """Tell of the places of all others."""
+        """Print the places of all others."""
         for (cause, *_), more in self._more.items():
             if more:
                 say(f"{cause}: and {counted(len(more), 'more place')}: {'; '.join(_places(more))}")
@@ -117,7 +116,7 @@ _MOST = 8
 
 
 def _places(found: Sequence[Finding]) -> list[str]:
-    """Return the names and the lines of findings, each of which has some."""
+    """Return the names and the lines of the first findings."""
     places = []
     for one in found[:_MOST]:
         lines = " and ".join(dict.fromkeys(map(str, one.sites)))

@@ -26,7 +26,7 @@ CALLED = ("module", "operation")
 
 @dataclass(slots=True)
 class EqualItems:
-    """Equal neighbours, of which the first is drawn; wires to the next are pairs (from, to) of items of the first."""
+    """Equal neighbours, drawn as the first of them; wires to the next are pairs (from, to) of items of the first."""
 
     groups: list[list[int]]
     wires: set[tuple[int, int]] = field(default_factory=set)
@@ -190,7 +190,7 @@ class _Reader:
         self.unseen(call, item)
 
     def wire(self, taken: int, user: DrawnItem) -> None:
-        """Add the wire on which a tensor comes to an item, if it is known from where."""
+        """Add the wire on which a tensor comes to an item, if its origin is known."""
         found = self.found(taken, user.parent)
         if found is None:
             self.strangers.add(taken)

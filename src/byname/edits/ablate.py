@@ -164,7 +164,7 @@ class _Means:
 
 
 class _Samples:
-    """All samples at each place, of which the seed says which are taken."""
+    """All samples at each place; the seed decides which of them are taken."""
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         self._seed = seed

@@ -29,7 +29,7 @@ class ActiveSteps:
 
     In a call of ``generate`` a step is an outermost forward of the model that generates, counted from 0 in each call;
     what runs before the first one, such as an encoder, belongs to step 0. Elsewhere it is an iteration: an outermost
-    forward of the model of the edit since that was attached, counted apart in training and evaluation mode, as
+    forward of the model of the edit since that was attached, counted separately in training and evaluation mode, as
     `byname.record` counts them, which includes the forwards within ``generate``.
 
     Args:
@@ -52,7 +52,7 @@ class ActiveSteps:
                 "generate; attach the edit to the model that generates"
             )
         self._generates = [_Generate(one, self) for one in generating]
-        # made before the edit is attached, so that they hear of a forward before it does
+        # made before the edit is attached, so that they are called before it is
         self._forwards = [
             follow_forwards(one, partial(self._begun, one), partial(self._ended, one), enabled=False)
             for one in (root, *(one for one in generating if one is not root))
@@ -108,8 +108,8 @@ class ActiveSteps:
         if len(self._recent) == 1:
             return next(iter(self._recent))
         raise InterjectionError(
-            f"`{path}` passes in a backward of several forwards, of which steps= means some: which one this is cannot "
-            "be known. Run a backward after each forward, or leave out steps="
+            f"`{path}` passes in a backward of several forwards, and steps= holds for some of them: which one this "
+            "is cannot be known. Run a backward after each forward, or leave out steps="
         )
 
     def _begun(self, module: nn.Module, _: int) -> None:

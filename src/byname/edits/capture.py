@@ -73,7 +73,7 @@ def capture(
             that was changed in place since is warned of (`ChangedInPlaceWarning`).
         stop: whether to end the forward as soon as each wanted place was passed, and the module around it has returned;
             a place that runs again later is then held as often as it had run. Selectors, parameters and buffers may be
-            told of until the end, and so the forward is not ended.
+            passed until the end, and so the forward is not ended.
         example: arguments to run the model with first, where a selector needs to know the flow of data.
         attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 
@@ -92,7 +92,7 @@ class Capture(Mapping[str, Any]):
     """The values at places of a model, by path, in the order in which they were passed; see `capture`.
 
     Attributes:
-        reader: what is told of the values; a rehearsal knows the capture by it.
+        reader: the callback that gets the values; a rehearsal knows the capture by it.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Capture(Mapping[str, Any]):
             raise
 
     def _attach(self, stack: ExitStack) -> None:
-        """Attach to the places; leaving the stack removes what only a forward has told of."""
+        """Attach to the places; leaving the stack removes the hooks, but not those that wait for gradients."""
         if self._gradients:
             callback = weakly(self._held.gradient)
             handle = attach(self._model, self._gradients, callback, reads=True, attention=self._attention)
@@ -254,7 +254,7 @@ class _Values:
 
     Attributes:
         calls: the values, one for each call, as they came.
-        numbers: the forward and the call of each.
+        numbers: the numbers of the forward and of the call of each.
         gradients: those of values, by these numbers, in as many rounds as backwards have come to one value.
         versions: those of the tensors in each value, where these are the tensors of the graph.
     """
@@ -324,7 +324,7 @@ _NOT_RUN = "the model has not run yet: call the capture with the model's inputs"
 def _sorted(model: nn.Module, where: Any) -> tuple[list[Any], list[Any], list[nn.Module]]:
     """Return the parts of `where` that are values, those that are gradients, and the modules that end with all of them.
 
-    There are no such modules where something may be told of until the end of the forward.
+    There are no such modules if a place may be passed until the end of the forward.
     """
     root = unwrapped(model)
     values: list[Any] = []

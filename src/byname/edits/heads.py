@@ -52,7 +52,7 @@ def heads_of(root: nn.Module, event: Event, value: Tensor, around: Surroundings,
 
 
 def _is_size(heads: Heads, size: int, event: Event) -> bool:
-    """Return whether a head may have so many features; where it is not known, a layer may have fused several."""
+    """Return whether a head may have this many features; where that is not known, a layer may have fused several."""
     if heads.size:
         return size in {heads.size, *heads.others}
     width = attributes_of(event.module).get("in_features") if event.kind == "module" else None

@@ -81,8 +81,8 @@ def patch(
         steps: the steps that the patch holds for, by default all: an int, a range or a sequence of ints, or
             ``f(step) -> bool``. In a call of the model's ``generate`` a step is a forward, counted from 0 in each call;
             ``"prompt"`` is step 0 of ``generate`` alone, which runs the prompt, and an encoder if there is one.
-            Elsewhere a step is an iteration: a forward of the model, counted as `byname.record` does: from the
-            attaching on, apart in training and evaluation mode, with the forwards within ``generate``.
+            Elsewhere a step is an iteration: a forward of the model, counted as `byname.record` does: since the
+            attaching, separately in training and evaluation mode, with the forwards within ``generate``.
         example: arguments to run the model with first, where a selector needs to know the flow of data.
         attention: ``"explicit"`` runs attention step by step, so that its scores and pattern have places; see `attach`.
 

@@ -44,9 +44,9 @@ def skip(model: nn.Module, where: Any, value: Any = "input", *, channels: Any = 
         ...     lstm(torch.ones(1, 2))
         (tensor([[1., 1.]]), None)
 
-    The hooks of the module run, and what is attached to it is told of the other value. A copy of the model is one with
-    nothing skipped. A layer of `transformers` puts zeros into its part of a cache of keys and values, because the model
-    asks the cache how many positions there are.
+    The hooks of the module run, and callbacks attached to it get the other value. A copy of the model skips nothing.
+    A layer of `transformers` puts zeros into its part of a cache of keys and values, because the model asks the cache
+    how many positions there are.
 
     Args:
         model: any module.
@@ -84,7 +84,7 @@ def skip(model: nn.Module, where: Any, value: Any = "input", *, channels: Any = 
 
 
 def _tensors_alone(modules: dict[str, nn.Module], why: Callable[[nn.Module, str], str]) -> list[str]:
-    """Refuse modules that return containers; return the paths of those of which it is not known."""
+    """Refuse modules that return containers; return the paths of those that are not known to return a tensor."""
     kinds = {path: returned_by(module) for path, module in modules.items()}
     for path, kind in kinds.items():
         if kind in ("tuple", "dict"):

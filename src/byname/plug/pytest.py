@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line(
         "markers",
-        f"{_MARKER}(bytes=0): fails when tensors of more than so many bytes stay alive after the test and its fixtures",
+        f"{_MARKER}(bytes=0): fails when tensors of more bytes than these stay alive after the test and its fixtures",
     )
 
 

@@ -1,4 +1,4 @@
-"""Trainer callbacks: what those of all trainers are made of, snapshots and recordings; told when a batch is done."""
+"""Trainer callbacks: snapshots and recordings, the parts that the callbacks of all trainers share."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ TOGETHER: tuple[tuple[type, Maker], ...] = (
     (Finding, result_sections.findings_section),
     (Holder, result_sections.holders_section),
 )
-"""Kinds of which those that follow each other share a section."""
+"""The kinds of things that share a section if they follow each other."""
 
 
 def _row_of(thing: object, table: Sequence[tuple[type, Maker]]) -> Maker | None:

@@ -169,7 +169,7 @@ def duration(seconds: float) -> str:
 class PlotPanel(Panel):
     """The values of one place: curves along an axis, pictures of single values, or a table of what is no number.
 
-    `about` is told to those who do not see the curves, `alarm` of values that are not finite.
+    `about` is the text in place of the curves, `alarm` a warning of values that are not finite.
     """
 
     template: ClassVar[str] = "place.html"

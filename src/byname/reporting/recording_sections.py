@@ -139,7 +139,7 @@ def _without_numbers(curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def _about(path: str, curves: Sequence[Curve]) -> str:
-    """Return what a reader who does not see the curve is told of it."""
+    """Return the text in place of a curve, for readers who do not see it."""
     known = [one for curve in curves for one in curve.figures if one is not None]
     if not known:
         return f"{path}: no finite numbers"
@@ -223,7 +223,7 @@ def _sizes(curve: Curve, edges: Any) -> list[float | None]:
 
 
 def _facts_of_run(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what the file says of the run; what it does not say is left out."""
+    """Return the facts of the run that the file has."""
     arguments, started, processes = run.get("arguments"), run.get("started"), run.get("world_size", 1)
     facts = {
         "program": " ".join(map(str, arguments)) if isinstance(arguments, list) else "",
@@ -234,7 +234,7 @@ def _facts_of_run(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         "commit": str(run.get("commit", ""))[:12],
         "processes": "" if processes == 1 else processes,
     }
-    return [(label, str(told)) for label, told in facts.items() if told]
+    return [(label, str(fact)) for label, fact in facts.items() if fact]
 
 
 def _lasted(started: object, updated: object) -> str:

@@ -93,7 +93,7 @@ def curves_of(series: Series, points: int, most: int) -> list[Curve]:
     """Return the curves of a series, one for each mode; none where no value is a number.
 
     The values of all ranks and calls of an iteration are one point; a point stands for neighbouring iterations where
-    there are more than `points`. Of more than so many bytes, evenly spaced records are read.
+    there are more than `points`. Of a series of more than `most` bytes, evenly spaced records are read.
     """
     modes = np.array(list(series.modes), np.str_)
     names = list(dict.fromkeys(modes.tolist()))
@@ -121,7 +121,7 @@ def _curve(series: Series, here: Array, mode: str, points: int, most: int) -> Cu
 
 
 def spread(count: int, most: int) -> Array:
-    """Return up to so many numbers below count, evenly spaced from the first to the last."""
+    """Return up to `most` numbers below `count`, evenly spaced from the first to the last."""
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).round().astype(np.int64)
 
 

@@ -147,6 +147,7 @@ def test_memory_stays_flat_however_many_batches_pass(batches):
     tensors = lambda: sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
     with byname.observe(model, "0", probe), torch.no_grad():
         model(value)
+        gc.collect()  # the garbage of other tests
         before = tensors()
         for _ in range(batches):
             model(value)
@@ -277,7 +278,7 @@ def test_held_out_scores_of_one_classifier_are_added_and_those_of_two_are_not():
     expected = stepped(whole.eval(), batches(3, seed=1)).result()["0"]
     assert figures["accuracy"] == expected["accuracy"] == pytest.approx(figures["micro"])
     assert figures["loss"] == pytest.approx(expected["loss"]) and figures["samples"] == 36
-    with pytest.raises(BadArgumentError, match="trained apart cannot be merged"):
+    with pytest.raises(BadArgumentError, match="trained separately cannot be merged"):
         probe.merge(stepped(LinearProbe(3), batches(2)).eval())
 
 
