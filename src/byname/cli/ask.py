@@ -79,7 +79,7 @@ def print_answer(options: argparse.Namespace, about: str, top: int, *, in_json: 
         reach(request)
         answer = _awaited(process, request, options.timeout)
     finally:
-        _remove(f"{process}.request", request.answer, f"{request.answer}.py")
+        taken_back(process, request)
     if in_json and answer.facts is None:
         raise CommandError(answer.text)
     print(json.dumps(answer.facts)) if in_json else show(answer.text)
@@ -203,6 +203,11 @@ def ask(process: int, about: str, top: int, *, facts: bool = False, width: int =
     request = Request(about, top, f"{process}-{uuid.uuid4().hex}.answer", facts, width)
     _put(_folder(make=True), f"{process}.request", request._asdict())
     return request
+
+
+def taken_back(process: int, request: Request) -> None:
+    """Remove a question and its answer."""
+    _remove(f"{process}.request", request.answer, f"{request.answer}.py")
 
 
 def waiting_for(process: int) -> Request | None:
