@@ -213,6 +213,16 @@ def only_the_first_batch():
     return model, loader
 
 
+def a_loop_left_after_its_first_batch():
+    loader, model = loader_of(shuffle=False), network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+            break
+    return model, loader
+
+
 def slices(x, y, starts, times=1):
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
@@ -544,7 +554,7 @@ def history_of_one_tensor(copied):
     return program
 
 
-def target_by(tau):
+def target_by(tau, copies=True):
     def program():
         online = network()
         target = copy.deepcopy(online)
@@ -558,7 +568,10 @@ def target_by(tau):
             loss.backward()
             optimizer.step()
             for mine, theirs in zip(target.parameters(), online.parameters(), strict=True):
-                mine.data.copy_(tau * theirs.data + (1 - tau) * mine.data)
+                if copies:
+                    mine.data.copy_(tau * theirs.data + (1 - tau) * mine.data)
+                else:
+                    mine.data = tau * theirs.data + (1 - tau) * mine.data
         return online, target
 
     return program
@@ -627,15 +640,28 @@ class Translator(nn.Module):
 
     def forward(self, source, target):
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1]) if self.masked else None
-        return self.out(self.layers(self.embed(source), self.embed(target), tgt_mask=mask))
+        source = source if source.is_floating_point() else self.embed(source)
+        return self.out(self.layers(source, self.embed(target), tgt_mask=mask))
 
 
-def translator(masked):
+def nine_words():
+    return torch.randint(0, 20, (6, 9))
+
+
+def as_many_words():
+    return torch.randint(0, 20, (6, 7))
+
+
+def as_many_frames():
+    return torch.randn(6, 7, 16)
+
+
+def translator(masked, draw=nine_words):
     def program():
         model = Translator(masked)
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(6):
-            source, target = torch.randint(0, 20, (6, 9)), torch.randint(0, 20, (6, 8))
+            source, target = draw(), torch.randint(0, 20, (6, 8))
             loss = F.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -1394,6 +1420,7 @@ FAULTY = {
     tied_and(initialised_by_a_new_parameter): "weights-untied",
     labels_from(1): "class-never-occurs",
     translator(False): "future-leak",
+    translator(False, as_many_words): "future-leak",
     dead_inside: "gradients-die",
     sigmoid_before_cross_entropy: "rectified-logits",
     best_in_a_dict_of_references: "loads-itself",
@@ -1409,6 +1436,7 @@ FAULTY = {
     ones_in_a_parameter: "equal-units",
     dies: "gradients-die",
     only_the_first_batch: "first-batch-only",
+    a_loop_left_after_its_first_batch: "first-batch-only",
     labels_of_a_look: "batch-not-used",
     slices_of_one_start: "same-slice",
     batch_taken_for_time: "batch-as-time",
@@ -1991,6 +2019,8 @@ HEALTHY = [
     labels_from(0, 3),
     labels_from(0, 4, (0.9, 0.07, 0.025, 0.005)),
     translator(True),
+    translator(True, as_many_words),
+    translator(True, as_many_frames),
     converged,
     average_that_has_not_begun,
     loaded_at_once,
@@ -2051,6 +2081,34 @@ def test_what_a_run_learns_wrongly_is_told(program, cause):
     found = findings_of(program)
     assert cause in [one.cause for one in found]
     assert all(one.sites and one.remedy for one in found)
+
+
+def test_values_given_to_the_data_of_an_average_are_its_update():
+    (found,) = findings_of(target_by(0.995, copies=False))
+    assert [one.statement for one in found.sites] == ["mine.data = tau * theirs.data + (1 - tau) * mine.data"]
+
+
+def test_the_remedy_for_a_loop_that_is_left_speaks_of_the_loop():
+    (found,) = findings_of(a_loop_left_after_its_first_batch)
+    assert "without a break" in found.remedy
+    assert "next(iter" not in str(found)
+
+
+def policy_and_value_that_is_clipped_twice():
+    policy, value = network(), network()
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (value, policy)]
+    for _ in range(4):
+        for model, optimizer in zip((value, policy), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.ones(4, 4)).square().sum().backward()
+            nn.utils.clip_grad_norm_(value.parameters(), 1.0)
+            optimizer.step()
+    return policy
+
+
+def test_the_remedy_for_clipping_another_model_names_the_model():
+    (found,) = findings_of(policy_and_value_that_is_clipped_twice)
+    assert found.remedy == "clip the parameters of that step: those of policy.parameters()"
 
 
 def test_zeros_in_all_that_is_trained_are_two_layers_in_a_row():

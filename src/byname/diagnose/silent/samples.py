@@ -38,9 +38,10 @@ from byname.undo import Undo
 
 # fmt: off
 FIRST_BATCH_ONLY = row("first-batch-only",
-    "each of {times} steps uses the same first batch: next(iter()){noticed:at} makes a new iterator of {loader} each "
-    "time, which begins anew, and without shuffle gives the same {size} of {samples} samples",
-    "iterate over all: `for batch in {loader.path}:`, or keep one iterator outside of the loop")
+    "each of {times} steps uses the same first batch: a new iterator of {loader}{noticed:at} begins anew each time, "
+    "without shuffle gives the same {size} of {samples} samples first, and is asked for no others",
+    "iterate over all: `for batch in {loader.path}:` without a break after the first one, or keep one iterator outside "
+    "of the loop, and call next() with it")
 BATCH_NOT_USED = row("batch-not-used",
     "each of {times} steps uses the same {what}, {name}{noticed:at}: a batch that {loader} gave before, while the loop"
     "{loop:at} gets a new batch each time, which is not used for it", "use the batch of the loop, not {name}")

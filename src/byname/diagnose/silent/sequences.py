@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from byname.autograd.slots import held_by_nodes
 from byname.diagnose.causes.loss import Loss, input_of, kind_of, shape_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import looking
+from byname.diagnose.silent.future import SOFTMAXES, attended, compares_only, computed_from, reaches_later, seeing_later
 from byname.diagnose.silent.statistics import statistics_in
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, distinct, row, values_of
 from byname.reading.frames import Line
@@ -71,7 +71,6 @@ _STEPS = 2
 """Steps in which sequences are looked at."""
 _BY_TIME = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _MASKS = ("key_padding_mask", "src_key_padding_mask", "memory_key_padding_mask", "tgt_key_padding_mask")
-_SOFTMAXES = ("SoftmaxBackward", "SafeSoftmaxBackward")
 _WEIGHTS = {"attn_mask": -math.inf, "attn_bias": -math.inf, "result": 0.0}
 _FOR_EACH = {"NllLossBackward": "target", "NllLoss2DBackward": "target", "GatherBackward": "index"}
 """Nodes of losses that give a number for each position, and the slot of their targets."""
@@ -88,6 +87,7 @@ class _Layer(NamedTuple):
     batch_first: bool
     bidirectional: bool
     line: Line
+    number: int  # of the node that made what it was given
 
 
 class Sequences(Topic):
@@ -102,7 +102,8 @@ class Sequences(Topic):
         self._cut = False
         self._layers: list[_Layer] = []
         self._batch = 0
-        self._shifted: Line | None = None
+        self._several = 0
+        self._shifted: tuple[Line, torch.Tensor, bool] | None = None  # the inputs, and whether there are no others
         self._length = 0
         self._copied: tuple[Line, str] | None = None
         self._sums: dict[int, float] = {}  # of the inputs of the first steps
@@ -122,6 +123,7 @@ class Sequences(Topic):
             self._sums.setdefault(self._watch.made, sum_of(given[0]))
         if given and not call.depth and (words or fact(given[0], "grad_fn") is None):  # else a forward goes on
             self._ids = [values for one in words if (values := values_of(one)) is not None]
+            self._several = len(several)
             numbers = [one for one in several if one.is_floating_point() and one.dim() in (2, 3)]
             self._series = values_of(numbers[0]) if len(numbers) == 1 else None
             self._filled = []
@@ -132,7 +134,8 @@ class Sequences(Topic):
             own = attributes_of(call.called)
             is_first = attributes_of(own["_modules"].get("self_attn", call.called)).get("batch_first")
             facts = tuple(given[0].shape), bool(is_first), bool(own.get("bidirectional")), call.line
-            self._layers.append(_Layer(type(call.called).__name__, *facts))
+            node: Any = fact(given[0], "grad_fn")
+            self._layers.append(_Layer(type(call.called).__name__, *facts, -1 if node is None else node._sequence_nr()))
         for one in given:
             self._look_at_view_of_input(one)
         for mask in (values_of(call.kwargs.get(name)) for name in (_MASKS if given and call.kwargs else ())):
@@ -184,14 +187,14 @@ class Sequences(Topic):
 
     def _look_for_shift(self, given: torch.Tensor, values: torch.Tensor, line: Line) -> None:
         """Note that the targets are the inputs shifted by one along a dimension, at a line."""
-        others = [one for one in self._ids if not torch.equal(one.flatten(), values.flatten())]  # forward(x, targets)
-        alone = [one.shape for one in others].count(given.shape) == 1 or given is self._series
-        for dim, length in enumerate(given.shape) if alone and distinct(given) > 2 else ():
+        same = [one for one in self._ids if torch.equal(one.flatten(), values.flatten())]  # forward(x, targets)
+        alone = self._several - len(same) == 1 or given is self._series
+        for dim, length in enumerate(given.shape) if distinct(given) > 2 else ():
             later, cut = given.narrow(dim, 1, length - 1), values.numel() == given.numel() // length * (length - 1)
             if length > 2 and (cut or values.numel() == given.numel()) and (dim or given is not self._series):
                 aligned = values.reshape(later.shape if cut else given.shape)
                 if torch.equal(aligned.narrow(dim, 0, length - 1), later) and (cut or not torch.equal(aligned, given)):
-                    self._shifted, self._length, self._cut = line, length, cut
+                    self._shifted, self._length, self._cut = (line, given, alone), length, cut
 
     def _look_for_padding(self, ids: torch.Tensor, target: torch.Tensor, site: Any, of: str = "") -> None:
         value, count = _padding(ids), target.numel()
@@ -210,7 +213,7 @@ class Sequences(Topic):
             if self._watch.made and self._sums.get(0) != self._sums.get(self._watch.made):  # no whole graph each time
                 self._look_at_statistics(loss)
             if self._shifted is not None and (not self._cut or _leaves_out_the_last(loss, self._length)):
-                self._look_for_the_future(loss, self._shifted)
+                self._look_for_the_future(loss, *self._shifted)
             if self._copied is not None and _predicts_each(loss, self._ids[0]) and self._sees_the_past(loss):
                 line, called = self._copied
                 self.say(NOT_SHIFTED, line.site, loss=called)
@@ -237,7 +240,7 @@ class Sequences(Topic):
             if call is not None and not call.inside and _mixes_channels(before, after):
                 self.say(IMAGE_MIXES, loss.site(node), before=str(before), after=str(after))
             length = before[-2] if _mixes_heads(before, after) else 0
-            if length and call is not None and not call.inside and (length, length) in _attended(loss):
+            if length and call is not None and not call.inside and (length, length) in attended(loss):
                 self.say(HEADS_MIX, loss.site(node), before=str(before), after=str(after))
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
@@ -268,30 +271,34 @@ class Sequences(Topic):
                     if held.numel() == ids.numel() and (target := values_of(held)) is not None:
                         self._look_for_padding(ids, target.reshape(ids.shape), loss.site(node))
 
-    def _look_for_the_future(self, loss: Loss, shifted: Line) -> None:
-        for node, is_next in _seeing_later(loss, self._length):
+    def _look_for_the_future(self, loss: Loss, shifted: Line, given: torch.Tensor, alone: bool) -> None:
+        """Tell of what sees later positions of the shifted inputs; an encoder may see all of its own."""
+        known = computed_from(loss, given)
+        known = {*loss.context.nodes} if known is None and alone else known or set()
+        for node, is_next in seeing_later(loss, self._length):
             how, remedy = (", and no further ones", _DIAGONAL) if is_next else ("", _CAUSAL)
             facts = {"what": "attention", "shifted": shifted.site, "how": how, "remedy": remedy}
-            self.say(FUTURE_LEAKS, loss.site(node), **facts)
-        for node in loss.of_kinds(("ConvolutionBackward",)):
+            if compares_only(node, known):
+                self.say(FUTURE_LEAKS, loss.site(node), **facts)
+        for node in known.intersection(loss.of_kinds(("ConvolutionBackward",))):
             shape, padding = shape_of(node), tuple(node._saved_padding)
-            if len(shape) == 3 and shape[2] == self._length and not node._saved_transposed and _reaches_later(node):
+            if len(shape) == 3 and shape[2] == self._length and not node._saved_transposed and reaches_later(node):
                 facts = {"what": f"a convolution with padding={padding[0]}", "how": "", "remedy": _PADDED_BEFORE}
                 self.say(FUTURE_LEAKS, loss.site(node), shifted=shifted.site, **facts)
-        for layer in self._layers:
-            if layer.bidirectional:
-                facts = {"what": f"a bidirectional {layer.kind}", "how": "", "remedy": "leave out bidirectional=True"}
-                self.say(FUTURE_LEAKS, layer.line.site, shifted=shifted.site, **facts)
+        numbers = {-1 if alone else -2, *(one._sequence_nr() for one in known)}
+        for layer in [one for one in self._layers if one.bidirectional and one.number in numbers]:
+            facts = {"what": f"a bidirectional {layer.kind}", "how": "", "remedy": "leave out bidirectional=True"}
+            self.say(FUTURE_LEAKS, layer.line.site, shifted=shifted.site, **facts)
 
     def _sees_the_past(self, loss: Loss) -> bool:
         """Return whether all words go through one recurrent layer, or through attention that sees no later ones."""
         length = self._ids[0].shape[1]
         if any(one.kind in ("RNN", "LSTM", "GRU") for one in self._layers):
             return len(self._layers) == 1 and not self._layers[0].bidirectional
-        return (length, length) in _attended(loss) and not any(True for _ in _seeing_later(loss, length))
+        return (length, length) in attended(loss) and not any(True for _ in seeing_later(loss, length))
 
     def _look_at_masks(self, loss: Loss) -> None:
-        attending = [one for one in loss.nodes if one.startswith("ScaledDotProduct") or one in _SOFTMAXES]
+        attending = [one for one in loss.nodes if one.startswith("ScaledDotProduct") or one in SOFTMAXES]
         for node in loss.of_kinds(attending):
             for _, slot, mask in held_by_nodes([node]):
                 if slot in _WEIGHTS and mask.dim() in (3, 4) and mask.numel() <= 1 << 16:
@@ -340,16 +347,6 @@ def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
     return is_layer and all(after[:2] != tuple(ids.shape) or before == after for after, before in shapes)
 
 
-_ATTENDS, _QUERIES = re.compile("ScaledDotProduct|(Safe)?SoftmaxBackward"), ("result", "query")
-
-
-def _attended(loss: Loss) -> list[tuple[int, ...]]:
-    """Return the number of queries and of keys of each attention in the graph."""
-    every = [node for kind, nodes in loss.nodes.items() if _ATTENDS.match(kind) for node in nodes]
-    held = [(slot, tuple(one.shape)) for _, slot, one in held_by_nodes(every) if slot in _QUERIES]
-    return [shape[-2:] if slot == "result" else (shape[-2],) * 2 for slot, shape in held]
-
-
 def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
     """Return where an operation keeps values; None of ``torch.where(mask, x, y)``, which keeps values of both."""
     first, *others = [one for one, _ in node.next_functions]
@@ -357,13 +354,6 @@ def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
         return None
     leaves_out = kind_of(node) == "MaskedFillBackward" or (kind_of(node) == "WhereBackward" and first is None)
     return ~mask if leaves_out else mask
-
-
-def _reaches_later(node: Any) -> bool:
-    """Return whether a convolution of one dimension weights later positions: a mask may leave none of them."""
-    first = node._saved_padding[0] // node._saved_dilation[0] + 1
-    with looking():
-        return bool(node._saved_padding[0] and node._saved_weight.detach()[..., first:].any())
 
 
 def _leaves_out_the_last(loss: Loss, length: int) -> bool:
@@ -415,30 +405,3 @@ def _leads(batch: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
         return False
     ahead = math.prod(before[: before.index(batch)])
     return ahead > 1 and ahead % batch != 0
-
-
-def _seeing_later(loss: Loss, length: int) -> Iterator[tuple[Any, bool]]:
-    """Yield the nodes of attention in which a position gets something from later ones, and whether of the next only."""
-    for node, slot, held in held_by_nodes(list(loss.of_kinds(_SOFTMAXES))):
-        if slot == "result" and tuple(held.shape[-2:]) == (length, length) and length > 2:
-            yield from _above(node, held.detach())
-    for node in (one for kind, nodes in loss.nodes.items() if kind.startswith("ScaledDotProduct") for one in nodes):
-        held_by = {slot: held for _, slot, held in held_by_nodes([node])}
-        shapes = [held_by[slot].shape[-2] for slot in ("query", "key") if slot in held_by]
-        if shapes == [length, length] and length > 2 and not getattr(node, "_saved_is_causal", True):
-            mask = held_by.get("attn_mask", held_by.get("attn_bias"))
-            seen = (
-                torch.ones(length, length) if mask is None else mask if mask.dtype == torch.bool else mask > -math.inf
-            )
-            yield from _above(node, seen.float())
-
-
-def _above(node: Any, weights: torch.Tensor) -> Iterator[tuple[Any, bool]]:
-    """Yield the node if there are weights above the diagonal, and whether they are all next to it.
-
-    Nothing is yielded where only the positions of a prefix see each other: perhaps no loss uses them.
-    """
-    seen = weights.nan_to_num().reshape(-1, *weights.shape[-2:]).amax(0) > 1e-6
-    last = int(seen.any(0).nonzero().amax()) if seen.any() else 0
-    if last and bool(seen[last - 1, last]):
-        yield node, not bool(seen.triu(2).any())

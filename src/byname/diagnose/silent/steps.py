@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ CLIPS_NOTHING = row("clips-another-model",
 CLIPS_ANOTHER = row("clips-another-model",
     "`{clip.statement}`{noticed:at} clips the gradients of {names:3}, which no backward has reached since their last "
     "step, and then {kind} steps{step:at} with the gradients of {others:3}, which nothing clips",
-    "clip the parameters of that step: those of {path}.parameters()")
+    "clip the parameters of that step: those of {path}")
 # fmt: on
 
 _MANY, _ENOUGH, _CLIPPED_IN = 8, 3, 64
@@ -283,7 +284,8 @@ class Clipping(Topic):
         site = line.site
         if self._seen[key] == _ENOUGH and site is not None and not is_library(site.file):
             names, others = clipped.all_names(), followed.all_names()
-            path = re.split(r"[.\[]", others[0].path)[0] if others else "the optimizer"
+            module = re.match(r"(.+)[.\[]", commonprefix([one.path for one in others]))  # noqa: RUF071 - no paths of files
+            path = f"{module[1]}.parameters()" if module else "its optimizer"
             facts = {"kind": followed.kind, "backward": followed.backward, "step": followed.site, "path": path}
             cause = CLIPS_TOO_SOON if clipped is followed else CLIPS_ANOTHER
             self.say(cause, site, clip=site, names=names, others=others, **facts)

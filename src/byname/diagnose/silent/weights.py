@@ -268,7 +268,11 @@ class Weights(Topic):
             if 0 < distance <= _NO_AVERAGE * step and follows and memory_of(held) is not memory_of(one):
                 self._copies[id(followed)] = self._copies.get(id(followed), 0) + 1
                 if self._copies[id(followed)] == 2:
-                    noticed = [change.line.site for change in changes_of(memory_of(held))] or [site_of_tensor(held)]
+                    noticed: list[Any] = [change.line.site for change in changes_of(memory_of(held))]
+                    if not noticed and issubclass(type(held), nn.Parameter):  # it is given new values: p.data = ...
+                        every = [site for site, node in assignments(followed.line.code) if _is_of_data(node)]
+                        noticed = every if len(every) == 1 else [None]
+                    noticed = noticed or [site_of_tensor(held)]
                     average, weight = FailureContext().names([held, one])
                     self.say(AVERAGE_IS_COPY, noticed[-1], average=average, weight=weight, share=distance / step)
                 return
@@ -313,6 +317,10 @@ def _all_equal(tensor: torch.Tensor) -> bool:
     gates = [number for number in (1, 3, 4) if len(rows) % number == 0 and len(rows) > number]
     blocks = [rows.reshape(number, -1, rows.shape[1]) for number in gates]
     return any(float((one - one[:, :1]).abs().max()) <= 1e-4 * largest for one in blocks)
+
+
+def _is_of_data(node: ast.Assign) -> bool:
+    return isinstance(node.value, ast.BinOp) and ast.unparse(node.targets[0]).endswith(".data")
 
 
 def _is_computed_from(last: Line, first: Line) -> bool:
