@@ -90,7 +90,7 @@ class Watcher:
 
 
 class PrintedFindings(Watcher):
-    """Findings that are printed: of several with the same cause and words only the first, the places of the others last."""
+    """Findings that are printed: of those with the same cause and words only the first, the others' places last."""
 
     def __init__(self) -> None:
         super().__init__()
