@@ -1,5 +1,6 @@
-"""The nodes of a graph come in one order; a marked node keeps its edges, and what lies behind it is freed without
-recursion.
+"""The nodes of a graph come in one order, whichever way they are asked for, and enough of them are marked.
+
+A marked node keeps its edges, and what lies behind it is freed without recursion.
 """
 
 import threading
