@@ -25,7 +25,7 @@ import torch
 
 from byname.autograd.walk import Walk
 from byname.naming.history import UNKNOWN, Past, history_at, name_around, name_of_output, rebound_by
-from byname.naming.name import NAMELESS, Name, with_site
+from byname.naming.name import NAMELESS, Name, with_relation, with_site
 from byname.naming.names import NameIndex
 from byname.naming.reference_path import Names
 from byname.reading.frames import NO_LINE
@@ -161,7 +161,7 @@ class Describer:
             return None
         variable = getattr(node, "variable", None)
         name = self._name_at(node, output) if variable is None else self._index.own_name(variable)
-        return None if name is None else replace(name, exact=False, relation="view of")
+        return None if name is None else with_relation(name, "view of")
 
     def _nearest(self, number: int) -> Name | None:
         for distance, level in enumerate(self._downstream(number), 1):

@@ -19,7 +19,7 @@ from byname.memory.blocks import StorageRegion, blocks_of, cuda_is_in_use, unatt
 from byname.memory.living import Link, LiveObjects, optimizer_state
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.naming.history import name_of_output
-from byname.naming.name import NAMELESS, Name, quote, unnamed
+from byname.naming.name import NAMELESS, Name, quote, unnamed, with_relation
 from byname.naming.search import OursById
 from byname.reading.modules import registered
 from byname.reading.quiet import dynamo_skip
@@ -120,7 +120,7 @@ class Census(Totals[StorageRow]):
 def _with_entries_together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows to show, with one row for many entries of a list or dict that differ in their position only.
 
-    Parameters, buffers, gradients and optimizer state keep a row each, since their names tell layers apart.
+    Parameters, buffers, gradients and optimizer state keep a row each, since their names distinguish layers.
     """
     together: dict[Hashable, list[dict[str, Any]]] = {}
     for number, row in enumerate(rows):
@@ -339,7 +339,7 @@ class _Described:
 def _belonging(link: Link, owner: Name) -> Name:
     """Return the name of a tensor that a named tensor holds: its base, gradient or part."""
     if link.role in ("base", "value", "tangent"):
-        return replace(owner, exact=False, relation=f"{link.role} of")
+        return with_relation(owner, f"{link.role} of")
     call = "" if link.role == "grad" else "()"
     return replace(owner, path=f"{owner.path}.{link.role}{call}", text="", exact=False)
 
@@ -358,12 +358,12 @@ def _memory(block: StorageRegion) -> str:
 
 
 def _not_seen(alive: LiveObjects) -> tuple[str, ...]:
-    told = []
+    notes = []
     if alive.hidden:
-        told.append(
+        notes.append(
             f"gc.freeze() hides {counted(alive.hidden, 'object')} from the garbage collector's list: byname searched "
             "from the variables only, and tensors that only C code leads to are missing; gc.unfreeze() shows them"
         )
     if alive.unread:
-        told.append(not_ended("tensors that only graphs hold are missing"))
-    return tuple(told)
+        notes.append(not_ended("tensors that only graphs hold are missing"))
+    return tuple(notes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from types import CodeType
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import torch
 from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
-from byname.naming.name import Name, unnamed, with_site
+from byname.naming.name import Name, unnamed, with_relation, with_site
 from byname.naming.reference_path import Names, ReferencePath, Unwritten
 from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
@@ -200,7 +199,7 @@ class NameIndex:
             named = ((other, self.own_name(other)) for other in self.by_storage().get(storage, ()))
             other, name = next(((other, name) for other, name in named if name is not None), (None, None))
             relation = "view of" if base is other else "in the memory of"
-            self._relations[key] = None if name is None else replace(name, exact=False, relation=relation)
+            self._relations[key] = None if name is None else with_relation(name, relation)
         related = self._relations[key]
         return None if related is None else with_site(related, site)
 

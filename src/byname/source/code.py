@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import os
 import threading
 import warnings
@@ -74,6 +75,8 @@ def position_of(code: CodeType, instruction: int) -> Position:
 
 def source_of(code: CodeType) -> executing.Source | None:
     """Return the source of a code object if it still compiles to that code, else None."""
+    if not linecache.getlines(code.co_filename):  # as of ``python -c``
+        return None
     with one_at_a_time:
         source = text_of(code.co_filename)
         return source if source.tree is not None and is_what_ran(source, code) else None
@@ -100,7 +103,7 @@ def is_what_ran(source: executing.Source, code: CodeType) -> bool:
     if any(name.startswith("@py") for name in code.co_names):  # pytest rewrites functions with assertions
         return True
     key = code.co_qualname, code.co_firstlineno
-    return any(_same_code(one, code) for apart in (False, True) for one in _codes(source, apart).get(key, ()))
+    return any(_same_code(one, code) for single in (False, True) for one in _codes(source, single).get(key, ()))
 
 
 def _same_code(one: CodeType, other: CodeType) -> bool:
@@ -124,16 +127,16 @@ def _identifiers(source: Any) -> frozenset[str]:
 
 
 @lru_cache(maxsize=128)
-def _codes(source: Any, apart: bool) -> dict[tuple[str, int], list[CodeType]]:
+def _codes(source: Any, single: bool) -> dict[tuple[str, int], list[CodeType]]:
     """Return the code objects that a file compiles to now, by qualified name and first line.
 
-    With `apart` each statement is compiled by itself, as in a notebook: CPython compiles ``torch.relu(x)`` differently
+    With `single` each statement is compiled by itself, as in a notebook: CPython compiles ``torch.relu(x)`` differently
     where the same unit imports ``torch``.
     """
     found: dict[tuple[str, int], list[CodeType]] = {}
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # as in a notebook; it changes no other code
     waiting = []
-    for unit in [ast.Module([one], []) for one in source.tree.body] if apart else [source.text]:
+    for unit in [ast.Module([one], []) for one in source.tree.body] if single else [source.text]:
         with suppress(SyntaxError):  # some text parses but does not compile: a return outside of a function
             waiting.append(compile(unit, source.filename, "exec", flags, dont_inherit=True))
     while waiting:

@@ -258,13 +258,13 @@ def site_of(code: CodeType, node: ast.stmt | ast.ExceptHandler | ast.pattern, ta
 
 
 def short_names(sites: Iterable[Site]) -> dict[Site, str]:
-    """Return each site as ``net.py:2``, with as many folders as it takes to tell files of one name apart."""
+    """Return each site as ``net.py:2``, with the folders that distinguish files of one name."""
     every = list(dict.fromkeys(sites))
-    shown = _told_apart({site.file for site in every})
+    shown = _shortest_names({site.file for site in every})
     return {site: f"{shown[site.file]}:{site.line}" for site in every}
 
 
-def _told_apart(files: Collection[str]) -> dict[str, str]:
+def _shortest_names(files: Collection[str]) -> dict[str, str]:
     """Return for each file the shortest end of its full name that no other file shares."""
     found = {file: shown for file in files if (shown := shown_file(file)) not in file}
     waiting, length = {file: re.split(r"[\\/]", file) for file in files if file not in found}, 1
@@ -306,7 +306,7 @@ class _WrittenBy(dict[str, int]):
     def __missing__(self, filename: str) -> int:
         if filename.startswith(_TORCH) or is_byname(filename):
             by = TORCH
-        elif filename.startswith(("<frozen", *_INSTALLED)) or _in_packages(filename):
+        elif filename.startswith(_INSTALLED) or _in_packages(filename):
             by = LIBRARY
         else:
             by = PROGRAM
@@ -327,8 +327,10 @@ def _in_packages(file: str) -> bool:
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _BESIDE = Path(torch.__file__).parent.parent
 _IS_A_TARGET = not _in_packages(str(_BESIDE)) and any(_BESIDE.glob("torch-*.dist-info"))  # of `pip install --target`
-_INSTALLED = tuple(f"{folder}{os.sep}" for folder in (Path(ast.__file__).parent, *[_BESIDE] * _IS_A_TARGET))
-"""The folder of the standard library, found in less time than by `sysconfig`, and that of ``pip install --target``."""
+_FOLDERS = Path(ast.__file__).parent, *[_BESIDE] * _IS_A_TARGET
+_INSTALLED = ("<frozen", *(f"{folder}{os.sep}" for folder in _FOLDERS))
+"""Beginnings of the files of the standard library (found faster than by `sysconfig`), and of ``pip install --target``.
+"""
 
 
 def _assigned(statement: Any, node: ast.AST) -> tuple[str | None, bool]:

@@ -71,18 +71,11 @@ class _Classes(list[type]):
     """A list class of its own, so that no search takes the list for a holder of the program's."""
 
 
-def _behind(text: str) -> Reference:
-    return Reference("item", suffix(text))
-
-
 def _reader(kind: type) -> Reader:
     parents, module = set(map(id, parents_of(kind))), namespace_of(kind).get("__module__")
-    is_ours = type(module) is str and f"{module}.".startswith("byname.")
-    for family, reader in (
-        ((kind,) if is_ours else (), lambda _: ()),  # byname's own objects hold no tensor on the program's behalf
-        *_TABLE,
-        *of_loaded_libraries(),
-    ):
+    if type(module) is str and f"{module}.".startswith("byname."):
+        return lambda _: ()  # byname's own objects hold no tensor on the program's behalf
+    for family, reader in (*_TABLE, *of_loaded_libraries()):
         if not parents.isdisjoint(map(id, family)):
             return reader(kind) if reader is ModuleReader else reader  # type: ignore[return-value]
     return instance_reader(kind) if has_attributes(kind) else held_by_builtin
@@ -102,7 +95,7 @@ def _function(obj: Any) -> Held:
     defaults += [(f".__kwdefaults__[{key!r}]", one) for key, one in by_name]
     for source, value in defaults:
         if type(value) not in ATOMS:
-            yield _behind, source, value
+            yield same, Reference("item", suffix(source)), value
     yield from in_dict(obj.__dict__, attribute)
 
 
@@ -130,7 +123,6 @@ def _builtin_method(obj: Any) -> Held:
 
 
 def _saved(obj: Any) -> Held:
-    """Yield the tensor in a PyTorch ``SavedTensor``, unless a hook has packed it."""
     if obj.unpack_hook is None and obj.data is not None:
         yield attribute, "data", obj.data
 
