@@ -152,7 +152,9 @@ class _Gate:
         backward = _Turn()
         try:
             self._wait(lambda: self._may_pass(backward))
-            return self._engine()(*args, **kwargs)
+            assert self._function is not None
+            assert self.code is not None
+            return FunctionType(self.code, self._function.__globals__, _NAME)(*args, **kwargs)
         finally:
             with self._lock:
                 self._turns["passed"].discard(backward)
@@ -167,11 +169,6 @@ class _Gate:
         finally:
             with self._lock:
                 self._turns["waiting"].discard(turn)
-
-    def _engine(self) -> Callable[..., Any]:
-        assert self._function is not None
-        assert self.code is not None
-        return FunctionType(self.code, self._function.__globals__, _NAME)
 
     def _may_pass(self, backward: _Turn) -> bool:
         with self._lock:

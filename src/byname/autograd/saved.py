@@ -214,8 +214,8 @@ def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Sa
             add_fields((name, shown, state, called, site, describer.module(number, tensor), number))
         else:  # no log, no name, and no name in the same memory
             add_fields((name, shown, state, NAMELESS, site, "", number))
-    told = [not_ended("saved tensors are missing")] if slots is None else []
-    return Saved(fields, facts, (*told, *opaque_notes(walk), *index.bound()))
+    unread = [not_ended("saved tensors are missing")] if slots is None else []
+    return Saved(fields, facts, (*unread, *opaque_notes(walk), *index.bound()))
 
 
 def _first(rows: Sequence[int], without: int, most: int = 6) -> str | None:

@@ -31,7 +31,7 @@ class Slot(NamedTuple):
 def slots_of(walk: Walk) -> list[Slot]:
     """Return every saved tensor of every node. Callers hold `DisableTorchFunction`.
 
-    A graph can have a million slots, so one loop handles plain live tensors; `slots_of_node` handles the rest.
+    A graph can have a million slots, so one loop handles plain live tensors, and `slots_of_node` the others.
     """
     known: dict[type, Sequence[tuple[str, str]]] = {}
     found: list[Slot] = []
@@ -191,8 +191,8 @@ def _custom_modified(node: Node, raws: Sequence[Any]) -> Sequence[int]:
         return ()
     filled = [(at, raw.data) for at, raw in enumerate(raws) if raw is not None and raw.data is not None]
     changed = [(at, data) for at, data in filled if _changed_since_birth(data)]
-    told = versions_of(node, "saved_tensors") if changed else None
-    fitting = [at for at, data in changed if told is not None and fact(data, "_version") == told[0]]
+    versions = versions_of(node, "saved_tensors") if changed else None
+    fitting = [at for at, data in changed if versions is not None and fact(data, "_version") == versions[0]]
     return fitting if len(fitting) == 1 else ()
 
 
@@ -251,8 +251,8 @@ def versions_of(node: Node, field: str) -> tuple[int, int] | None:
 
 def versions_told(message: str) -> tuple[int, int] | None:
     """Return the present and the expected version in PyTorch's message about a modified tensor."""
-    told = re.search(r"is at version (\d+); expected version (\d+)", message)
-    return None if told is None else (int(told[1]), int(told[2]))
+    match = re.search(r"is at version (\d+); expected version (\d+)", message)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def packed_in(nodes: Iterable[Node]) -> Iterator[tuple[Node, str, Any]]:

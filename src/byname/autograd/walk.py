@@ -17,7 +17,6 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, MutableSequence
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, compress, count, cycle, islice, repeat
 from operator import is_
@@ -317,20 +316,13 @@ def has_graph(root: Any) -> bool:
 
 def accumulator(leaf: torch.Tensor) -> Node:
     """Return the node that accumulates into a leaf, or None if there is none, as for a view made under ``no_grad``."""
-    with _nothing_between():
+    with modes_disabled(), torch.inference_mode(False), torch.enable_grad():
         try:
             view = torch._C.TensorBase.view_as(leaf, leaf)
         except Exception:  # noqa: BLE001 - wrapper subclasses and nested tensors refuse this each in their own way
             return None
     node = fact(view, "grad_fn")
     return None if node is None else node.next_functions[0][0]
-
-
-@contextmanager
-def _nothing_between() -> Iterator[None]:
-    """Let PyTorch compute with the user's modes disabled and with gradients enabled."""
-    with modes_disabled(), torch.inference_mode(False), torch.enable_grad():
-        yield
 
 
 def node_name(node: Node) -> str:
@@ -378,15 +370,13 @@ _UNMARKED = 500
 Python code there, in which an interrupt is lost, as in any ``__del__``."""
 
 
-def _drawn_gaps(share: int, count: int) -> list[int]:
-    """Draw the distances from each marked node to the next, where one node in `share` is marked."""
-    draw, missed = random.Random(0).random, math.log(1 - 1 / share)
-    return [1 + int(math.log(1 - draw()) / missed) for _ in range(count)]
+_SHARE, _RANDOM = 16, random.Random(0)
+_GAPS = [1 + int(math.log(1 - _RANDOM.random()) / math.log(1 - 1 / _SHARE)) for _ in range(601)]
+"""Distances from each marked node to the next.
 
-
-_GAPS = _drawn_gaps(16, count=601)
-"""With one node in 16 marked, a stack of 128 KB freed chains of any length; with one in 32 it did not (PyTorch 2.13).
-The marks are random, so that no shape of a graph can have all its unmarked nodes in one line."""
+With one node in 16 marked, a stack of 128 KB freed chains of any length; with one in 32 it did not (PyTorch 2.13). The
+marks are random, so that no shape of a graph can have all its unmarked nodes in one line.
+"""
 
 
 def gaps() -> Iterator[int]:

@@ -118,7 +118,6 @@ _type_of: Callable[[Any], numpy.dtype[Any]] = vars(numpy.ndarray)["dtype"].__get
 
 
 def _is_graph_in_grad(found: Evidence) -> bool:
-    """Return whether the group has a gradient with a graph of its own."""
     graded = (one for one in found.group.tensors if fact(one, "grad_fn") is not None)
     return any(link.role == "grad" for one in graded for link in found.look.links(one))
 

@@ -35,10 +35,10 @@ def what_fills_the_memory() -> tuple[str, ...]:
         holding = ", ".join(_holding(look))
         if holding:
             lines.append(f"holding most, with their graphs: {holding}")
-        rest = unattributed(look.blocks)
-        if rest is not None:
+        lacking = unattributed(look.blocks)
+        if lacking is not None:
             lines.append(
-                f"unattributed: {bytes_text(rest)} that the allocator has given out and no tensor accounts for"
+                f"unattributed: {bytes_text(lacking)} that the allocator has given out and no tensor accounts for"
             )
         return tuple(map(printable, lines))
 
@@ -56,7 +56,7 @@ def _largest(look: HeapSnapshot) -> Iterator[str]:
 
 
 def _group_of(look: HeapSnapshot, kinds: Kinds, block: StorageRegion) -> Hashable:
-    """Return the group of a block in words: one for each model and each optimizer, the rest by pattern."""
+    """Return the group of a block in words: one for each model and each optimizer, others by pattern."""
     kind = kinds.of(block.tensors)
     named = next((way for tensor in block.tensors for way in look.ways(tensor)), None)
     if named is not None:
@@ -109,10 +109,6 @@ class _Reserve:
     def __init__(self) -> None:
         self._users = Shared(self.hold, self.give_back)
         self._held: mmap.mmap | None = None
-
-    @property
-    def is_held(self) -> bool:
-        return self._held is not None
 
     def begin(self, block: object) -> None:
         """Hold it from now on until `end` is called for this block."""

@@ -143,12 +143,12 @@ def _blocks_held(
 
 
 def _others(look: HeapSnapshot, groups: Iterable[Group], held: dict[Node, list[int]]) -> dict[Key, Group]:
-    """Return the groups of all other memory: `LOST`, which only reference cycles keep alive, and `HIDDEN`, the rest."""
-    rest = set(range(len(look.blocks))).difference(*(group.blocks for group in groups))
-    lost = Targets(one for number in rest for one in look.blocks[number].tensors if id(one) in look.garbage)
-    behind = _blocks_held(look, lost, _nodes_behind(lost), held) & rest
+    """Return the groups of all other memory: `LOST`, which only reference cycles keep alive, and `HIDDEN`."""
+    others = set(range(len(look.blocks))).difference(*(group.blocks for group in groups))
+    lost = Targets(one for number in others for one in look.blocks[number].tensors if id(one) in look.garbage)
+    behind = _blocks_held(look, lost, _nodes_behind(lost), held) & others
     found = {}
-    for key, numbers in ((LOST, behind), (HIDDEN, rest - behind)):
+    for key, numbers in ((LOST, behind), (HIDDEN, others - behind)):
         if numbers:
             tensors = Targets(one for number in sorted(numbers) for one in look.blocks[number].tensors)
             found[key] = Group(key, tensors, blocks=numbers)
@@ -172,7 +172,8 @@ def widened(known: Iterable[Key], fresh: Iterable[Key], gone: Iterable[Key]) -> 
     for key in known:
         place = wide.get(_form_of(key)) if _TEXT_KEY.search(key.pattern) else None
         if place is not None:
-            found[key] = _opened(key, place)
+            start, end = list(_TEXT_KEY.finditer(key.pattern))[place].span()
+            found[key] = key._replace(pattern=f"{key.pattern[:start]}[*]{key.pattern[end:]}")
     return found
 
 
@@ -182,11 +183,6 @@ def _by_form(keys: Iterable[Key]) -> dict[Key, list[Key]]:
         if _TEXT_KEY.search(key.pattern):
             found.setdefault(_form_of(key), []).append(key)
     return found
-
-
-def _opened(key: Key, place: int) -> Key:
-    found = list(_TEXT_KEY.finditer(key.pattern))[place]
-    return Key(f"{key.pattern[: found.start()]}[*]{key.pattern[found.end() :]}", key.scope)
 
 
 def _open_place(keys: list[Key], replaced: bool) -> int | None:

@@ -307,7 +307,7 @@ def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> st
 
 
 def _in_function(function: types.FunctionType, passed: Collection[int]) -> str:
-    """Return the variable in a function's closure by which the search came to it, or else the function."""
+    """Return the variable in a function's closure by which the search reached it, or else the function."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     variables = [name for name, cell in cells if id(cell) in passed]
     place = f"`{variables[0]}` in the closure of" if variables else "the function"

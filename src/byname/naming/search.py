@@ -23,7 +23,7 @@ from byname.reading.quiet import DisableTorchFunction
 
 DEPTH = 10
 BUDGET = 300_000
-TOLD = 64
+MOST_PATHS = 64
 """The most paths to one object that are returned."""
 MOST_WAYS = 1024
 """The most holders of one object that are remembered, and the most paths that are followed at a time."""
@@ -156,7 +156,7 @@ class SearchResult:
         """Return an iterator over every root of the search."""
         return chain.from_iterable(self._roots.values())
 
-    def ways_to(self, value: object, limit: int = TOLD) -> list[ReferencePath]:
+    def ways_to(self, value: object, limit: int = MOST_PATHS) -> list[ReferencePath]:
         """Return the paths to an object, the shortest first; no path passes through the object itself."""
         number = self.numbers.get(id(value))
         return [] if number is None else self._paths_to(number, _DETOURS)[:limit]
@@ -187,15 +187,16 @@ class SearchResult:
             else:
                 found += [one.then(step, holder) for one in paths if not one.passes(value)]
         if len(found) > 1:
-            found = sorted(found, key=attrgetter("length"))[:TOLD]
+            found = sorted(found, key=attrgetter("length"))[:MOST_PATHS]
         known[number] = found
         return found
 
     def _into(self, number: int) -> list[_Into]:
         """Return the holders of an object, each with the function that makes the step from it.
 
-        The result has at most `MOST_WAYS` entries, and from one holder at most `TOLD`, one from each in turn: a list
-        that holds one object a hundred thousand times costs no more than a list of numbers, and hides no other holder.
+        The result has at most `MOST_WAYS` entries, at most `MOST_PATHS` from one holder, and one from each in turn: a
+        list that holds one object a hundred thousand times costs no more than a list of numbers, and hides no other
+        holder.
         """
         found = self._steps.get(number)
         if found is None:
@@ -207,7 +208,7 @@ class SearchResult:
                 ways.append(self._read(holder, value) if contents is None else contents.get(id(value), []))
             turns: Iterable[_Into] = chain.from_iterable(ways)
             if max(map(len, ways), default=0) > 1:  # which is rare
-                taken = chain.from_iterable(zip_longest(*(way[:TOLD] for way in ways)))
+                taken = chain.from_iterable(zip_longest(*(way[:MOST_PATHS] for way in ways)))
                 turns = (way for way in taken if way is not None)
             found += islice(turns, MOST_WAYS)
         return found
@@ -218,7 +219,7 @@ class SearchResult:
             held = self._owners.get(holder) or self._children.list(self._values[holder])
             if holder not in self._contents and (type(held) is not list or len(held) > _FEW):
                 self._contents[holder] = None
-                return list(islice(((holder, make, key) for make, key, one in held if one is value), TOLD))
+                return list(islice(((holder, make, key) for make, key, one in held if one is value), MOST_PATHS))
             contents = self._contents[holder] = {}
             for make, key, one in held:
                 contents.setdefault(id(one), []).append((holder, make, key))

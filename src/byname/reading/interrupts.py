@@ -57,7 +57,7 @@ class _Held:
 
     def __init__(self, also_repeated: bool) -> None:
         self.also_repeated = also_repeated
-        self.came: list[int] = []
+        self.arrived: list[int] = []
         self.on = False
         self._replaced: dict[int, Handler] = {}
         self._later: Handler | None = None
@@ -82,12 +82,12 @@ class _Held:
             self._put_back(errors)
         finally:
             self._put_back(errors)  # an interrupt may have come in between
-        if not (self.came or errors):
+        if not (self.arrived or errors):
             return
-        came, self.came = self.came, []
+        arrived, self.arrived = self.arrived, []
         with ExitStack() as stack:  # handles every signal that arrived, whatever the others raise
             stack.callback(raise_first, errors)
-            for number in reversed(came):
+            for number in reversed(arrived):
                 stack.callback(signal.raise_signal, number)
 
     def _put_back(self, errors: list[BaseException]) -> None:
@@ -123,11 +123,11 @@ class _Later:
             if _handler_of(number) is self:
                 _set_handler(number, replaced[number])
             replaced[number](number, frame)
-        elif number in held.came and not held.also_repeated:
-            held.came.remove(number)
+        elif number in held.arrived and not held.also_repeated:
+            held.arrived.remove(number)
             replaced[number](number, frame)
         else:
-            held.came.append(number)
+            held.arrived.append(number)
 
 
 def raise_first(errors: list[BaseException]) -> None:

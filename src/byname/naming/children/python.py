@@ -73,11 +73,11 @@ def held_by_context(obj: contextvars.Context) -> Held:
     """Yield the values of a context's variables."""
     for variable, value in obj.items():
         if leads_on(value):
-            yield _value_in_context, variable.name, value
+            yield same, _inside(f"({variable.name!r} in ", ")"), value
 
 
-def _value_in_context(name: str) -> Reference:
-    return Reference("held", lambda before: f"({name!r} in {before})", evaluates=False)
+def _inside(start: str, end: str) -> Reference:
+    return Reference("held", lambda before: f"{start}{before}{end}", evaluates=False)
 
 
 def held_by_variable(obj: contextvars.ContextVar[Any]) -> Held:
@@ -94,11 +94,7 @@ def held_by_threads(obj: Any) -> Held:
     for values in dicts:
         for name, value in snapshot(values) if type(values) is dict else ():
             if type(name) is str and leads_on(value):
-                yield _of_a_thread, name, value
-
-
-def _of_a_thread(name: str) -> Reference:
-    return Reference("held", lambda before: f"({before}.{name} of some thread)", evaluates=False)
+                yield same, _inside("(", f".{name} of some thread)"), value
 
 
 _UNSET = object()
@@ -122,7 +118,7 @@ _SILENT = frozenset({weakref.ref, weakref.ProxyType, weakref.CallableProxyType, 
 """Types whose referents are not worth following: callbacks and classes."""
 
 
-_HELD = Reference("held", lambda before: f"(held by {before})", evaluates=False)
+_HELD = _inside("(held by ", ")")
 """The step to an object that the holder refers to in an unknown way."""
 
 
