@@ -1,4 +1,4 @@
-"""On which graphs and which training steps is byname measured?"""
+"""Graphs: the graphs and training steps on which byname is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which heap does a program look for its tensors? A few thousand among millions of other objects."""
+"""Heaps: programs with a few thousand tensors among millions of other objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long does it take to learn what is alive and who holds it, on heaps of 0.3, 1.5 and 6 million objects?
+"""Memory: the time to list what is alive and who holds it, on heaps of 0.3, 1.5 and 6 million objects.
 
 Each heap is a process of its own. The floors and the rivals look at the same heap in the same rounds; a rival that is
 not installed is left out. Figures a million objects count all that `gc.get_objects` gives.
@@ -147,7 +147,7 @@ def _rows(took: Rounds, objects: int, tensors: int) -> list[Row]:
         "bytes": ("  isinstance and bytes, each storage once", 1, None),
         "census": ("  census without names", 1, 0.15),
         "named": ("  census", 1, None),
-        "growth": ("  growth, entered, left and told", 1, None),
+        "growth": ("  growth, entered, left and listed", 1, None),
         "holders": (f"  holders of {_ASKED:,} tensors", 1, 1.5),
         "referrers": (f"  gc.get_referrers of {_ASKED:,}, from {_FEW}", _ASKED / _FEW, None),
         "objgraph": (f"  objgraph.find_backref_chain of {_ASKED:,}, from {_CHAINS}", _ASKED / _CHAINS, None),

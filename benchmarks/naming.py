@@ -1,4 +1,4 @@
-"""How long does it take to learn what a tensor is called, compared with one look at every object for tensors?"""
+"""Naming: the time to find the name of a tensor, compared with one look at every object for tensors."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def _first(rounds: int = 7) -> Row:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": folder}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, "-c", _FIRST]
-        told = [
+        printed = [
             subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
             for _ in range(rounds + 1)
         ]
-    return Row("first leaves in a process", [float(one) / _MILLI for one in told[1:]], "ms", 25)
+    return Row("first leaves in a process", [float(one) / _MILLI for one in printed[1:]], "ms", 25)
 
 
 def _nothing() -> tuple[None, None]:

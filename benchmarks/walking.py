@@ -1,4 +1,4 @@
-"""How fast are the leaves and the saved tensors of a graph found, compared with a walk that only looks?"""
+"""Walking: the time to find leaves and saved tensors of a graph, compared with a walk that only reads its edges."""
 
 from __future__ import annotations
 

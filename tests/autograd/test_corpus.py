@@ -1,4 +1,4 @@
-"""Does it hold for every module of torch.nn, every optimizer, and whole families of models?"""
+"""Leaves of every module of torch.nn, every optimizer, and whole families of models."""
 
 import architectures
 import pytest

@@ -1,4 +1,4 @@
-"""Are the wrappers of torch.distributed seen through?"""
+"""Names leave out the wrappers of torch.distributed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What does a graph look like, and which way leads through it?"""
+"""Graph: nodes, edges, and the shortest path from a root to a tensor."""
 
 import pytest
 import torch

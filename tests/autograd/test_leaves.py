@@ -1,4 +1,4 @@
-"""Which tensors does a loss end in, and what are they called?"""
+"""Leaves: the tensors in which the graph of a loss ends, and their names."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""What does autograd keep for backward?"""
+"""Saved tensors: their names, sizes and states."""
 
 import pytest
 import torch

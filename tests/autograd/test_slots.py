@@ -1,4 +1,4 @@
-"""Is what is spoilt in a graph found, without a closer look at everything?"""
+"""Slots: nodes with a freed or modified saved tensor are found without reading every slot."""
 
 import sys
 
@@ -100,7 +100,7 @@ def test_no_freed_or_modified_slot_is_missed(make, states, causes):
 
 
 def calls_to_check(count):
-    """The number of calls of Python functions that a look at so many healthy nodes takes."""
+    """The number of calls of Python functions by which a number of healthy nodes are read."""
     loss, called = leaf(3), []
     for _ in range(count):
         loss = loss.sin()

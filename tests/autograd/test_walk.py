@@ -29,7 +29,7 @@ class Node:
 
 
 def marks(depth, held):
-    """Marks, of which each leads to the next and the last to what is held."""
+    """Marks: each leads to the next one, and the last to the object that is held."""
     for _ in range(depth):
         node = Node()
         mark(node, ((held, 0),))

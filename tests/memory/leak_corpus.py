@@ -1,4 +1,4 @@
-"""Which programs that leak, or only look like it, are there, and what is the truth about each?"""
+"""Programs that leak, or only look like it, and the truth about each."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""What does a census tell of an ordinary program, and what does it leave as it was?"""
+"""Census of an ordinary program, which it leaves unchanged."""
 
 import gc
 import re

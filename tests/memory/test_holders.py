@@ -1,4 +1,4 @@
-"""Who holds this tensor? Every way that a person can follow, and the owners in C++."""
+"""Holders: every reference path that a person can follow, and the owners in C++."""
 
 import functools
 import queue

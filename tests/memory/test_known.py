@@ -1,4 +1,4 @@
-"""Is memory that was there before known again, whatever the program calls it now?"""
+"""Memory that existed before is recognized, whatever the program calls it now."""
 
 import torch
 

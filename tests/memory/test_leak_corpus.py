@@ -1,4 +1,4 @@
-"""Do the leaking programs gain as many bytes as their comments say, and the healthy ones none?"""
+"""The leaking programs gain as many bytes as their comments say, and the healthy ones none."""
 
 import pytest
 from leak_corpus import CAUSES, HEALTHY, LEAKS, Gain, mend, names, parse, story, witnessed

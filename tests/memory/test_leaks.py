@@ -1,4 +1,4 @@
-"""Does `byname.growth()` say of every leaking program what leaks, how much and why, and of a healthy one nothing?"""
+"""Growth of every leaking program has the right name, size and cause, and that of a healthy one is empty."""
 
 import contextlib
 
@@ -42,8 +42,8 @@ def grown(program, *, marks=False, look=lambda: None):
 
 def assert_told(program, rows):
     """Every row is part of the truth, and all of the truth is in the rows, a row each."""
-    told = [(row["cause"], row["name"], row["count"], row["bytes"]) for row in rows]
-    assert sorted(told) == sorted((truth.cause, truth.name, truth.count, truth.bytes) for truth in program.truths)
+    reported = [(row["cause"], row["name"], row["count"], row["bytes"]) for row in rows]
+    assert sorted(reported) == sorted((truth.cause, truth.name, truth.count, truth.bytes) for truth in program.truths)
     assert [row["bytes"] for row in rows] == sorted((row["bytes"] for row in rows), reverse=True)
     for row in rows:
         assert row["each"] == row["bytes"] // row["count"]
@@ -53,11 +53,11 @@ def assert_told(program, rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "told"), [("minimal", "Exp keeps its own result in ctx.y,"), ("threads", "in ctx.stash['outputs'][0],")]
+    ("name", "words"), [("minimal", "Exp keeps its own result in ctx.y,"), ("threads", "in ctx.stash['outputs'][0],")]
 )
-def test_a_context_cycle_is_told_with_function_and_attribute(name, told):
+def test_a_context_cycle_is_reported_with_function_and_attribute(name, words):
     (row,) = grown(parse(LEAKS / f"context_cycle_{name}.py"))
-    assert told in row["remedy"]
+    assert words in row["remedy"]
 
 
 @pytest.mark.grid(fast=2)

@@ -1,4 +1,4 @@
-"""What is told when there is no memory left?"""
+"""The report on memory that has run out."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Is everything found that can keep a tensor alive, with its bytes, its kind, its name, once?
+"""Census of a heap with one example of everything that can keep a tensor alive: each is found once, with its bytes.
 
 `plants` leaves storages of sizes that nothing else has in more than a hundred kinds of place. It was written before the census.
 """

@@ -1,4 +1,4 @@
-"""Tensors in pandas tables, torch futures and arrays of records: who holds them?"""
+"""Holders of tensors in pandas tables, torch futures and arrays of records."""
 
 from pathlib import Path
 

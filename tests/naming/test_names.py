@@ -1,4 +1,4 @@
-"""Who is this tensor? An exact name, evaluated in its scope, is that tensor."""
+"""Names: an exact name, evaluated in its scope, is the tensor that was asked about."""
 
 import enum
 import functools

@@ -1,4 +1,4 @@
-"""Which paths lead to a tensor? All without a circle, however many variables hold what is on the way."""
+"""Paths to a tensor: all without a circle, however many variables hold the objects on the way."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Whose a file is, told by the folders that hold it; the program's innermost line; and short names that tell files apart."""
+"""The owner of a file, by its folders; the innermost line of the program; and short names that distinguish files."""
 
 from pathlib import Path
 

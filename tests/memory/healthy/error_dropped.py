@@ -1,4 +1,4 @@
-"""Some batches fail; the error is told in words and let go."""
+"""Some batches fail; the error is printed and dropped."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""What has been planted, how many bytes each, and what must a census say of it?"""
+"""Plants: tensors that a test has put into the program, their sizes, and the row that a census must have for each."""
 
 import sys
 from collections.abc import Callable

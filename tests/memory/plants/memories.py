@@ -135,7 +135,7 @@ def packed_sequence():
 
 
 class Wrapping(torch.Tensor):
-    """A tensor that wraps another one, and refuses every operation when it is told so."""
+    """A tensor that wraps another one, and refuses every operation when it is asked to."""
 
     @staticmethod
     def __new__(cls, inner, refuses=False):
