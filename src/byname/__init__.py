@@ -62,7 +62,7 @@ _PARTS = ("analyse", "plug", "watch")
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for; the command line and the pytest plugin come without PyTorch until they need it."""
+    """Import a public name when it is first used, so that the command line loads PyTorch only when it needs it."""
     import gc
     from importlib import import_module
 
@@ -71,8 +71,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'byname' has no attribute {name!r}")
     collects = gc.isenabled()
-    gc.disable()  # else it would look at PyTorch's own objects several times meanwhile
     try:
+        gc.disable()  # else it would look at PyTorch's own objects several times meanwhile
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     finally:
         if collects:

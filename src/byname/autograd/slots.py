@@ -167,7 +167,6 @@ def _was_freed(raw: Any, node: Node, field: str) -> bool:
 
 
 def _custom_slots(number: int, node: Node) -> Iterator[Slot]:
-    """Yield what a custom function saved, by ``save_for_backward`` or on its ``ctx``."""
     raws = _raw_slots(node, "saved_tensors", _CUSTOM)
     if raws is None:
         yield Slot(number, "saved_tensors", "freed", None)

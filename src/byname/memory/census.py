@@ -229,7 +229,6 @@ class Kinds:
         return [(one, module) for one, module in pairs if module is not None]
 
     def _is_gradient(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is a gradient, or a part of a sparse one."""
         links = self._look.links(tensor)
         wholes = [link.owner for link in links if is_tensor(link.owner) and link.role not in ("grad", "base")]
         return any(link.role == "grad" for one in [tensor, *wholes] for link in self._look.links(one))
@@ -330,14 +329,13 @@ class _Described:
         unexplained = look.unexplained(block.tensors)
         found = [*_few(sorted(others)), *_few(sorted(owners))]
         if unexplained:
-            found.append(f"{counted(unexplained, 'unexplained C++ reference')}")
+            found.append(counted(unexplained, "unexplained C++ reference"))
         if not found and not named and not links and block.tensors:
             found.append(look.stranded(block.tensors))
         return tuple(found)
 
 
 def _belonging(link: Link, owner: Name) -> Name:
-    """Return the name of a tensor that a named tensor holds: its base, gradient or part."""
     if link.role in ("base", "value", "tangent"):
         return with_relation(owner, f"{link.role} of")
     call = "" if link.role == "grad" else "()"

@@ -16,16 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from byname.errors import BadArgumentError
 from byname.memory.blocks import StorageRegion
 from byname.memory.leaks import Leak, leak_of
-from byname.memory.patterns import (
-    GraphExtent,
-    Group,
-    Key,
-    Size,
-    groups_of,
-    growing_graph,
-    joined,
-    widened,
-)
+from byname.memory.patterns import GraphExtent, Group, Key, Size, groups_of, growing_graph, joined, widened
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.naming.search import Targets
 from byname.reading.quiet import dynamo_skip
@@ -362,7 +353,6 @@ _members = attrgetter("members")
 
 
 def _more(before: Size, now: Size) -> bool:
-    """Return whether the memory grew, or the number of tensors did in the same memory."""
     return now.bytes > before.bytes or (now.members > before.members and now.bytes == before.bytes)
 
 

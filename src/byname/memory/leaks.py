@@ -153,7 +153,6 @@ def _is_copy(found: Evidence) -> bool:
 
 
 def _is_kept_by_optimizers(found: Evidence) -> bool:
-    """Return whether the members belong to the optimizers that the entries of a container lead to."""
     holder = re.split(r"\.(?:param_groups|state)\b", found.group.key.pattern)
     return len(holder) > 1 and "[*]" in holder[0] and found.passes(torch.optim.Optimizer)
 

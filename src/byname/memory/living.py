@@ -22,15 +22,7 @@ from torch.autograd import forward_ad
 from byname.autograd.pause import backward_elsewhere
 from byname.autograd.slots import held_by_nodes, packed_in
 from byname.autograd.walk import Node, nodes_from
-from byname.naming.referrers import (
-    References,
-    are_few,
-    candidates,
-    codes_of,
-    everything,
-    is_ours,
-    reached_from,
-)
+from byname.naming.referrers import References, are_few, candidates, codes_of, everything, is_ours, reached_from
 from byname.naming.search import Ours, OursById, Targets
 from byname.reading.objects import attributes_of, heap, snapshot
 from byname.reading.tensor import PLAIN, fact, is_tensor, parts_of
@@ -81,7 +73,6 @@ class LiveObjects:
             self._follow_hidden()
 
     def _follow(self, tensors: Iterable[torch.Tensor], nodes: Iterable[Node]) -> None:
-        """Add the tensors and nodes that the found ones hold, until no new ones appear."""
         seen = self._seen
         fresh: list[torch.Tensor] = Ours(tensors)
         roots: list[Node] = Ours(nodes)

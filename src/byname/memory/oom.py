@@ -79,7 +79,6 @@ _OWNED = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients
 
 
 def _is_owned(group: Group) -> bool:
-    """Return whether the tensors are those of a model or an optimizer, which the groups above name."""
     ways = [named.way for named in group.ways]
     return any(step.kind in ("parameter", "buffer") for way in ways for step in way.steps) or any(
         issubclass(type(one), torch.optim.Optimizer) for way in ways for one in way.passed

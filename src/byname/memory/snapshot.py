@@ -143,7 +143,6 @@ class HeapSnapshot:
 
     @cached_property
     def _upward(self) -> Mapping[int, list[object]]:
-        """The holders that the referrer search met, by the id of the object that they hold."""
         found: dict[int, list[object]] = {}
         for holder in () if self.climbed is None else self.climbed.met.values():
             for ident in set(map(id, gc.get_referents(holder))):

@@ -205,7 +205,6 @@ _PARAMETRIZATION = r"\.parametrizations\['([^\W\d]\w*)'\]\.(original\d*)$"
 
 
 def _parametrized(source: str, words: str) -> tuple[str, str]:
-    """Return the source and words of the tensor behind a parametrized weight as PyTorch's users write them."""
     match = re.search(_PARAMETRIZATION, source)
     if match is None or not writable(match[1]):
         return source, words

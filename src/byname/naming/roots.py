@@ -219,7 +219,6 @@ def codes_of_the_program() -> dict[str, list[CodeType]]:
 
 
 def _codes_in(namespace: Mapping[str, Any], module: str) -> Iterator[CodeType]:
-    """Yield the code of the functions in a module's namespace, and in those of the classes that it defines."""
     for value in list(namespace.values()):
         if type(value) in (staticmethod, classmethod):
             value = value.__func__

@@ -98,7 +98,6 @@ def _with_prefixes(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _entries(module: nn.Module, registry: str) -> list[tuple[str, Any]]:
-    """Return the entries of a registry, which other threads may be changing."""
     held = object.__getattribute__(module, "__dict__").get(registry)
     return snapshot(held) if issubclass(type(held), dict) and held else []
 

@@ -114,7 +114,6 @@ def _same_code(one: CodeType, other: CodeType) -> bool:
 
 @lru_cache(maxsize=64)
 def _identifiers(source: Any) -> frozenset[str]:
-    """Return every name that occurs in the source of a notebook cell."""
     nodes = list(ast.walk(source.tree))
     found = [
         name

@@ -123,25 +123,21 @@ _HELD = _inside("(held by ", ")")
 
 
 def held_by_dict(obj: Any) -> Held:
-    """Yield the values of a dict of any class, then its attributes."""
+    """Yield the values and keys of a dict of any class, then its attributes."""
     kind = type(obj)
     base = OrderedDict if issubclass(kind, OrderedDict) else defaultdict if issubclass(kind, defaultdict) else dict
-    yield from held_by_mapping(obj, plain(kind, base, "__getitem__", "values", "__iter__") and reads_plainly(kind))
-    if kind not in (dict, OrderedDict, defaultdict):
-        yield from held_by_instance(obj)
-
-
-def held_by_mapping(mapping: Any, direct: bool) -> Held:
-    """Yield the values and keys of a dict; `direct` says whether the holder's own ``[key]`` reads that dict."""
-    for position, (key, value) in enumerate(snapshot(mapping)):
+    direct = plain(kind, base, "__getitem__", "values", "__iter__") and reads_plainly(kind)
+    for position, (key, value) in enumerate(snapshot(obj)):
         if type(value) not in ATOMS:
             yield _entry, (key, position, direct), value
         if type(key) not in ATOMS and not issubclass(type(key), type):
             yield _key, (position, direct), key
+    if kind not in (dict, OrderedDict, defaultdict):
+        yield from held_by_instance(obj)
 
 
 def values_in(mapping: dict[Any, Any]) -> list[object]:
-    """Return only the objects that `held_by_mapping` yields, in its order."""
+    """Return only the objects that `held_by_dict` yields of a plain dict, in its order."""
     found: list[object] = []
     for key, value in snapshot(mapping):
         if type(value) not in ATOMS:
@@ -216,12 +212,6 @@ def _item(found: tuple[int, bool, bool]) -> Reference:
     return Reference("item", suffix(f"[{position}]" if flat else f".flat[{position}]"), evaluates, wild=suffix("[*]"))
 
 
-def tables() -> tuple[Any, ...]:
-    """Return the base class of pandas' tables and columns; none before pandas is loaded."""
-    module: Any = sys.modules.get("pandas.core.generic")
-    return () if module is None else (module.NDFrame,)
-
-
 def held_by_table(obj: Any) -> Held:
     """Yield the cells of columns of objects in a pandas table or column, and its attributes.
 
@@ -264,11 +254,6 @@ def held_by_error(obj: Any) -> Held:
 
 
 _TRACEBACK: Any = namespace_of(BaseException)["__traceback__"]
-
-
-def held_by_traceback(obj: types.TracebackType) -> Held:
-    """Return the variables of the functions in a traceback."""
-    return _variables_along(obj, "", "", True)
 
 
 def held_by_frame(obj: types.FrameType) -> Held:
@@ -357,7 +342,7 @@ OF_PYTHON: tuple[tuple[tuple[type, ...], Callable[[Any], Held]], ...] = (
     ((list, tuple, deque), held_by_sequence),
     ((set, frozenset), held_by_set),
     ((BaseException,), held_by_error),
-    ((types.TracebackType,), held_by_traceback),
+    ((types.TracebackType,), lambda obj: _variables_along(obj, "", "", True)),
     ((types.FrameType,), held_by_frame),
     ((CACHE,), held_by_cache),
     ((contextvars.Context,), held_by_context),
@@ -372,4 +357,5 @@ OF_PYTHON: tuple[tuple[tuple[type, ...], Callable[[Any], Held]], ...] = (
 def of_loaded_libraries() -> Iterator[tuple[tuple[type, ...], Callable[[Any], Held]]]:
     """Yield the same for classes of libraries that the program may have loaded only now."""
     yield futures(), held_by_future
-    yield tables(), held_by_table
+    pandas: Any = sys.modules.get("pandas.core.generic")
+    yield () if pandas is None else (pandas.NDFrame,), held_by_table

@@ -135,7 +135,6 @@ def _partial(obj: Any) -> Held:
 
 
 def _suspended(obj: Any) -> Held:
-    """Yield the local variables of a suspended generator or coroutine, and the object it waits for."""
     prefix = {types.GeneratorType: "gi", types.CoroutineType: "cr"}.get(type(obj), "ag")
     frame = getattr(obj, f"{prefix}_frame")
     if frame is None:
