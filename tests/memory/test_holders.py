@@ -1,7 +1,9 @@
 """Holders: every reference path that a person can follow, and the owners in C++."""
 
 import functools
+import gc
 import queue
+import sys
 import threading
 
 import pytest
@@ -168,3 +170,18 @@ def test_what_is_no_tensor_is_refused(given):
 def test_an_impossible_limit_is_refused(limit):
     with pytest.raises(byname.BynameError, match="limit is how many holders"):
         byname.holders(torch.ones(1), limit=limit)
+
+
+def test_a_parameter_that_a_model_and_an_optimizer_hold_costs_one_pass_over_the_heap():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    passes = []
+    sys.setprofile(lambda _, event, called: event == "c_call" and called is gc.get_referrers and passes.append(event))
+    try:
+        found = byname.holders(model.weight)
+    finally:
+        sys.setprofile(None)
+    assert len(passes) <= 1, "none where another thread runs"
+    assert paths(found) == [("module", "model.weight"), ("local", "optimizer.param_groups[0]['params'][0]")]
