@@ -41,7 +41,7 @@ def test_a_path_that_may_be_a_gradient_says_how_it_was_read():
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("parts", "never called; what it holds is `parts.*`"),
+        ("parts", "never called; its children are `parts.*`"),
         ("other.between", "close to it: `forward.between`"),
         ("grad", "`forward.grad`"),
     ],

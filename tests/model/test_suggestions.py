@@ -95,9 +95,9 @@ def test_where_no_operation_ran_there_are_none():
 
 def test_the_words_of_other_libraries_are_known():
     assert "; what `0` returns is `0`." in refusal("0.output")
-    assert "; what it is called with is `0.input`." in refusal("0.inputs")
+    assert "; its arguments are `0.input`." in refusal("0.inputs")
     assert "; what the model returns is `forward`." in refusal("output")
-    assert "; what it is called with is `input`." in refusal("inputs")
+    assert "; its arguments are `input`." in refusal("inputs")
 
 
 def test_a_function_of_the_owner_is_suggested_and_others_are_not():

@@ -232,7 +232,7 @@ def test_a_container_has_no_input(model):
 
 
 def test_other_words_for_it_lead_there(model):
-    with pytest.raises(NoMatchError, match=r"what it is called with is `blocks.0.input`"):
+    with pytest.raises(NoMatchError, match=r"its arguments are `blocks.0.input`"):
         byname.attach(model, "blocks.0.inputs", print)
 
 

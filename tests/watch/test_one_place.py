@@ -92,7 +92,7 @@ def test_a_container_that_is_never_called_is_refused_by_all(verb, of):
     with pytest.raises(NoMatchError) as refused:
         TAKES[verb](model, of if isinstance(of, str) else of(model))
     if verb != "points":
-        expected = "`layers` is a ModuleList, which is never called; what it holds is `layers.*`"
+        expected = "`layers` is a ModuleList, which is never called; its children are `layers.*`"
         assert str(refused.value) == expected
 
 

@@ -93,7 +93,7 @@ def feature_dim(sample: Sample, value: Tensor, asked: int | None) -> tuple[int, 
     if asked is not None or value.ndim < 3 or sample.parameter:
         return channel_of(value, asked), None
     found = None if sample.around is None else sample.around.dim_of(value)
-    if found is None and (sample.around is None or not sample.around.told):
+    if found is None and (sample.around is None or not sample.around.sizes_known):
         return 1, _ASSUMED.format(value.shape[1], tuple(value.shape)) if value.ndim == 3 else None
     if found is None:
         raise BadArgumentError(

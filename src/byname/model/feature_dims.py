@@ -55,7 +55,7 @@ class FeatureScope:
             self.second.setdefault(at, set()).add(kind)
 
     def dim_of(self, value: Tensor, *, own: bool = False) -> FeatureDim | None:
-        """Return the dimension, if the sizes of a value tell it and not two."""
+        """Return the dimension, if the sizes of a value fit exactly one."""
         last = self.last.get(value.shape[-1], set()) if own or value.ndim == 3 else set()
         second = self.second.get((value.ndim, value.shape[1]), set()) | self.second.get((0, value.shape[1]), set())
         if bool(last) == bool(second):
@@ -111,8 +111,8 @@ class Surroundings:
     def channel_dim(self, value: Tensor) -> int | None:
         """Return the dimension of the channels of a value, 0 in an image without a batch; None where it is not known.
 
-        Of one or two dimensions the channels are the last. In a model without any module that tells they are dimension
-        1 of four and more, as of images.
+        Of one or two dimensions the channels are the last. In a model without any module of known size they are
+        dimension 1 of four and more, as of images.
         """
         if self._without_batch(value):
             return 0
@@ -120,7 +120,7 @@ class Surroundings:
             return None if not value.ndim or self._own_channels or self._may_lack_batch(value) else value.ndim - 1
         if (found := self.dim_of(value)) is not None:
             return None if not found.own and self._may_lack_batch(value) else found.dim % value.ndim
-        return None if self.told or value.ndim == 3 else 1
+        return None if self.sizes_known or value.ndim == 3 else 1
 
     def _without_batch(self, value: Tensor) -> bool:
         """Return whether a value is that of a convolution, or of what follows one, for one sample alone."""
@@ -180,7 +180,7 @@ class Surroundings:
         return 1
 
     @property
-    def told(self) -> bool:
+    def sizes_known(self) -> bool:
         """Whether the model has modules with features of a known size, whatever the value at this place."""
         whole = self._within(self._scopes[-1])
         return bool(whole.last or whole.second)
@@ -194,7 +194,7 @@ class Surroundings:
                 return found
         if value.ndim == 4 and (self._explicit or any(value.shape[1] in head_counts(one) for one in self._scopes)):
             return FeatureDim(1, ("heads",), True)
-        # the whole model is read only where none inside tells
+        # the whole model is read only if no scope inside shows it
         known = (scope.dim_of(value) for scope in self._around())
         return next((found for found in known if found is not None), None) or _of_images(self._nearest(), value)
 

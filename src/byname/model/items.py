@@ -205,7 +205,7 @@ _SHOWN = 8
 
 
 def _deepest(value: Any, pattern: Segments) -> tuple[Segments, Any, Segments]:
-    """Return the item that the longest matching start of a pattern leads to, and the rest of the pattern."""
+    """Return the item that the longest matching start of a pattern leads to, and what is left of the pattern."""
     for length in range(len(pattern) - 1, 0, -1):
         if pattern[length - 1] is ANY:
             continue

@@ -118,7 +118,7 @@ def _meaning(segments: Segments, model: nn.Module, levels: list[Level], alone: b
         spots = _spots(kind, reached, model, alone)
         if spots:
             kinds[kind] = spots
-            if not alone:  # what else a pattern could be read as is not said
+            if not alone:  # other readings of a pattern are not noted
                 break
     if not kinds:
         last = ("anywhere",) if isinstance(model, Namespace) else ("operation", "anywhere", "function")
@@ -288,7 +288,7 @@ _NTH = re.compile(r"([^@]+)@(\d+|-1)")
 
 
 def _left(variable: str, tail: Segments) -> list[Segments]:
-    """Return the rests of a pattern after the name of a variable; a nested function's has dots in it."""
+    """Return the ends of a pattern after the name of a variable; a nested function's has dots in it."""
     parts = [NameSegment.of(part) for part in variable.split(".")]
     ends = [at for at in range(len(tail) + 1) if len(parts) in ends_of(tail[:at], parts)]
     return [tail[one:] for at in ends for one in ((at - 1, at) if at and tail[at - 1] is ANY else (at,))]
@@ -322,7 +322,7 @@ _READERS = {
     "anywhere": _in_any_method,
     "function": _in_functions,
 }
-"""For each kind of place, the function that reads the rest of a pattern at the modules that its beginning leads to."""
+"""For each kind of place, the function that reads the end of a pattern at the modules that its beginning leads to."""
 
 
 def _has_method(module: nn.Module, name: str) -> bool:
@@ -364,7 +364,7 @@ def _unmatched(place: Place, model: nn.Module) -> str:
 
 def never_called(path: str, container: nn.Module) -> str:
     """Return a sentence about a module without a forward."""
-    return f"`{path}` is a {type(container).__name__}, which is never called; what it holds is `{path}.*`"
+    return f"`{path}` is a {type(container).__name__}, which is never called; its children are `{path}.*`"
 
 
 _OUTPUTS, _GIVEN = frozenset({"output", "outputs", "out"}), frozenset({"input", "inputs", "args"})
@@ -380,7 +380,7 @@ def _in_other_words(place: Place, model: nn.Module) -> str:
     asked = join(owner)
     if word in _OUTPUTS:
         return f"; what {f'`{asked}`' if owner else 'the model'} returns is `{asked or 'forward'}`"
-    return f"; what it is called with is `{under(asked, 'input')}`" if word in _GIVEN else ""
+    return f"; its arguments are `{under(asked, 'input')}`" if word in _GIVEN else ""
 
 
 def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
@@ -426,7 +426,7 @@ def _in_functions_near(place: Place, model: nn.Module) -> Iterator[str]:
 def _operations_near(
     place: Place, model: nn.Module, modules: dict[str, nn.Module], reached: Collection[str]
 ) -> Iterator[str]:
-    """Yield operations with names like the last one of a path, called where the rest of it leads, or nearly leads."""
+    """Yield operations with names like the last one of a path, called where its beginning leads, or nearly leads."""
     names = operations_like(str(place.segments[-1]))
     owner = place.segments[:-1]
     asked = [(join(owner), module) for module in modules_reached(model, owner)[-1].values()]

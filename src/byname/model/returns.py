@@ -28,7 +28,7 @@ def returned_by(module: nn.Module) -> Returned:
 
 
 def items_returned(module: nn.Module) -> int | None:
-    """Return the length of the tuple that the forward of a module returns; None where its source does not tell.
+    """Return the length of the tuple that the forward of a module returns; None if its source does not show it.
 
     >>> items_returned(nn.LSTM(1, 1)), items_returned(nn.Linear(1, 1))
     (2, None)

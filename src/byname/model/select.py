@@ -136,7 +136,7 @@ class Select:
         if not name:
             raise BadArgumentError(
                 f"select.op takes the name of an operation, or its function, not {which!r:.80}; "
-                "functions that only tell something of a tensor, such as its size, are no operations"
+                "functions that only return a fact about a tensor, such as its size, are no operations"
             )
         return TheOperation(name)
 

@@ -23,7 +23,7 @@ from byname.rewriting.narrow import narrowed
 from byname.rewriting.sites import InterjectionSite, OperationSite, here
 from byname.watch.forwards import nothing
 from byname.watch.interject import Interjection, entered_with
-from byname.watch.replacement import IN_CHECKPOINT, changed_by, overwrite, runs_again, saved_apart
+from byname.watch.replacement import IN_CHECKPOINT, changed_by, overwrite, runs_again, saved_as_copies
 
 
 class Operations:
@@ -59,7 +59,7 @@ class Operations:
         self._wrap()
 
     def _wrap(self) -> None:
-        """Name the forward that is inside, for those who ask for its signature or its variables."""
+        """Name the forward inside, which code that reads its signature or its variables follows."""
         self.__wrapped__ = self.own or MethodType(self.kind.forward, self.module)
 
     @classmethod
@@ -301,7 +301,7 @@ def _reported(path: str, sites: Sequence[InterjectionSite], func: Any, args: Any
     if compiling and _in_place(func):
         return _reported_in_place(path, sites, entered, func, args, kwargs)
     changed = changed_by(func, args, kwargs) if not compiling and (kwargs or _in_place(func)) else None
-    with nullcontext() if changed is None else saved_apart(changed):
+    with nullcontext() if changed is None else saved_as_copies(changed):
         result = func(*args, **kwargs)
         node = None if changed is None else changed.grad_fn
         old = changed if result is None else result[0] if type(result) is tuple and _gives_more(func) else result
@@ -329,7 +329,7 @@ def _after_all(path: str, sites: Sequence[InterjectionSite], entered: Sequence[A
 def _reported_in_place(
     path: str, sites: Sequence[InterjectionSite], entered: Sequence[Any], func: Any, args: Any, kwargs: Any
 ) -> Any:
-    """Do the same for an operation in place while the compiler traces: it works on a copy, which is then written back.
+    """Run and report an operation in place while the compiler traces: on a copy, which is then written back.
 
     What the operation saves for the backward is then not written to a second time.
     """

@@ -180,7 +180,7 @@ class ModuleSite(InterjectionSite):
     """An interjection at a module: a forward hook of it."""
 
     def put_on(self, module: nn.Module) -> None:
-        """Hook the module. The handles are kept, since they keep numbers of hooks apart in a process that loads it."""
+        """Hook the module. The handles are kept, so that a process that loads it does not give their numbers again."""
         self.handles = [module.register_forward_hook(self.hook, with_kwargs=True)]
         if module.__dict__.get("inplace") is True:
             self.handles.append(module.register_forward_pre_hook(self.part))

@@ -1,4 +1,4 @@
-"""Sites: an interjection in a rewritten model, and what of it is known in one thread."""
+"""Sites: the interjections in a rewritten model, and their state in each thread."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Eager: compiled functions run eagerly while something is attached, so that hooks and modes see their values.
 
-If the rest stayed compiled, values would be missed silently. The compiler does not check whether hooks were added since
+If others stayed compiled, values would be missed silently. The compiler does not check whether hooks were added since
 it compiled (pytorch#117758), and modules of one class share compiled code: of three blocks with a hook in the second,
 the second runs the code compiled for the first (PyTorch 2.13). Compiling around the hooks would only pay in long runs:
 each attachment, and each removal, would compile everything anew. So the compiler is disabled in the whole process, and
@@ -42,13 +42,13 @@ class Uncompiled:
 
     def __init__(self, notes: dict[Any, None]) -> None:
         self._note = partial(notes.setdefault, RUN_EAGERLY)
-        weakref.finalize(self, EAGERLY.release, self._note).atexit = False  # a discarded attachment lets go, too
+        weakref.finalize(self, EAGERLY.release, self._note).atexit = False  # also for a discarded attachment
 
     def install(self) -> None:
         """Make compiled functions run eagerly from now on.
 
         Raises:
-            BadArgumentError: called inside a compiled function; the rest of that function would run compiled.
+            BadArgumentError: called inside a compiled function; that function would go on compiled.
         """
         EAGERLY.hold(self._note)
 

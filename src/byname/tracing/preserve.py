@@ -108,7 +108,7 @@ class Kept:
                 self._keep_values(kept)
 
     def copy_for_a_run(self) -> set[int]:
-        """Copy the values of all tensors that a forward may write to and of which it is not watched whether it does.
+        """Copy the values of all tensors that a forward may write to unobserved.
 
         These are all but parameters; and the weights of embeddings that are renormalised, whose ids are returned.
         """

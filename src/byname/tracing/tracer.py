@@ -255,7 +255,7 @@ class CallTracer(TorchFunctionMode):
     def _other(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return another view of an unchanged input, with its own tensor id.
 
-        Otherwise a later call that uses the result could not be told from one that uses the input: both are one object.
+        Otherwise a later call that uses the result would look like one that uses the input: both are one object.
         """
         numbers = self.numbers
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or numbers.is_named(tensor):

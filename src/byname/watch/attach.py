@@ -75,8 +75,8 @@ def attach(
             otherwise at its beginning, so that they can be replaced.
         unmatched: a function that is called with the error for each operation that matches nothing. Without it the
             first forward raises one of these errors, and everything is removed.
-        ended: a function that is called with places of which nothing comes any more, since the model was changed, and
-            why. Without it there is a warning.
+        ended: a function that is called with places that report nothing any more, since the model was changed, and with
+            the reason. Without it there is a warning.
 
     Returns:
         The handle of the attachment, which removes it.

@@ -196,7 +196,7 @@ class Running:
         self.notes.setdefault(PlaceNote(place, reason))
 
     def end(self, paths: Collection[str], why: str = _OTHERWISE) -> None:
-        """Report that nothing comes of these places from this forward on, since the model was changed."""
+        """Report that these places report nothing from this forward on, since the model was changed."""
         if paths:
             (self.ended or self._warn_of_ends)(sorted(paths), why)
 

@@ -37,7 +37,7 @@ def _place(running: Running, spot: Spot, items: Segments) -> ReportedPlace:
 
 
 class PlaceOfItems(ReportedPlace):
-    """The place of a value of which a path asks for items; each item has a place of its own."""
+    """The place of a value whose items a path asks for; each item has a place of its own."""
 
     __slots__ = ("_places", "_running")
 

@@ -38,7 +38,7 @@ class Point(Tabled):
 
     Attributes:
         path: the path that `attach`, `interject` and `record` accept.
-        kind: ``module`` (the output of its forward), ``input`` (what it is called with), ``operation``, ``argument``
+        kind: ``module`` (the output of its forward), ``input`` (its arguments), ``operation``, ``argument``
             and ``variable`` (of a method or function), ``method`` or ``function`` (what a method of the module returns,
             or a function that it calls), ``parameter`` or ``buffer``.
         operation: the class name of a module or the name of a function; empty for other kinds.
@@ -48,7 +48,7 @@ class Point(Tabled):
         shapes: the shapes of all tensors in the first value.
         site: the line of the first call of a module, an operation, a method or a function, known with an example; the
             first line that assigns a variable; the line that defines an argument. None if there is no such line.
-        ran: whether the example came to the place; for a parameter or buffer whether its module ran, or an operation
+        ran: whether the example reached the place; for a parameter or buffer whether its module ran, or an operation
             got it. None without an example, or if that is not known.
     """
 

@@ -67,10 +67,10 @@ class Points(Rows[Point]):
     def _tables(self) -> list[tuple[str, list[Row]]]:
         """Return title and printed rows of the table of what ran and, if anything did not run, of a second table."""
         ran = [point for point in self.items if point.ran is not False]
-        apart = [point for point in self.items if point.ran is False]
+        others = [point for point in self.items if point.ran is False]
         tables = [(self._title(), [point.shown() for point in ran])]
-        if apart:
-            tables.append((f"not run by the example: {_kinds(apart)}", [point.shown() for point in apart]))
+        if others:
+            tables.append((f"not run by the example: {_kinds(others)}", [point.shown() for point in others]))
         return tables
 
     def _title(self) -> str:

@@ -137,7 +137,7 @@ def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 @contextmanager
-def saved_apart(changed: Tensor) -> Iterator[None]:
+def saved_as_copies(changed: Tensor) -> Iterator[None]:
     """Have autograd save copies of what lies on the memory of a tensor that may be overwritten after the block.
 
     Elsewhere `overwrite` makes the copies. But the node of a view that was changed in place lies inside a CopySlices,
@@ -173,7 +173,7 @@ def _hooks_on_saved() -> Any:
 
 
 def is_fixed(output: Tensor) -> bool:
-    """Return whether the output of a module that worked in place cannot be overwritten: see `saved_apart`."""
+    """Return whether the output of a module that worked in place cannot be overwritten: see `saved_as_copies`."""
     tracked = torch.is_grad_enabled() and output.requires_grad
     return tracked and (output._is_view() or _hooks_on_saved() is not None or _in_transform(output))
 

@@ -104,9 +104,11 @@ class Requested:
     def renew(self, meant: Iterable[Sequence[Spot]]) -> None:
         """Note the places that the parts of ``where`` mean since modules of the model were replaced, in their order."""
         for at, (spots, (asked, before, selector)) in enumerate(zip(meant, self._asked, strict=False)):
-            known = {one.full: one._replace(module=nn.Identity()) for one in before}  # what has left is let go
+            known = {
+                one.full: one._replace(module=nn.Identity()) for one in before
+            }  # modules that were replaced are freed
             self._asked[at] = asked, [*(known | {one.full: one for one in spots}).values()], selector
-            self.lacking = {full: said for full, said in self.lacking.items() if said or full not in known}
+            self.lacking = {full: reason for full, reason in self.lacking.items() if reason or full not in known}
 
     def means(self, path: str, keys: Iterable[object]) -> bool:
         """Return whether one of these requested paths or selectors matches a place."""
