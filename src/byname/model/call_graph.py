@@ -85,14 +85,9 @@ def with_parts_of_attention(flow: Flow) -> Flow:
         calls.append(call if call.parent is None else call._replace(parent=places[call.parent]))
         if call.kind == "operation" and call.operation in ATTENTIONS:
             step = call if call.parent is None or is_place(call) else flow.calls[call.parent]
-            calls += [_part_of_attention(calls[-1], step, part) for part in PARTS_OF_ATTENTION]
+            whole = calls[-1]._replace(inputs=step.inputs, outputs=step.outputs, shapes=(), elementary=False)
+            calls += [whole._replace(path=f"{call.path}.{part}", operation=part) for part in PARTS_OF_ATTENTION]
     return Flow(tuple(calls), flow.sources, flow.unseen)
-
-
-def _part_of_attention(call: ModelCall, step: ModelCall, part: str) -> ModelCall:
-    """Return a part of a call, that lies in the data flow where the elementary call does that it belongs to."""
-    path, inputs, outputs = f"{call.path}.{part}", step.inputs, step.outputs
-    return call._replace(path=path, operation=part, inputs=inputs, outputs=outputs, shapes=(), elementary=False)
 
 
 def connected(

@@ -15,7 +15,7 @@ from torch import nn
 from byname.errors import BadArgumentError
 from byname.model.module_tree import modules_by_path
 from byname.model.operations import is_elementary, is_operation, operation_path, taken
-from byname.reading.objects import namespace_of, parents_of
+from byname.reading.objects import attributes_of, namespace_of, parents_of
 
 
 class Namespace(nn.Module):
@@ -124,21 +124,13 @@ def _one_inside(raw: Any, name: str) -> Any:
         return raw.fget
     if isinstance(raw, staticmethod | classmethod):
         return None
-    if (wrapped := _wrapped(raw)) is not None:
+    if (wrapped := attributes_of(raw).get("__wrapped__")) is not None:  # which `functools.wraps` has set
         return wrapped
     if isinstance(raw, (functools.partial, *_WITH_FUNC)):
         return raw.func
     if isinstance(raw, FunctionType) and raw.__code__.co_name != name:
         return next(_of_that_name(raw, name), None)
     return None
-
-
-def _wrapped(raw: Any) -> Any:
-    """Return the ``__wrapped__`` that `functools.wraps` set, without calling the object's own ``__getattr__``."""
-    try:
-        return object.__getattribute__(raw, "__dict__").get("__wrapped__")
-    except AttributeError:  # an object without __dict__
-        return None
 
 
 def _of_that_name(function: FunctionType, name: str) -> Iterator[Any]:

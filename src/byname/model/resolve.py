@@ -331,18 +331,14 @@ def _has_method(module: nn.Module, name: str) -> bool:
     found = found_in(type(module), name)
     if name in attributes_of(module) and not isinstance(found, cached_property):
         held = attributes_of(module)[name]
-        of_torch = isinstance(held, FunctionType | BuiltinFunctionType) and _is_torchs(held)
+        function = isinstance(held, FunctionType | BuiltinFunctionType)
+        of_torch = function and str(held.__module__ or "torch").partition(".")[0] == "torch"  # some in C have no module
         return callable(held) and not of_torch  # `self.softmax = F.softmax` is no method, its calls are operations
     if name == "forward":
         return True
     if found is namespace_of(nn.Module).get(name):  # `to` and `float` are what is called on tensors
         return False
     return callable(found) or (isinstance(found, NOT_CALLABLE) and name not in parametrizations_of(module))
-
-
-def _is_torchs(function: FunctionType | BuiltinFunctionType) -> bool:
-    """Return whether a function is one of PyTorch's; some of those in C do not say so."""
-    return str(function.__module__ or "torch").partition(".")[0] == "torch"
 
 
 def _unmatched(place: Place, model: nn.Module) -> str:

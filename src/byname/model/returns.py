@@ -97,12 +97,10 @@ class _Forward:
         return _display(node) if inner is None else _of_module(inner, self._depth + 1)
 
     def _assigned(self, name: str) -> list[ast.expr]:
-        """Return the expressions that a variable is assigned."""
         assignments = [one for one in self._own if isinstance(one, ast.Assign)]
         return [one.value for one in assignments if any(_is(target, name) for target in one.targets)]
 
     def _called(self, node: ast.expr) -> nn.Module | None:
-        """Return the module that ``self.name(...)`` calls."""
         function = node.func if isinstance(node, ast.Call) else None
         if not isinstance(function, ast.Attribute) or not _is(function.value, "self"):
             return None

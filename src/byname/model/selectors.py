@@ -202,7 +202,6 @@ class Selector:
         return printable(self._text())
 
     def _parts(self) -> tuple[Selector, ...]:
-        """Return the selectors that this one combines."""
         return ()
 
     def _of_gradients(self) -> Selector:

@@ -74,7 +74,6 @@ def _held(model: nn.Module) -> Iterator[HeldState]:
 
 
 def _found(selector: Selector, held: list[HeldState]) -> set[int]:
-    """Return the numbers of those that a selector means."""
     match selector:
         case State(kind, gradient):
             return {at for at, one in enumerate(held) if one.spot.kind == kind and one.spot.gradient == gradient}

@@ -240,7 +240,6 @@ _WRITTEN_IN_C = {
 
 
 def _with_mode(first: ast.stmt) -> ast.With:
-    """Return a statement that turns the mode on for another one."""
     line, column = first.lineno, first.col_offset
     mode = ast.Name(MODE, ast.Load(), lineno=line, col_offset=column)
     return ast.With([ast.withitem(mode)], [first], lineno=line, col_offset=column)

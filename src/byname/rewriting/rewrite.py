@@ -121,7 +121,6 @@ def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[Calls, list
 
 
 def _of_spots(spots: Sequence[Spot], paths: dict[int, str]) -> Calls:
-    """Return the calls at resolved places."""
     found: Calls = {}
     for spot in spots:
         what = "the gradient of a value" if spot.gradient else "an item of a value" if spot.items else f"a {spot.kind}"

@@ -85,16 +85,13 @@ class _Eagerly(Shared):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Run compiled functions eagerly inside the block."""
-
-        def note() -> None:
-            """Ignore the call: a block shows no notes."""
-
+        """Run compiled functions eagerly inside the block, which shows no notes."""
+        block = Uncompiled({})
         try:
-            self.hold(note)
+            block.install()
             yield
         finally:
-            self.release(note)
+            block.remove()
 
     def _begin(self) -> None:
         if "torch._dynamo" in sys.modules:

@@ -157,7 +157,8 @@ class Kept:
         self._seen.add(id(value))
         if is_tensor(value):
             self._tensors.append(_Tensor(value))
-            if depth > _NEAR or _bytes(value) > _LARGE:
+            storage = memory_of(value)
+            if depth > _NEAR or (storage is not value and storage.nbytes() > _LARGE):
                 self._copied_late.setdefault(storage_key(value), value)
             else:
                 self._keep_values(value)
@@ -252,11 +253,6 @@ _LARGE = 1 << 26
 _TRAINERS = {"accelerate", "byname", "lightning", "lightning_fabric", "pytorch_lightning"}
 _NOT_THE_MODELS = {*sys.stdlib_module_names, "torch", "numpy", *_TRAINERS} - {"types"}
 """Top-level packages whose objects are not snapshotted: a forward does not change them, other threads may."""
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    storage = memory_of(tensor)
-    return 0 if storage is tensor else int(storage.nbytes())
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

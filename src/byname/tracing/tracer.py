@@ -191,7 +191,8 @@ class CallTracer(TorchFunctionMode):
             return self._unnoted(func, args, kwargs)
         with DisableTorchFunction():
             tensors = tensors_in((args, kwargs))
-            targets = _targets(func, args, kwargs)
+            target = target_of(args, kwargs, in_place=is_in_place(str(getattr(func, "__name__", ""))))
+            targets = None if target is None else tensors_in(target)
             self._before.before_writing(targets if targets is not None else _renormed(name, args, kwargs))
             draft = self._begun(name, func, sys._getframe(1))
             draft.inputs = [self.numbers.of(one) for one in tensors]
@@ -268,7 +269,6 @@ class CallTracer(TorchFunctionMode):
         return tensor
 
     def _unnoted(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function that is not an operation of a module."""
         name = getattr(func, "__name__", "")
         if name == "backward":
             self._before.before_backward()
@@ -288,12 +288,6 @@ def _labelled_shapes(args: Any, kwargs: Any) -> tuple[tuple[str, tuple[tuple[int
     every = {**{f"[{number}]": one for number, one in enumerate(args)}, **{f"[{key!r}]": kwargs[key] for key in kwargs}}
     found = [(label, tuple(shape_of(tensor) for tensor in tensors_in(one))) for label, one in every.items()]
     return (("", found[0][1]), *found[1:]) if found else ()
-
-
-def _targets(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
-    """Return the tensors that a call changes according to its name or arguments; None if it changes none."""
-    target = target_of(args, kwargs, in_place=is_in_place(str(getattr(func, "__name__", ""))))
-    return None if target is None else tensors_in(target)
 
 
 def _renormed(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -162,7 +162,6 @@ def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _by_module(places: Iterable[ReportedPlace]) -> Iterator[tuple[nn.Module, list[ReportedPlace]]]:
-    """Return each module with its places."""
     groups: dict[int, list[ReportedPlace]] = {}
     for place in places:
         groups.setdefault(id(place.module), []).append(place)

@@ -169,7 +169,10 @@ class ExampleRun:
         in_tables = {id(one): _in_tables(one, code[id(one)], named.get(id(one), {})) for one in written}
         counted = [(one, each) for one in written for each in (*code[id(one)], *in_tables[id(one)].values())]
         with self._counting(counted if counting else ()):
-            self.flow = trace(root, example, {key: _codes(found) for key, found in named.items()})
+            codes = {
+                key: {name: ThisCode(stands_for[one.__code__]) for name, one in named[key].items()} for key in named
+            }
+            self.flow = trace(root, example, codes)
         sources = set(self.flow.sources.values())
         self.used = {id(tensor) for name, tensor in named_state(root) if name in sources}
         self.counts = Counter(call.path for call in self.flow.calls)
@@ -264,10 +267,6 @@ def _in_tables(module: nn.Module, code: list[Code], named: dict[str, FunctionTyp
     known = {one.name for one in code}
     found = {name: one for name, one in named.items() if name not in known and is_of_program(one, type(module))}
     return {name: Code.of(name, one, "function") for name, one in found.items()}
-
-
-def _codes(functions: dict[str, FunctionType]) -> dict[str, ThisCode]:
-    return {name: ThisCode(stands_for[function.__code__]) for name, function in functions.items()}
 
 
 def _site(line: Instruction | None) -> Site | None:

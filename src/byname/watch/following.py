@@ -87,7 +87,8 @@ class Following:
         self.variables = Assigned(running, wanted["variable"])
         last = Hooks(running) if binding.asked else outputs
         self._iterations.end_with(last)
-        self._taps: list[Tap] = [self.variables, outputs, *((binding, last) if binding.asked else ())]
+        first = (self.variables,) if wanted["variable"] else ()
+        self._taps: list[Tap] = [*first, outputs, *((binding, last) if binding.asked else ())]
         self._look()
 
     def _look(self) -> None:

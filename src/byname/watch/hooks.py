@@ -189,7 +189,7 @@ class Hooks:
         """Remove the hooks."""
         if self._classes:
             self.keep(())
-            _unhooked_copies.discard(self, self._classes)
+            _unhooked_copies.discard(weakref.ref(self), self._classes)
             self._classes = []
 
     def keep(self, modules: Container[int]) -> None:
@@ -239,13 +239,10 @@ class _UnhookedCopies:
                 self._users.setdefault(kind, set()).add(held)
                 copyreg.dispatch_table.setdefault(kind, _without_hooks)
 
-    def discard(self, user: Hooks, classes: list[type[nn.Module]]) -> None:
-        self._discard(weakref.ref(user), classes)
-
     def _forget(self, freed: weakref.ref[Hooks]) -> None:
-        self._discard(freed, [*self._users])
+        self.discard(freed, [*self._users])
 
-    def _discard(self, user: weakref.ref[Hooks], classes: list[type[nn.Module]]) -> None:
+    def discard(self, user: weakref.ref[Hooks], classes: list[type[nn.Module]]) -> None:
         with self._lock:
             for kind in classes:
                 users = self._users.get(kind, set())

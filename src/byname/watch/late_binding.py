@@ -92,7 +92,6 @@ class Binding:
         self._wide = False
 
     def _own(self, module: nn.Module) -> None:
-        """Observe the functions that a module calls."""
         if id(module) not in self._owners:
             self._owners[id(module)] = Owner(module, self._paths[id(module)][0], explicit=self._explicit)
 

@@ -67,7 +67,6 @@ def replace(model: nn.Module, where: Any, make: Make) -> Handle:
 
 
 def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
-    """Return the modules to replace, in the order of their registration."""
     meant = {id(module) for module in modules_of(model, where).values()}
     found = [module for module in modules_by_path(model).values() if id(module) in meant]
     itself = any(one is model for one in found)

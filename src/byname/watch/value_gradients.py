@@ -305,14 +305,10 @@ def window_of(view: Tensor, base: Tensor) -> Window | Reshaped | None:
         return None
     if view.is_contiguous() and base.is_contiguous() and view.numel() == base.numel():
         return Reshaped(view.shape, base.shape)
-    if not _dense(base) or not _without_overlap(view):
+    if not torch.ops.aten.is_non_overlapping_and_dense(base) or not _without_overlap(view):
         return None
     offset = int(view.storage_offset()) - int(base.storage_offset())
     return Window(view.shape, view.stride(), offset, base.shape, base.stride())
-
-
-def _dense(tensor: Tensor) -> bool:
-    return torch.ops.aten.is_non_overlapping_and_dense(tensor)  # type: ignore[no-any-return]
 
 
 def _without_overlap(tensor: Tensor) -> bool:

@@ -13,7 +13,6 @@ from byname.errors import BadArgumentError, InterjectionError, NoMatchError
 from byname.model.called_functions import code_of_place
 from byname.model.items import put
 from byname.model.methods import method_of
-from byname.model.spot import Spot
 from byname.place import Segments
 from byname.reading.tensor import version_of
 from byname.table import counted
@@ -180,7 +179,10 @@ class _ReceiverOfFunction:
                 self._reached.add(place)
             return bool(count == nth)
         if moment == "exit" and nth != -1 and place.spot.alone and place not in self._reached:
-            raise NoMatchError(_assigned_so_often(place.spot, count))
+            raise NoMatchError(
+                f"`{place.path}`: `{place.spot.name}` was assigned {counted(count, 'time')} in this call; the first of "
+                "them is `@0`, and `@-1` is the last, however many there are"
+            )
         return moment == "exit" and nth == -1
 
     def _items(self, place: Any, run: Run, value: Any, moment: str) -> Any:
@@ -209,13 +211,6 @@ _LAST = (
     "`{}` cannot be changed: which assignment is the last is known when the function has ended. Change one by its "
     "number, from `@0`, or every one, without `@`"
 )
-
-
-def _assigned_so_often(spot: Spot, count: int) -> str:
-    return (
-        f"`{spot.full}`: `{spot.name}` was assigned {counted(count, 'time')} in this call; the first of them is `@0`, "
-        "and `@-1` is the last, however many there are"
-    )
 
 
 def _seen(value: Any) -> Any:
