@@ -26,6 +26,7 @@ from byname.model.module_tree import notes_on_scripts
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
 from byname.tracing.muted import of_thread
+from byname.tracking.depth import Deeper
 from byname.undo import Patch, Shared
 
 _CHOICE = "_callback_from_stance"
@@ -67,8 +68,9 @@ def notes_on_compiled(model: nn.Module) -> Iterator[str]:
 class _Eagerly(Shared):
     """Switch of the process that makes compiled functions run eagerly while it has holders, also one imported later.
 
-    Its tokens are functions without arguments, called whenever a compiled function is called. A stance that the program
-    sets meanwhile has no effect until the last holder releases; then it applies.
+    Meanwhile the recursion limit is higher, which makes room for the frames of hooks. Its tokens are functions without
+    arguments, called whenever a compiled function is called. A stance that the program sets meanwhile has no effect
+    until the last holder releases; then it applies.
     """
 
     def __init__(self) -> None:
@@ -77,6 +79,7 @@ class _Eagerly(Shared):
         self._before: Any = None
         self._stance: Any = None
         self._choice: Patch | None = None
+        self._deeper = Deeper()
 
     @property
     def on(self) -> bool:
@@ -94,6 +97,7 @@ class _Eagerly(Shared):
             block.remove()
 
     def _begin(self) -> None:
+        self._deeper.install()
         if "torch._dynamo" in sys.modules:
             self._step_aside()
         else:
@@ -101,6 +105,7 @@ class _Eagerly(Shared):
             sys.meta_path.insert(0, self._arrival)
 
     def _end(self) -> None:
+        self._deeper.remove()
         if self._arrival in sys.meta_path:
             sys.meta_path.remove(self._arrival)
         self._arrival = None

@@ -32,7 +32,6 @@ from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running, nothing_compiled
 from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
 from byname.tracing.tensor_ids import TensorIds, shape_of
-from byname.tracking.depth import Deeper
 
 
 def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -317,7 +316,7 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
     args, kwargs = arguments_of(example)
     modules = modules_by_path(model)
     refuse_unfinished(model)
-    with Deeper(), example_running(), kept(model) as before, EAGERLY.held():
+    with example_running(), kept(model) as before, EAGERLY.held():
         args, kwargs = copied((args, kwargs), model, list(modules.values()))
         with DisableTorchFunction():
             state = [*state_of(model)]

@@ -30,13 +30,6 @@ class Deeper:
         """Restore the limit, unless another holder still needs it raised. A second call does nothing."""
         _LIMIT.release(self._token)
 
-    def __enter__(self) -> Deeper:
-        self.install()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
 
 class _Limit(Shared):
     """The recursion limit, which Python has once for the process."""

@@ -20,7 +20,6 @@ from byname.model.selectors import Selector
 from byname.model.spot import Meaning
 from byname.model.where import meaning_of, unwrapped
 from byname.tracing.eager import Uncompiled, notes_on_compiled
-from byname.tracking.depth import Deeper
 from byname.watch.attachment import Before, Callback, Running
 from byname.watch.explicit_attention import checked_attention
 from byname.watch.following import Following
@@ -112,7 +111,7 @@ def _handle(
     """Return the handle of an attachment that is not installed yet."""
     states = States(running)
     places = Following(root, running, states, meaning, selectors, binding)
-    taps: list[Tap] = [Deeper(), Uncompiled(running.notes), running, states, places]
+    taps: list[Tap] = [Uncompiled(running.notes), running, states, places]
     of_places = (spot.module for spot in meaning.spots if spot.kind in ("module", "input"))
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
     noticed = partial(_noticed, weakref.ref(root), weakref.ref(given), hooked, binding.listens_to_functions)
