@@ -154,7 +154,7 @@ def children_of(module: nn.Module) -> dict[str, Any]:
 
 def registry_of(module: nn.Module, name: str) -> dict[str, Any]:
     """Return one of a module's registries: ``_modules``, ``_parameters`` or ``_buffers``."""
-    held = _attributes(module).get(name)
+    held = attributes(module).get(name)
     return held if isinstance(held, dict) else {} if held is None else dict(held.items())  # of scripts
 
 
@@ -176,13 +176,13 @@ def names_at(module: nn.Module, held: dict[str, Any], item: Segment) -> list[str
     return [*held] if item is ANY_ITEM else []
 
 
-_attributes: Callable[[nn.Module], dict[str, Any]] = nn.Module.__dict__["__dict__"].__get__
+attributes: Callable[[nn.Module], dict[str, Any]] = nn.Module.__dict__["__dict__"].__get__
 """Returns the ``__dict__`` of a module, as `byname.reading.objects.attributes_of` does, without a search."""
 
 
 def is_called(module: nn.Module) -> bool:
     """Return whether a module has a forward; a ``ModuleList`` has none."""
-    if "forward" in _attributes(module) or namespace_of(type(module)).get("forward", NEVER_CALLED) is not NEVER_CALLED:
+    if "forward" in attributes(module) or namespace_of(type(module)).get("forward", NEVER_CALLED) is not NEVER_CALLED:
         return True  # the usual cases, written out because every walk comes here
     return found_in(type(module), "forward") is not NEVER_CALLED
 

@@ -28,6 +28,7 @@ from byname.model.module_tree import (
     NEVER_CALLED,
     REGISTRY,
     Level,
+    attributes,
     children_of,
     inside_of,
     is_called,
@@ -87,7 +88,7 @@ def _only_module(segments: Segments, module: nn.Module) -> Spot | None:
         child = children_of(module).get(name)
         if not (isinstance(child, nn.Module) and _is_plain(name)) or inside_of(child)[0] is not child:
             return None
-        if name in attributes_of(module) or found_in(type(module), name) is not None or isinstance(module, Namespace):
+        if name in attributes(module) or found_in(type(module), name) is not None or isinstance(module, Namespace):
             return None
         if name in registry_of(module, "_parameters") or name in registry_of(module, "_buffers"):
             return None
