@@ -17,6 +17,7 @@ from byname.errors import (
     NotARecordingError,
     RecordingError,
     RecordingExistsError,
+    RecordingWarning,
     recording_error,
 )
 from byname.reading.interrupts import defer_signals
@@ -26,6 +27,7 @@ from byname.recording.hdf5 import BUFFER, ByteRange, laid_out
 from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, marked
 from byname.recording.stored import OpenFile
 from byname.recording.target import nearest, needs_h5py
+from byname.source.tracebacks import warn
 from byname.text import printable
 
 
@@ -136,6 +138,11 @@ def _locked(log: Path, path: Path) -> bool:
         remove_left(path)
         if not path.exists():
             finish_log(left, path)
+            if left.damage:
+                warn(
+                    f"{printable(str(path))} is without a part of {file.shown}, which was removed: {left.damage}",
+                    RecordingWarning,
+                )
         elif _identity(path) != left.identity:
             raise RecordingExistsError(f"{printable(str(path))} is there, and is not of {file.shown}; move it away")
         else:

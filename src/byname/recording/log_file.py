@@ -241,15 +241,13 @@ class LogStore(Store):
         assert self._descriptor is not None, "only before it is let go"
         try:
             finish_log(RecordingFile(OpenFile(self._log, self._descriptor)), self.path)
-        except (RecordingError, OSError, RuntimeError, ValueError, KeyError, TypeError) as reason:  # also h5py's errors
-            text = (
-                f"{printable(str(self._log))} is whole, but no HDF5 file could be made of it ({printable(str(reason))})"
-            )
-            warnings.warn(
-                f"{text}; byname.open reads it as it is, and byname.finish makes the file",
-                RecordingWarning,
-                stacklevel=4,
-            )
+        except BaseException as reason:  # of the file system or h5py; or what a signal raises, which goes on
+            why = printable(str(reason)) or type(reason).__name__
+            text = f"{printable(str(self._log))} is whole, but no HDF5 file was made of it ({why})"
+            advice = f"{text}; byname.open reads it as it is, and byname.finish makes the file"
+            warnings.warn(advice, RecordingWarning, stacklevel=4)
+            if not isinstance(reason, RecordingError | OSError | RuntimeError | ValueError | KeyError | TypeError):
+                raise
 
 
 def _level_of(compression: Any) -> int | None:

@@ -64,6 +64,7 @@ class RecordingFile:
         run: the facts of the run.
         level: of gzip in the HDF5 file that a log becomes; None for none.
         missing: what is known to be lost, in words.
+        damage: what of a log cannot be read, in words; empty where all can be.
         ended: whether the recording was closed.
         complete: whether the run came to its end, too, and nothing is missing.
         places: the places by their paths.
@@ -77,6 +78,7 @@ class RecordingFile:
     def __init__(self, file: OpenFile) -> None:
         self.file = file
         self.missing: list[str] = []
+        self.damage = ""
         self.ended = self.complete = False
         self.ends: dict[str, list[tuple[str, int]]] = {}
         start = file.read(0, min(file.size, LOG_START)).tobytes()
@@ -109,7 +111,9 @@ class RecordingFile:
         except RecordingError as reason:
             if not log:
                 raise
-            self.missing.append(f"what came after byte {at}: {reason}")
+            after = f"what came after byte {at} ({self.file.size - at} bytes)"
+            self.damage = f"{after} cannot be read: {reason}"
+            self.missing.append(self.damage)
             self.ended = True
         self.places = index.places()
         updated = datetime.fromtimestamp(self.file.updated, UTC).isoformat(timespec="milliseconds")
