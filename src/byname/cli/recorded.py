@@ -25,7 +25,7 @@ from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.recording.program_functions import ProgramFunctions
 from byname.recording.record import record
-from byname.recording.target import needs_h5py
+from byname.recording.recording_file import needs_h5py
 from byname.source.code import definition_of, stands_for
 from byname.table import counted
 from byname.text import printable

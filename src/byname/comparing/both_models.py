@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from byname.codec import bytes_of
-from byname.comparing.numbers import Tolerance, measured
+from byname.comparing.difference import Tolerance, measured
 from byname.comparing.records import Side
 from byname.errors import NotStorableError
 from byname.model.module_tree import modules_by_path, state_of, under

@@ -14,8 +14,7 @@ from torch import nn
 
 from byname.analyse.evaluation import followed
 from byname.comparing.both_models import ModelRun, leave_out_other_operations, path_in_b, reason, renamed
-from byname.comparing.difference import DIFFERENT, EQUAL, ONLY, UNCOMPARED, WITHIN, PlaceDiff, earliest
-from byname.comparing.numbers import Tolerance
+from byname.comparing.difference import DIFFERENT, EQUAL, ONLY, UNCOMPARED, WITHIN, PlaceDiff, Tolerance, earliest
 from byname.comparing.records import Comparison, Side
 from byname.errors import BadArgumentError
 from byname.recording.recorder import Recorder

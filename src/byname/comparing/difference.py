@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from byname.table import Column, Tabled
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.testing._comparison import default_tolerances
+
+from byname.codec import dtype_name
+from byname.errors import BadArgumentError
+from byname.recording.export import NUMBERS, numpy_of
+from byname.recording.values.change import same
+from byname.table import Column, Tabled, cell
 
 EQUAL, WITHIN, DIFFERENT, UNCOMPARED = "equal", "within tolerance", "different", "not compared"
 ONLY = "only in a", "only in b"
@@ -127,3 +139,154 @@ def _is_before(one: PlaceDiff, first: PlaceDiff) -> bool:
     if one.time != first.time:
         return one.time < first.time
     return one.calls == first.calls and (one.call or 0) < (first.call or 0)
+
+
+Array = NDArray[Any]
+Allowed = tuple[float, float]
+
+PIECE = 1 << 20
+"""Elements of a record that are compared at once."""
+_PLAIN = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+class Tolerance:
+    """The relative and absolute error that is allowed: ``|a - b| <= atol + rtol * |b|``.
+
+    Args:
+        given: the argument of `diff`. Where it is None any difference counts, which `exact` says.
+
+    Raises:
+        BadArgumentError: it is neither None, nor a number from 0 on, nor a dict of dtypes.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.exact = given is None
+        self._every = float(given) if _is_allowed(given) else None
+        self._own: Mapping[torch.dtype, Allowed] = given if isinstance(given, Mapping) else {}
+        known = self.exact or self._every is not None or isinstance(given, Mapping)
+        if not known or not all(map(_is_of_dtype, self._own, self._own.values())):
+            raise BadArgumentError(
+                "tolerance= is the largest absolute error, such as 1e-3, or a dict {torch.float32: (rtol, atol)}; {} "
+                f"means the tolerances of torch.testing.assert_close. This is {str(given)[:80]}"
+            )
+
+    def allowed(self, a: torch.dtype, b: torch.dtype) -> Allowed:
+        """Return ``(rtol, atol)`` for two dtypes: of each, the larger one."""
+        if self._every is not None:
+            return 0.0, self._every
+        known = [self._own.get(dtype) or default_tolerances(dtype) for dtype in (a, b)]
+        return max(rtol for rtol, _ in known), max(atol for _, atol in known)
+
+
+def _is_of_dtype(dtype: Any, errors: Any) -> bool:
+    return type(dtype) is torch.dtype and type(errors) is tuple and len(errors) == 2 and all(map(_is_allowed, errors))
+
+
+def _is_allowed(number: Any) -> bool:
+    return isinstance(number, int | float) and type(number) is not bool and 0 <= number < math.inf
+
+
+class Errors(NamedTuple):
+    """How far records are apart, an array with an element for each record; the fields are those of `PlaceDiff`."""
+
+    error: Array
+    relative: Array
+    elements: Array
+    nan: Array
+    beyond: Array
+
+
+def errors(a: Array, b: Array, allowed: Allowed) -> Errors:
+    """Return how far the records of two arrays of one shape are apart; the first dimension is the record."""
+    found = Errors(*(np.zeros(len(a), kind) for kind in (float, float, int, int, bool)))
+    a, b = (one.reshape(len(a), math.prod(a.shape[1:])) for one in (a, b))
+    with np.errstate(all="ignore"):
+        for begin in range(0, a.shape[1], PIECE):
+            _add(found, a[:, begin : begin + PIECE], b[:, begin : begin + PIECE], allowed)
+    found.error[(found.elements > 0) & (found.elements == found.nan)] = math.nan
+    return found
+
+
+def _add(found: Errors, a: Array, b: Array, allowed: Allowed) -> None:
+    """Add the errors of some elements of each record."""
+    unequal = (a != b) & ((a == a) | (b == b))
+    rows = np.flatnonzero(unequal.any(axis=1))
+    if not len(rows):
+        return
+    a, b, unequal = a[rows], b[rows], unequal[rows]
+    gap = np.where(unequal, _gap(a, b), 0.0)
+    alone = np.isnan(gap)
+    gap[alone] = 0.0
+    size = np.abs(b.astype(complex if b.dtype.kind == "c" else float))
+    relative = np.where(gap > 0, gap / size, 0.0)
+    relative[np.isnan(relative)] = math.inf
+    beyond = (gap > allowed[1] + allowed[0] * size) | np.isinf(gap) | alone
+    found.error[rows] = np.maximum(found.error[rows], gap.max(axis=1))
+    found.relative[rows] = np.maximum(found.relative[rows], relative.max(axis=1))
+    found.elements[rows] += unequal.sum(axis=1)
+    found.nan[rows] += alone.sum(axis=1)
+    found.beyond[rows] |= beyond.any(axis=1)
+
+
+def _gap(a: Array, b: Array) -> Array:
+    """Return the absolute errors; those of whole numbers do not pass through floats, which round them."""
+    if a.dtype.kind == b.dtype.kind and a.dtype.kind in "iu":
+        return (np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)).astype(float)
+    wide: type = complex if "c" in (a.dtype.kind, b.dtype.kind) else float
+    return np.abs(a.astype(wide) - b.astype(wide))
+
+
+def measured(a: Any, b: Any, tolerance: Tolerance) -> PlaceDiff:
+    """Return how far two values are apart; of containers, the worst of the values in them."""
+    found = [_measured(*each, tolerance) for each in _leaves(a, b, "")]
+    return max(found, key=_size, default=PlaceDiff())
+
+
+def _size(one: PlaceDiff) -> tuple[bool, bool, float]:
+    error = one.error or 0.0
+    return one.beyond, bool(one.elements), math.inf if math.isnan(error) else error
+
+
+def _measured(at: str, a: Any, b: Any, tolerance: Tolerance) -> PlaceDiff:
+    one, other = _numbers(a), _numbers(b)
+    if one is None or other is None or one.shape != other.shape:
+        if same(a, b):
+            return PlaceDiff()
+        return PlaceDiff(beyond=True, what=f"{at}{': ' if at else ''}{_short(a)} and {_short(b)}")
+    dtypes = dtype_of(a), dtype_of(b)
+    names = " and ".join(map(dtype_name, dtypes)) if dtypes[0] != dtypes[1] else ""
+    found = errors(one, other, tolerance.allowed(*dtypes))
+    facts = {name: column.item() for name, column in found._asdict().items()}
+    return PlaceDiff(size=one.size, what=": ".join(filter(None, (at, names))), **facts)
+
+
+def _leaves(a: Any, b: Any, at: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the values in two containers that stand at the same keys, each after these."""
+    if type(a) is type(b) is dict and [*a] == [*b]:
+        for key in a:
+            yield from _leaves(a[key], b[key], f"{at}[{key!r}]")
+    elif type(a) is type(b) and type(a) in (list, tuple) and len(a) == len(b):
+        for number, (one, other) in enumerate(zip(a, b, strict=True)):
+            yield from _leaves(one, other, f"{at}[{number}]")
+    else:
+        yield at, a, b
+
+
+def _numbers(value: Any) -> Array | None:
+    """Return a tensor or a number as an array of one record; None for another value."""
+    if type(value) is Tensor:
+        return numpy_of(value)[None]
+    if type(value) not in NUMBERS or (type(value) is int and not -(2**63) <= value < 2**63):
+        return None
+    return np.array([value])
+
+
+def dtype_of(value: Any) -> torch.dtype:
+    """Return the dtype of a tensor, and that of PyTorch for a plain number; other values count as bool."""
+    return value.dtype if type(value) is Tensor else _PLAIN.get(type(value), torch.bool)
+
+
+def _short(value: Any) -> str:
+    if type(value) is Tensor:
+        return f"{dtype_name(value.dtype)} {cell('shape', tuple(value.shape))}"
+    return reprlib.repr(value)

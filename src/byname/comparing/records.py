@@ -11,10 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from byname.comparing.difference import DIFFERENT, EQUAL, ONLY, UNCOMPARED, WITHIN, PlaceDiff
-from byname.comparing.numbers import Array, Tolerance, dtype_of, errors, measured
-from byname.recording.lazy import cropped
+from byname.comparing.difference import (
+    DIFFERENT,
+    EQUAL,
+    ONLY,
+    UNCOMPARED,
+    WITHIN,
+    Array,
+    PlaceDiff,
+    Tolerance,
+    dtype_of,
+    errors,
+    measured,
+)
 from byname.recording.series import Series
+from byname.recording.series_records import cropped
 
 EVAL, RANK, ITERATION, CALL = range(4)
 BLOCK = 4 << 20

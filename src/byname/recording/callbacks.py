@@ -14,8 +14,8 @@ from byname.errors import BadArgumentError, BynameError
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.recording.export import NUMBERS, plain_type
-from byname.recording.lazy import cropped, one_each
 from byname.recording.series import Series, shape_of
+from byname.recording.series_records import cropped, one_each
 from byname.table import listed
 from byname.text import note_on
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError, BynameError
-from byname.recording.lazy import Positions
-from byname.recording.series_records import MOMENT, SeriesRecords
+from byname.recording.series_records import MOMENT, Positions, SeriesRecords
 from byname.table import counted, listed
 from byname.text import printable
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from byname.extras import needs
-from byname.recording.lazy import Values, cropped, read, tail_of
-from byname.recording.series_records import MODES, SeriesRecords
+from byname.recording.series_records import MODES, SeriesRecords, Values, cropped, read, tail_of
 from byname.recording.value_type import numpy_has
 from byname.table import Row, counted
 from byname.text import shape_text

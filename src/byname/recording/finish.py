@@ -24,9 +24,8 @@ from byname.reading.interrupts import defer_signals
 from byname.recording.descriptors import give_name, same_file, taken_over, write_at
 from byname.recording.distributed.ranks import rank_files
 from byname.recording.hdf5 import BUFFER, ByteRange, laid_out
-from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, marked
+from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, marked, nearest, needs_h5py
 from byname.recording.stored import OpenFile
-from byname.recording.target import nearest, needs_h5py
 from byname.source.tracebacks import warn
 from byname.text import printable
 

@@ -21,10 +21,9 @@ from byname.recording.descriptors import give_name, hold, let_go, opened, same_f
 from byname.recording.finish import finish_log, new_name, remove_left
 from byname.recording.frame import FrameWriter
 from byname.recording.memory import Store
-from byname.recording.recording_file import LOG_MAGIC, RecordingFile, is_log, log_of
+from byname.recording.recording_file import LOG_MAGIC, RecordingFile, is_log, log_of, needs_h5py, target
 from byname.recording.series import Series
 from byname.recording.stored import OpenFile
-from byname.recording.target import needs_h5py, target
 from byname.table import counted
 from byname.text import printable
 

@@ -15,11 +15,10 @@ from byname.extras import needs
 from byname.recording.distributed.ranks import rank_file, rank_files
 from byname.recording.export import NumberRange
 from byname.recording.frame import StoredPlace
-from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of
+from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, nearest
 from byname.recording.series import Series, joined, without_repeats
 from byname.recording.series_by_path import asked_for
 from byname.recording.stored import OpenFile
-from byname.recording.target import nearest
 from byname.table import SHOWN, Row, counted, listed, text, to_html
 from byname.text import printable
 

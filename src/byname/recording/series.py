@@ -17,8 +17,7 @@ from byname.errors import BadArgumentError, NoMatchError
 from byname.extras import needs
 from byname.recording import export
 from byname.recording.dataset import Samples
-from byname.recording.lazy import Picked, Positions, Values, cropped, one_each
-from byname.recording.series_records import MODES, MOMENT, SeriesRecords
+from byname.recording.series_records import MODES, MOMENT, Picked, Positions, SeriesRecords, Values, cropped, one_each
 from byname.table import Row, counted, text, to_html
 from byname.text import printable
 

@@ -1,21 +1,133 @@
-"""SeriesRecords: the values of one place, and when and where each of them came, in one structured array."""
+"""SeriesRecords: the values of one place, when and where each of them came, and sequences that are read later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from byname.errors import BadArgumentError
 from byname.recording.distributed.dtensor import Shard
-from byname.recording.lazy import Positions, Values, taken
 from byname.recording.sampling import Sampling
 from byname.table import counted, listed
 from byname.text import printable
+
+Values: TypeAlias = Sequence[Any] | Tensor
+Positions: TypeAlias = NDArray[np.int64]
+
+
+class Picked(Sequence[Any]):
+    """Values out of one or several sequences, in an order of its own. Nothing is read before it is asked for.
+
+    Args:
+        parts: the sequences.
+        part, position: for each value the sequence it is in, and its place there.
+    """
+
+    __slots__ = ("part", "parts", "position")
+
+    def __init__(self, parts: Sequence[Values], part: Positions, position: Positions) -> None:
+        self.parts = parts
+        self.part = part
+        self.position = position
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return Picked(self.parts, self.part[which], self.position[which])
+        return self.parts[int(self.part[which])][int(self.position[which])]
+
+    def __iter__(self) -> Iterator[Any]:
+        """One after another, each sequence in runs: a file is then not opened anew for each of its values."""
+        streams = {number: self._runs(number) for number in np.unique(self.part).tolist()}
+        return (next(streams[number]) for number in self.part.tolist())
+
+    def _runs(self, number: int) -> Iterator[Any]:
+        positions = self.position[self.part == number]
+        for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
+            yield from self.parts[number][int(run[0]) : int(run[-1]) + 1]
+
+    @classmethod
+    def of(cls, parts: Sequence[Values]) -> Picked:
+        """Return all values of the sequences; those that are picked already are not picked twice."""
+        flat: list[Values] = []
+        part, position = [], []
+        for values in parts:
+            inner = values if isinstance(values, Picked) else None
+            part.append(np.full(len(values), len(flat)) if inner is None else inner.part + len(flat))
+            position.append(np.arange(len(values)) if inner is None else inner.position)
+            flat.extend([values] if inner is None else inner.parts)
+        return cls(flat, _together(part), _together(position))
+
+
+def _together(pieces: list[NDArray[Any]]) -> Positions:
+    return np.concatenate([np.zeros(0, np.int64), *pieces]).astype(np.int64)
+
+
+def tail_of(values: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """The shape and the type that all values have, where `read` can give them without looking at each."""
+    parts = [values.parts[number] for number in np.unique(values.part)] if isinstance(values, Picked) else [values]
+    tails = {getattr(part, "tail", None) for part in parts}
+    return tails.pop() if len(tails) == 1 else None
+
+
+def read(values: Any, positions: Positions) -> NDArray[Any]:
+    """The values at these positions as one array, neighbours read at once. Only for values that have a `tail_of`."""
+    if not isinstance(values, Picked):
+        found: NDArray[Any] = values.numbers(positions)
+        return found
+    shape, dtype = tail_of(values) or ((), None)
+    out = np.empty((len(positions), *shape), dtype)
+    part, position = values.part[positions], values.position[positions]
+    for number in np.unique(part):
+        here = np.flatnonzero(part == number)
+        out[here] = read(values.parts[number], position[here])
+    return out
+
+
+def cropped(value: Any, shape: tuple[int, ...]) -> Any:
+    """The value without the padding behind it."""
+    if issubclass(type(value), Tensor) and tuple(value.shape) != tuple(shape) and value.ndim == len(shape):
+        return value[tuple(slice(0, size) for size in shape)]
+    return value
+
+
+def taken(values: Values, which: slice | Positions) -> Values:
+    """Return some of the values, without reading them from a file."""
+    if isinstance(values, Tensor):
+        if isinstance(which, slice) and (which.step or 1) < 0:  # of which PyTorch knows nothing (2.13)
+            which = np.array(range(len(values))[which], np.int64)
+        return values[which if isinstance(which, slice) else torch.from_numpy(which)]
+    if isinstance(values, list | tuple | array):
+        return values[which] if isinstance(which, slice) else [values[number] for number in which.tolist()]
+    picked = Picked.of([values])
+    return Picked(picked.parts, picked.part[which], picked.position[which])
+
+
+def one_each(values: Any, size: int, path: str) -> Any:
+    """The values, as a tensor or a sequence of this size; anything else is refused."""
+    kind = type(values)
+    if issubclass(kind, np.ndarray):
+        values, kind = torch.from_numpy(values), Tensor
+    several = values.ndim > 0 if issubclass(kind, Tensor) else issubclass(kind, Sequence)
+    if not several or issubclass(kind, str | bytes):
+        raise BadArgumentError(f"values of {path} are a sequence or a tensor with one a record, not {kind.__name__}")
+    if len(values) != size:
+        raise BadArgumentError(
+            f"{path} has {counted(size, 'record')} and was given {counted(len(values), 'value')}: "
+            "with_values takes one for each; a callback may return a single value that stands for all"
+        )
+    return list(values) if issubclass(kind, list | tuple) else values
+
 
 SERIES_RECORD = np.dtype([("iteration", "<i8"), ("rank", "<i4"), ("call", "<i4"), ("eval", "?"), ("kind", "<i4")])
 """When and where a value came, and the number of its kind among those of the series."""

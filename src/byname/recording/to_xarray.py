@@ -20,8 +20,7 @@ from byname.errors import BadArgumentError, BynameError
 from byname.extras import needs
 from byname.recording.export import AnyArray, common_type, numpy_of, to_numpy
 from byname.recording.facts import version
-from byname.recording.lazy import Positions, cropped, read, tail_of
-from byname.recording.series_records import MODES, MOMENT, SeriesRecords
+from byname.recording.series_records import MODES, MOMENT, Positions, SeriesRecords, cropped, read, tail_of
 from byname.table import listed
 
 MOST = 2**27

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from byname.recording.export import NUMBERS, as_float, numpy_of
-from byname.recording.lazy import read, tail_of, taken
 from byname.recording.series import Series
+from byname.recording.series_records import read, tail_of, taken
 
 Array: TypeAlias = NDArray[Any]
 
