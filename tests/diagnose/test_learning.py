@@ -580,7 +580,21 @@ def a_bias_before_a_norm():
     return model, optimizer
 
 
-@pytest.mark.parametrize("program", [there_and_back, a_rate_of_zero_for_one_group, a_bias_before_a_norm])
+def adapted_to_each_sample():
+    model = nn.Linear(4, 1)
+    source = {name: one.clone() for name, one in model.state_dict().items()}
+    for _ in range(2 * STEPS):
+        model.load_state_dict(source)
+        optimizer = torch.optim.Adam(model.parameters())
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    "program", [there_and_back, a_rate_of_zero_for_one_group, a_bias_before_a_norm, adapted_to_each_sample]
+)
 def test_values_that_are_the_same_for_another_reason_are_not_said_to_be_too_small_or_put_back(program):
     assert found_in(program)[0] == []
 

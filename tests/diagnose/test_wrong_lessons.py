@@ -161,6 +161,28 @@ def never_scheduled():
     return model, scheduler
 
 
+class Trainer:
+    def __init__(self, optimizer, decay, begin):
+        self.optimizer, self.decay, self.begin = optimizer, decay, begin
+
+    def fit(self, model, epochs):
+        for epoch in range(epochs):
+            for x, y in loader_of():
+                self.optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                self.optimizer.step()
+            if epoch >= self.begin:
+                self.decay.step()
+
+
+def scheduled_by_a_trainer_later():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = CosineAnnealingLR(optimizer, T_max=4)
+    Trainer(optimizer, scheduler, begin=8).fit(model, 3)
+    return model, scheduler
+
+
 def scheduled_before_the_optimizer_was_made_again():
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -255,6 +277,38 @@ def slices_for_training():
         step(model, optimizer, x[:held_out], y[:held_out])
     assert F.cross_entropy(model(x[held_out:]), y[held_out:]) > 0
     return model, x, y
+
+
+def a_section_of_a_series():
+    x, model = torch.randn(90, 4), network()
+    y, begin, end = x[:, :3].argmax(1), 6, 30
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        step(model, optimizer, x[begin:end], y[begin:end])
+    return model, x, y
+
+
+def a_part_whose_end_is_computed_before():
+    x, model, begin = torch.randn(90, 4), network(), 6
+    y = x[:, :3].argmax(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        end = begin + 12
+        step(model, optimizer, x[begin:end], y[begin:end])
+    return model, x, y
+
+
+def a_batch_for_comparison():
+    loader, model, style = loader_of(), network(), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD([*model.parameters(), *style.parameters()], 0.1)
+    reference, _ = next(iter(loader))
+    for _ in range(4):
+        for x, y in loader:
+            loss = F.cross_entropy(model(x) + style(reference).mean(0), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model, loader
 
 
 def labels_of_a_look():
@@ -476,6 +530,15 @@ def clipped_after_the_step():
         loss.backward()
         optimizer.step()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    return model
+
+
+def norms_that_are_logged():
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        step(model, optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
     return model
 
 
@@ -820,6 +883,24 @@ def labels_from(first, classes=4, weights=(1.0, 1.0, 1.0)):
     return program
 
 
+class NextItem(nn.Module):
+    def __init__(self, items=8):
+        super().__init__()
+        self.embed = nn.Embedding(items + 1, 8, padding_idx=0)
+        self.out = nn.Linear(8, items + 1)
+
+    def forward(self, items):
+        return self.out(self.embed(items).mean(1))
+
+
+def items_counted_from_1():
+    model = NextItem()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        step(model, optimizer, torch.randint(0, 9, (36, 3)), torch.randint(1, 9, (36,)))
+    return model
+
+
 class TimeFirstBy(nn.Module):
     def __init__(self, swap):
         super().__init__()
@@ -963,6 +1044,26 @@ def by_each_sample(module, h):
 def by_running_averages(module, h):
     module.running_mean = 0.9 * module.running_mean + 0.1 * h.detach().mean(0)
     return h - (h.mean(0) if module.training else module.running_mean)
+
+
+class Neighbours(Normalised):
+    def forward(self, x, matrix):
+        h = matrix @ torch.relu(self.first(x))
+        h = h - h.mean(0)
+        return self.out(h + (torch.softmax(h, 0) * h).sum(0))
+
+
+def nodes_of_parts_of_a_graph():
+    model = Neighbours(by_the_batch)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(6):
+        matrix = (torch.rand(12, 12) < 0.3).float()
+        x, y = batch()
+        loss = F.cross_entropy(model(x, matrix), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
 
 
 def normalised(normalise, again=False):
@@ -1439,6 +1540,7 @@ FAULTY = {
     a_loop_left_after_its_first_batch: "first-batch-only",
     labels_of_a_look: "batch-not-used",
     slices_of_one_start: "same-slice",
+    a_part_whose_end_is_computed_before: "same-slice",
     batch_taken_for_time: "batch-as-time",
     hidden_by_view(False): "view-mixes",
     language_model(sees_all): "future-leak",
@@ -2018,6 +2120,12 @@ HEALTHY = [
     tied_and(untied_on_purpose),
     labels_from(0, 3),
     labels_from(0, 4, (0.9, 0.07, 0.025, 0.005)),
+    items_counted_from_1,
+    a_section_of_a_series,
+    a_batch_for_comparison,
+    scheduled_by_a_trainer_later,
+    norms_that_are_logged,
+    nodes_of_parts_of_a_graph,
     translator(True),
     translator(True, as_many_words),
     translator(True, as_many_frames),

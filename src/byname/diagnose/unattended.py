@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -99,7 +100,7 @@ class RunningCheck:
         self._followed: dict[int, FollowedOptimizer] = {}
         self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._outside_names: tuple[Name, ...] = ()
-        self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]]]] = {}
+        self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]], float]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
         self._ungraded: dict[tuple[ThisCode, int], int] = {}
         self._leaf_losses = self._has_backward = self._over = False
@@ -340,17 +341,19 @@ class RunningCheck:
                 safely(self._schedules.after_step, followed)
 
     def _note_single(self, followed: FollowedOptimizer, optimizer: Any) -> None:
-        """Note how many optimizers in a row make one step each for the same parameters, and need a state."""
+        """Note how many optimizers in a row make one step each for the same parameters, and need a state.
+
+        None counts that begins with the values of the one before, as where a model is adapted to each sample.
+        """
         followed.anew = 0
         if followed.steps > 1:
             self._single.pop(followed.keys, None)
         elif followed.keys and _keeps_state(optimizer):
             known = {keys: one for keys, one in self._single.items() if len([*alive(one[1])]) == len(one[1])}
-            followed.anew = known.get(followed.keys, (0, ()))[0] + 1
-            self._single = {
-                **known,
-                followed.keys: (followed.anew, [weakref.ref(one) for one in followed.parameters()]),
-            }
+            every = followed.parameters()
+            now, (before, _, then) = sum_of(every[0]), known.get(followed.keys, (0, (), math.nan))
+            followed.anew = 0 if now == then else before + 1
+            self._single = {**known, followed.keys: (followed.anew, [weakref.ref(one) for one in every], now)}
 
     def _end(self) -> None:
         """Report the last findings when the program ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dis
 import gc
+import re
 import sys
 import weakref
 from bisect import bisect
@@ -23,14 +24,14 @@ from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import kind_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.silent.shuffles import SHUFFLED_APART
+from byname.diagnose.silent.shuffles import SHUFFLED_APART, read_by
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of
-from byname.reading.objects import attributes_of, dict_of
+from byname.reading.objects import attributes_of, dict_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
-from byname.source.code import statements_of
+from byname.source.code import names_bound, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import note_of
@@ -250,6 +251,8 @@ class Batches(Topic):
             even = count / max(len(occurring), 1)
             if count >= 50 * classes and len(occurring) == classes - 1 > 1 and 2 * int(occurring.min()) > even:
                 missing = int(counts.argmin())
+                if any(one.num_embeddings == classes for one in living(nn.Embedding)):
+                    continue  # of words, one of which may stand for padding
                 remedy = f"give the last layer {classes - 1} outputs"
                 if not missing:
                     remedy = f"number the classes from 0, as by target - 1, and {remedy}"
@@ -282,9 +285,10 @@ class Batches(Topic):
             for known in self._loaders.values() if tensor is not None else ():
                 if any(one() is tensor for one in known.before) and now - same.given >= same.times - 1:
                     name = argument(same.line, 0 if key[0] == "inputs" else 1)
-                    loader, loop = _loader_of(known.line)
+                    loader, loop, is_used = _loader_of(known.line)
                     facts = {"what": key[0], "times": same.times, "name": name, "loader": loader, "loop": loop}
-                    self.say(BATCH_NOT_USED, same.line.site, **facts)
+                    if not is_used:
+                        self.say(BATCH_NOT_USED, same.line.site, **facts)
 
     def _tell_of_slices(self) -> None:
         """Report a small part of the targets that every step slices anew, always the same part."""
@@ -347,16 +351,31 @@ class Batches(Topic):
                 self.say(FIRST_BATCH_ONLY, site, loader=_loader_of(known.line)[0], **facts)
 
 
-def _loader_of(line: Line) -> tuple[Name, Site | None]:
-    """Return the variable of the loader over which a line iterates, and the line."""
+def _loader_of(line: Line) -> tuple[Name, Site | None, bool]:
+    """Return the variable of the loader over which a line iterates, the line, and whether a loop uses all it gives."""
     spot, code, site = line.spot, line.code, line.site
     node: Any = None if spot is None else spot.node
+    is_used = False
     for one in statements_of(code) if code is not None else ():
         if isinstance(one, ast.For) and site is not None and one.lineno == site.line and code is not None:
-            node, site = one.iter, site_of(code, one, None, code.co_qualname)
+            node, site, is_used = one.iter, site_of(code, one, None, code.co_qualname), _uses_all(one)
     if isinstance(node, ast.Call) and node.args:
         node = node.args[0]
-    return variable(ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "the loader"), site
+    path = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "the loader"
+    return variable(path), site, is_used
+
+
+def _uses_all(loop: ast.For) -> bool:
+    """Return whether a loop reads all variables that it binds to parts of a batch, and not only their sizes."""
+    bound = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    for one in loop.body:
+        if (
+            isinstance(one, ast.Assign)
+            and isinstance(one.value, ast.Name | ast.Subscript)
+            and read_by(one.value) & bound
+        ):
+            bound |= names_bound(one)
+    return bound <= {name for one in loop.body for name in read_by(one)}
 
 
 def _rows_equal(values: torch.Tensor) -> bool:
@@ -397,7 +416,10 @@ def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
     if item is None or item[0].site is None or not isinstance(index, ast.Slice) or index.lower is None:
         return None
     names = [one.id for one in ast.walk(index.lower) if isinstance(one, ast.Name)]
-    return (ast.unparse(item[1]), names[0], item[0].site) if names else None
+    end, code = "" if index.upper is None else ast.unparse(index.upper), item[0].code
+    if end.isidentifier() and code is not None:  # the end of a part on purpose, unless it is computed from the start
+        end = " ".join(path for one in statements_binding(code, end) for path in one.reads)
+    return (ast.unparse(item[1]), names[0], item[0].site) if {*names} & {*re.findall(r"\w+", end)} else None
 
 
 def _entries(tensor: torch.Tensor) -> int:

@@ -102,7 +102,7 @@ class Sequences(Topic):
         self._cut = False
         self._layers: list[_Layer] = []
         self._batch = 0
-        self._several = 0
+        self._several, self._is_graph = 0, False
         self._shifted: tuple[Line, torch.Tensor, bool] | None = None  # the inputs, and whether there are no others
         self._length = 0
         self._copied: tuple[Line, str] | None = None
@@ -121,6 +121,7 @@ class Sequences(Topic):
         if given and not call.depth:
             self._shape, self._layers, self._batch = tuple(given[0].shape), [], 0
             self._sums.setdefault(self._watch.made, sum_of(given[0]))
+            self._is_graph = any(_connects(one, len(given[0])) for one in given[1:])
         if given and not call.depth and (words or fact(given[0], "grad_fn") is None):  # else a forward goes on
             self._ids = [values for one in words if (values := values_of(one)) is not None]
             self._several = len(several)
@@ -160,7 +161,8 @@ class Sequences(Topic):
         if target is None or not self._shape:
             return
         per_sample = target.dim() == 1 or (target.dim() == 2 and target.shape[1:] != self._shape[1:2])
-        if len(self._shape) > 1 and per_sample and len(target) == self._shape[0] == call.given(0, "input").shape[0]:
+        is_batch = len(self._shape) > 1 and per_sample and not self._is_graph
+        if is_batch and len(target) == self._shape[0] == call.given(0, "input").shape[0]:
             self._batch = self._shape[0]
         values, reduction = values_of(target), call.kwargs.get("reduction", "mean")
         if values is None:
@@ -335,6 +337,12 @@ def _speaks_of_copies(frame: FrameType) -> bool:
     codes = [one.f_code for one in outwards(frame) if not is_library(one.f_code.co_filename)]
     names = {name for code in codes for name in (code.co_name, *code.co_names, *code.co_varnames)}
     return any(_COPIES.search(name) for name in names - _OTHER_COPIES)
+
+
+def _connects(tensor: torch.Tensor, count: int) -> bool:
+    """Return whether a tensor connects so many nodes of a graph: a square matrix, or two rows of their numbers."""
+    shape = tuple(tensor.shape)
+    return shape == (count, count) or (len(shape) == 2 and shape[0] == 2 and tensor.dtype == torch.long)
 
 
 def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:

@@ -91,9 +91,18 @@ def _shuffled_apart(code: CodeType) -> Iterator[tuple[_Draw, _Draw]]:
         between = statements[first.at + 1 : second.at]
         seeded = any(_SEEDS.search(ast.unparse(one)) for one in between if not hasattr(one, "body"))
         mine = [(one.variable, other) for one in (first, second) for other in statements[one.at + 1 :]]
-        anew = any(name in names_bound(one) and name not in names_read(one) for name, one in mine)
+        anew = any(name in names_bound(one) and name not in read_by(one) for name, one in mine)
         if first.call == second.call and first.variable != second.variable and not seeded and not anew:
             yield first, second
+
+
+def read_by(statement: ast.AST) -> set[str]:
+    """Return the variables that a statement reads, but for those of which it asks the size only."""
+    every = [one for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+    return {one.id for one in every if not _SIZES.search(ast.unparse(getattr(one, "parent", one)))}
+
+
+_SIZES = re.compile(r"^len\(|\.(shape|size|device|dtype|numel)$")
 
 
 def _draws_of(code: CodeType, at: int, statement: ast.stmt) -> Iterator[_Draw]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import weakref
 from collections.abc import Sequence
@@ -197,13 +198,20 @@ def _target(line: Line) -> Name:
 
 
 def _is_stepped_in_source(schedule: _Schedule) -> bool:
-    """Return whether the program has a line that would step a scheduler, perhaps later than this run went."""
-    code, name = schedule.made.code, f"{_target(schedule.made).path.rpartition('.')[2]}.step("
+    """Return whether the program has a line that would step a scheduler, perhaps later than this run went.
+
+    In a file that gives the scheduler to a call, any object may have it under another name.
+    """
+    code, name = schedule.made.code, _target(schedule.made).path.rpartition(".")[2]
     source = None if code is None else source_of(code)
     if source is None or code is None:
         return False
     here = [ast.unparse(one) for one in statements_of(code)] if code.co_name != "<module>" else [source.text]
-    return any(name in text for text in here)
+    given = [one for text in here for one in re.findall(rf"\w+\(.*\b{name}\b", text)]
+    return any(f"{name}.step(" in text for text in here) or (bool(given) and len({*_STEPS.findall(source.text)}) > 1)
+
+
+_STEPS = re.compile(r"([\w.]+)\.step\(")
 
 
 def _rate_of(optimizer: Any) -> float:
@@ -229,8 +237,8 @@ class Clipping(Topic):
             patch(block, owner, "clip_grad_value_", self._clips, reads_whole=True)
 
     def _clips(self, call: ObservedCall, result: Any) -> None:
-        if (is_late := self._is_late()) and not self._vain:
-            return
+        if ((is_late := self._is_late()) and not self._vain) or call.given(1, "max_norm") == math.inf:
+            return  # late, or only to know the norm
         given = call.given(0, "parameters")
         parameters = [given] if is_tensor(given) else given if type(given) in (list, tuple) else None
         every = self._watch.optimizers()
