@@ -17,7 +17,7 @@ from byname.diagnose.nonfinite.reasons import looking
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, row, values_of
 from byname.reading.frames import variables_of
 from byname.reading.tensor import is_tensor
-from byname.source.code import ThisCode, names_bound, names_read, statements_of
+from byname.source.code import ThisCode, names_bound, statements_of
 from byname.source.location import PROGRAM, WRITTEN_BY, Site, site_of
 from byname.source.tracebacks import outwards
 
