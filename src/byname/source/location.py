@@ -294,7 +294,7 @@ def failing_frame(error: BaseException) -> PassedFrame | None:
 
 def is_library(filename: str) -> bool:
     """Return whether a file is installed (standard library, site-packages) rather than written by the user."""
-    return WRITTEN_BY[filename] != PROGRAM
+    return filename.startswith(_TORCH) or WRITTEN_BY[filename] != PROGRAM  # most files of a process are PyTorch's
 
 
 TORCH, LIBRARY, PROGRAM = range(3)
