@@ -88,7 +88,10 @@ class OpenCalls(list[tuple[nn.Module, T]]):
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A call whose inputs and outputs are still being collected; `model.call_graph.Call` documents the fields."""
+    """A call whose inputs and outputs are still being collected; `model.call_graph.Call` documents the fields.
+
+    `visible` is whether the call of a module is on the stack, as always unless other code replaces PyTorch's.
+    """
 
     path: str
     operation: str
@@ -100,6 +103,7 @@ class Draft:
     outputs: list[int] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     is_call: bool = True
+    visible: bool = False
     line: Instruction | None = None
     inside: tuple[str, ...] = ()
     given: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
@@ -121,7 +125,6 @@ class CallTracer(TorchFunctionMode):
         self._before = before
         self._functions = functions or {}
         self._thread = threading.get_ident()
-        self._visible = False  # as calls of modules are on the stack unless other code replaces PyTorch's
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -145,15 +148,15 @@ class CallTracer(TorchFunctionMode):
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        self._visible = self._visible or runs(module)
         draft = Draft(self._paths[id(module)], type(module).__name__, "module", module, self._running())
         draft.line = line_in_the_model(sys._getframe(1))
+        draft.visible = runs(module)
         self.drafts.append(draft)
         self._open.append((module, draft))
 
     def _running(self) -> Draft | None:
         """Return the innermost call that is running; one whose module has removed its hooks ends without `_leave`."""
-        while self._open and self._visible and not runs(self._open[-1][0]):
+        while self._open and self._open[-1][1].visible and not runs(self._open[-1][0]):
             self._open.pop()
         return self._open[-1][1] if self._open else None
 
