@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from byname.errors import NotStorableError
-from byname.recording.values.change import Last, same
+from byname.recording.values.change import ChangeDetector, same
 from byname.recording.values.copy import Copies, plain_copy
 from byname.recording.values.reduce import FIGURES, reduction
 
@@ -138,7 +138,7 @@ def test_reductions_on_the_gpu_equal_those_on_the_cpu(name):
 
 def test_a_change_that_only_the_content_tells_is_doubtful_and_told_by_the_copies():
     norm = nn.BatchNorm1d(2).cuda()
-    last, copies = Last(), Copies()
+    last, copies = ChangeDetector(), Copies()
     first = copies.take(norm.running_mean, "x")
     last.stored(norm.running_mean, first)
     assert last.changed(norm.running_mean) and last.doubtful

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stored_runs import kept
 from torch import nn
 
-from byname.recording.values.change import Last, same
+from byname.recording.values.change import ChangeDetector, same
 
 
 def copy(value):
@@ -27,13 +27,13 @@ def copy(value):
 
 
 def stored(value, **options):
-    last = Last(**options)
+    last = ChangeDetector(**options)
     last.stored(value, copy(value))
     return last
 
 
 def test_the_first_value_has_changed():
-    assert Last().changed(torch.ones(1)) and Last().changed(None)
+    assert ChangeDetector().changed(torch.ones(1)) and ChangeDetector().changed(None)
 
 
 @pytest.mark.parametrize("make", [lambda: torch.ones(3), lambda: nn.Parameter(torch.ones(3)), lambda: torch.ones(3, 3).t(), lambda: torch.tensor(2.0), lambda: torch.zeros(0), lambda: torch.ones(2).to_sparse(), lambda: torch.ones(2, dtype=torch.complex64).conj()])  # fmt: skip
@@ -182,7 +182,7 @@ def test_a_reduced_value_is_compared_in_its_reduced_form():
         asked.append(1)
         return tensor.sum()
 
-    last = Last(form)
+    last = ChangeDetector(form)
     last.stored(value, copy(value.sum()))
     assert not last.changed(value) and asked == [1]
     value.data[0] = 9
@@ -193,11 +193,11 @@ def test_a_reduced_value_is_compared_in_its_reduced_form():
 
 def test_what_lies_on_another_device_is_doubtful_where_only_its_content_would_tell():
     value = torch.zeros(2, device="meta")
-    last = Last()
+    last = ChangeDetector()
     last.stored(value, torch.zeros(2))
     assert last.changed(value) and last.doubtful
     assert last.changed(torch.zeros(2, device="meta")) and not last.doubtful
-    inside = Last()
+    inside = ChangeDetector()
     inside.stored([value], [torch.zeros(2)])
     assert inside.changed([value]) and inside.doubtful
 
@@ -214,7 +214,7 @@ def test_the_copy_is_let_go_with_the_memory_that_it_is_of(no_collection):
     value = torch.ones(3)
     made = copy(value)
     gone = weakref.ref(made)
-    last = Last()
+    last = ChangeDetector()
     last.stored(value, made)
     del made
     assert gone() is not None
@@ -239,7 +239,7 @@ def test_nothing_of_it_is_left_when_it_goes(no_collection):
 
 
 def test_a_tensor_that_dies_in_another_thread_takes_its_copy_along():
-    last, held = Last(), [torch.ones(3)]
+    last, held = ChangeDetector(), [torch.ones(3)]
     last.stored(held[0], copy(held[0]))
     thread = threading.Thread(target=held.clear)
     thread.start(), thread.join()
@@ -257,7 +257,7 @@ def test_function_modes_of_the_program_see_nothing():
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    value, last = torch.ones(2), Last()
+    value, last = torch.ones(2), ChangeDetector()
     made = copy(value)
     with Functions():
         last.stored(value, made)

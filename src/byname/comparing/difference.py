@@ -187,7 +187,7 @@ def _is_allowed(number: Any) -> bool:
 
 
 class Errors(NamedTuple):
-    """How far records are apart, an array with an element for each record; the fields are those of `PlaceDiff`."""
+    """How much records differ, an array with an element for each record; the fields are those of `PlaceDiff`."""
 
     error: Array
     relative: Array
@@ -197,7 +197,7 @@ class Errors(NamedTuple):
 
 
 def errors(a: Array, b: Array, allowed: Allowed) -> Errors:
-    """Return how far the records of two arrays of one shape are apart; the first dimension is the record."""
+    """Return how much the records of two arrays of one shape differ; the first dimension is the record."""
     found = Errors(*(np.zeros(len(a), kind) for kind in (float, float, int, int, bool)))
     a, b = (one.reshape(len(a), math.prod(a.shape[1:])) for one in (a, b))
     with np.errstate(all="ignore"):
@@ -237,7 +237,7 @@ def _gap(a: Array, b: Array) -> Array:
 
 
 def measured(a: Any, b: Any, tolerance: Tolerance) -> PlaceDiff:
-    """Return how far two values are apart; of containers, the worst of the values in them."""
+    """Return how much two values differ; of containers, the worst of the values in them."""
     found = [_measured(*each, tolerance) for each in _leaves(a, b, "")]
     return max(found, key=_size, default=PlaceDiff())
 

@@ -1,4 +1,4 @@
-"""Records: which records of two series stand for one moment, and how far their values are apart."""
+"""Records: which records of two series stand for one moment, and how much their values differ."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Comparison:
         last = np.stack([run.ends(every) for run in (self.a, self.b)])
         whole = np.array([[not run.cut] for run in (self.a, self.b)])
         lacking &= every[:, ITERATION] < last + whole
-        turn = -1 if path.endswith(".grad") else 1  # a backward comes to the last call first
+        turn = -1 if path.endswith(".grad") else 1  # a backward reaches the last call first
         order = np.lexsort((every[:, RANK], turn * every[:, CALL], every[:, ITERATION], self.a.times(path, every)))
         order = order[(every[:, ITERATION] <= last.min(axis=0))[order]]
         return every[order], at[:, order], lacking[:, order]

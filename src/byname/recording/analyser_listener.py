@@ -1,4 +1,4 @@
-"""AnalyserListener: how the figures of an analyser come into a recording, once for each iteration that is due."""
+"""AnalyserListener: records the figures of an analyser, once for each iteration that is due."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import nn
 from byname.errors import BadArgumentError, NotStorableError
 from byname.recording.clock import Clock, InOrder
 from byname.recording.flush import PlaceValues, Windows
-from byname.recording.listener import Storing
+from byname.recording.listener import PlaceRecorder
 from byname.recording.options import Analysed, Options, is_analyser, several
 from byname.recording.sampling import Time
-from byname.recording.silence import why
+from byname.recording.unrecorded import why
 from byname.text import note_on
 from byname.tracing.muted import muting
 from byname.watch.forwards import follow_forwards, nothing
@@ -24,10 +24,10 @@ from byname.watch.handle import Handle
 Asked: TypeAlias = "list[tuple[Options, Any]]"
 
 
-class Reports(Storing):
+class AnalyserListener(PlaceRecorder):
     """The figures of one analyser, which stands in their paths under a name.
 
-    The analyser has seen a forward when this is told of its end: hooks are kept in the order in which things were
+    The analyser has seen a forward when its end is reported here: hooks are kept in the order in which things were
     attached to the model, and the analyser was there before.
     """
 
@@ -49,7 +49,7 @@ class Reports(Storing):
     def unrecorded(self) -> list[tuple[str, str]]:
         """Return the analyser, if none of its figures was recorded, with the reason."""
         if sum(self._clock.forwards.values()):
-            reason = "it was told nothing" if self._analyser.enabled else "it was disabled"
+            reason = "it observed nothing" if self._analyser.enabled else "it was disabled"
         else:
             reason = f"figures are taken when a forward has ended, and none of {self._model_name} did"
         found = why([*self._columns.values()], reason, self._options, self._clock)
@@ -81,11 +81,11 @@ class Reports(Storing):
     def _column(self, path: str) -> PlaceValues:
         if path in self._windows.columns:
             raise BadArgumentError(f"`{path}` is a place that is recorded, and a figure of {self.asked}")
-        # each result is new memory: what has changed is told by the numbers
+        # each result is new memory: its content tells whether it has changed
         return self._add(path, self._name, by_content=True, numbers=InOrder())
 
 
-def apart(asked: Asked) -> tuple[Asked, list[tuple[Options, Analysed]]]:
+def without_analysers(asked: Asked) -> tuple[Asked, list[tuple[Options, Analysed]]]:
     """The places that are asked for, and the analysers."""
     places: Asked = []
     analysers: list[tuple[Options, Analysed]] = []
@@ -100,9 +100,9 @@ def apart(asked: Asked) -> tuple[Asked, list[tuple[Options, Analysed]]]:
     return places, analysers
 
 
-def reports_of(
+def analyser_listeners(
     model: nn.Module, asked: Iterable[tuple[Options, Analysed]], clock: Clock, windows: Windows
-) -> list[Reports]:
+) -> list[AnalyserListener]:
     """One for each analyser; a second of the same class has a number, ``DeadUnits_2``."""
     often: Counter[str] = Counter()
     reports = []
@@ -110,5 +110,5 @@ def reports_of(
         name = type(analyser).__name__
         often[name] += 1
         numbered = name if often[name] == 1 else f"{name}_{often[name]}"
-        reports.append(Reports(model, analyser, numbered, options, clock, windows))
+        reports.append(AnalyserListener(model, analyser, numbered, options, clock, windows))
     return reports

@@ -1,4 +1,4 @@
-"""Clock: which iteration it is, which one a forward was, and the numbers of several values within one."""
+"""Clock: counts iterations, and numbers the values of a place within one."""
 
 from __future__ import annotations
 
@@ -193,12 +193,12 @@ class Clock:
         self._steps = 0
         self._counting = threading.Lock()
         self._here = _ClockHere()
-        # before the listeners are attached, so that it is told of a forward before they are
+        # before the listeners are attached, so that it observes a forward before they do
         self._handle: Handle = follow_forwards(model, self._forward, self._over, enabled=False)
         self._hooks = Undo()
 
     def start(self, began: Callable[[], object], ended: Callable[[], object]) -> None:
-        """Counts from now on.
+        """Count from now on.
 
         Args:
             began: is called when an iteration begins; all before it have ended, backward included.
@@ -213,7 +213,7 @@ class Clock:
             self._hooks.register(self._optimizer.register_step_post_hook, lambda *_: self._step())
 
     def stop(self) -> None:
-        """Counts no longer, and nothing is left on the model and the optimizer."""
+        """Count no longer, and leave nothing on the model and the optimizer."""
         try:
             self._handle.remove()
         finally:
@@ -245,7 +245,7 @@ class Clock:
         return "train" if model is None or model.training else "eval"
 
     def of_backward(self) -> Time:
-        """The latest iteration that a backward can come to; what ran under ``no_grad`` since then does not count.
+        """The latest iteration that a backward can reach; what ran under ``no_grad`` since then does not count.
 
         Where no forward of the whole model has run with gradients, each backward is an iteration of the mode it is in.
         """

@@ -149,7 +149,7 @@ def _counts(series: Mapping[str, SeriesRecords], leading: Mapping[str, list[int]
 
 
 def _together(series: Mapping[str, SeriesRecords], memory: int) -> int:
-    """Return how many records of all series are about so many bytes, four of them an element."""
+    """Return how many records of all series have about this many bytes, at four bytes an element."""
     elements = sum(math.prod(one.shapes[0]) for one in series.values() if len(one))
     return max(1, memory // max(4 * elements, 1))
 

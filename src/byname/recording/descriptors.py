@@ -29,15 +29,15 @@ def opened(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def write_at(descriptor: int, data: Bytes, offset: int) -> None:
-    """Writes all of ``data``, without a copy of it."""
-    rest = memoryview(data)
-    while len(rest):
-        written = _pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written
+    """Write all of ``data``, without a copy of it."""
+    left = memoryview(data)
+    while len(left):
+        written = _pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def write_together(descriptor: int, several: Sequence[Any], offset: int) -> int:
-    """Writes bytes one behind the other, without a copy of them; returns where they end."""
+    """Write buffers one after another, without a copy of them; return where they end."""
     for begin in range(0, len(several), _AT_ONCE):
         views = [memoryview(one) for one in several[begin : begin + _AT_ONCE]]
         end = offset + sum(map(len, views))
@@ -87,21 +87,21 @@ def same_file(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result |
 
 
 def hold(descriptor: int) -> None:
-    """Shows others that a writer has the file, for as long as the descriptor is open; keeps no reader out."""
+    """Show others that a writer has the file, while the descriptor is open; readers are not kept out."""
     if fcntl is not None:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def let_go(descriptor: int) -> None:
-    """Ends `hold`, also in processes that were forked meanwhile, and have the same lock."""
+    """End `hold`, also in processes that were forked meanwhile, and have the same lock."""
     if fcntl is not None:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def taken_over(descriptor: int) -> bool | None:
-    """Locks a file out of which a writer has gone: whether it has, and nobody reads; None where there are no locks.
+    """Lock a file whose writer has ended, and return whether that succeeded; None where there are no locks.
 
     The lock ends with the descriptor.
     """

@@ -91,7 +91,7 @@ def plain_type(values: Sequence[Any]) -> np.dtype[Any] | None:
 
 
 def objects(values: Iterable[Any]) -> AnyArray:
-    """An array of objects with one dimension, whatever the objects are: numpy would take equal shapes apart."""
+    """An array of objects with one dimension, whatever the objects are: numpy would split arrays of equal shapes."""
     every = list(values)
     array = np.empty(len(every), dtype=object)
     for number, value in enumerate(every):
@@ -137,7 +137,7 @@ SHOWN = 20
 
 
 def row(series: SeriesRecords, number: int, value: Any) -> Row:
-    """One record as plain values. A tensor of one element is its number; of a larger one the range is told."""
+    """One record as plain values. A tensor of one element is its number; of a larger one, the range."""
     iteration, rank, call, evaluation, kind = series.records[number].item()
     shape = series.kinds[kind].shape
     when = {"iteration": iteration, "mode": MODES[evaluation], "rank": rank, "call": call}
@@ -180,7 +180,7 @@ def _shortened(whole: Row) -> Row:
 
 
 _WITH_SHAPE = (type(None), *NUMBERS)
-"""Values in a row that have a shape: numbers, and tensors, of which only the range is told."""
+"""Values in a row that have a shape: numbers, and tensors (shown by their range, with the value None)."""
 
 
 def _brief(value: Any) -> Any:
@@ -224,7 +224,7 @@ def as_float(number: complex) -> float:
 
 
 _WITH_RANGES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
-"""Types of which PyTorch tells the range without a copy as float64."""
+"""Types whose range PyTorch computes without a copy as float64."""
 
 
 class NumberRange:
@@ -235,7 +235,7 @@ class NumberRange:
         self.total, self.count, self.nan = 0.0, 0, 0
 
     def add(self, value: Any) -> None:
-        """Takes a tensor or a number, and nothing of other values."""
+        """Add a tensor or a number; other values are ignored."""
         if type(value) in (bool, int, float, complex):
             value = torch.tensor(as_float(value), dtype=torch.float64)
         if type(value) is not Tensor or not value.numel():

@@ -1,4 +1,4 @@
-"""Finish: the HDF5 file of a log: when the recorder is closed, or later, of what a killed process has left."""
+"""Finish: makes the HDF5 file of a log, when the recorder is closed or later."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def repair(path: str | os.PathLike[str]) -> bool:
     """Make the HDF5 file of what a killed process has left, for readers that are not byname.
 
     It is what `finish` does: `byname.open` reads the log (``run.h5.log``) of a killed process as it is, and h5py,
-    xarray and others do not know it. A recording of which nothing was left stays as it is.
+    xarray and others do not know it. A recording that is finished stays as it is.
 
     Args:
         path: of the file; for a run of several ranks the path that was recorded to, such as ``"run.h5"`` for
@@ -202,7 +202,7 @@ def _write(log: RecordingFile, new: Path) -> None:
     with defer_signals():
         file = OpenFile(new, flags=os.O_RDWR)  # closes its descriptor itself, wherever an interrupt comes
     total = sum(place.size for place in log.places.values())
-    with closing(file), _progress(printable(new.name[: -len(".123456789012.new")]), total) as told:
+    with closing(file), _progress(printable(new.name[: -len(".123456789012.new")]), total) as advance:
         for at, pieces in copies:
             for piece in pieces:
                 size = piece.size if type(piece) is ByteRange else len(piece)
@@ -211,7 +211,7 @@ def _write(log: RecordingFile, new: Path) -> None:
                 else:
                     write_at(file.descriptor, piece, at)
                 at += size
-                told(size)
+                advance(size)
         whole = marked(log.identity, os.fstat(file.descriptor).st_size, index)
         write_at(file.descriptor, whole, mark)  # last: until then it is no recording
 
@@ -219,7 +219,7 @@ def _write(log: RecordingFile, new: Path) -> None:
 def _copy(file: OpenFile, run: ByteRange, descriptor: int, to: int) -> None:
     """Copy bytes of a log into a file, by the system itself where it can."""
     done = 0
-    with suppress(OSError, AttributeError):  # another system or file system cannot; of a full disk the rest speaks
+    with suppress(OSError, AttributeError):  # another system or file system cannot; a full disk fails again below
         while done < run.size:
             got = os.copy_file_range(file.descriptor, descriptor, run.size - done, run.at + done, to + done)
             if not got:
@@ -240,7 +240,7 @@ def _progress(words: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show in a terminal how far the copying has come, if it takes long."""
     done, shown, bar = 0, time.monotonic() + _PATIENCE, None
 
-    def told(size: int) -> None:
+    def advance(size: int) -> None:
         nonlocal done, shown, bar
         done += size
         if time.monotonic() < shown or not sys.stderr.isatty():
@@ -250,7 +250,7 @@ def _progress(words: str, total: int) -> Iterator[Callable[[int], None]]:
         bar.update(bar.task_ids[0], completed=done, refresh=True)
 
     try:
-        yield told
+        yield advance
     finally:
         if bar is not None:
             bar.stop()

@@ -1,4 +1,4 @@
-"""Flush: what came at each place since the last window, and when a window closes and where it goes."""
+"""Flush: the values of each place since the last window, and the windows that are handed on to a store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from byname.recording.memory import MemoryStore, SeriesOnDemand, Store
 from byname.recording.sampling import Sampling, Time
 from byname.recording.series import Series
 from byname.recording.series_records import SERIES_RECORD, Kind
-from byname.recording.values.change import NOTHING, Last, same
+from byname.recording.values.change import NOTHING, ChangeDetector, same
 from byname.recording.values.copy import Copies, plain_copy
 from byname.recording.values.plain import undisturbed
 from byname.source.tracebacks import warn
@@ -47,7 +47,7 @@ class PlaceValues:
         form: what is made of a value before it is copied; None for nothing.
         exact: whether it was asked for by this very path, not by a wildcard.
         gradient: whether the values are gradients.
-        by_forward: whether a value belongs to the iteration of the forward that it was told of, and not to the latest.
+        by_forward: whether a value belongs to the iteration of the forward that computed it, and not to the latest.
         numbers: numbers the values of an iteration, where its forwards do not.
         sampling: how values are taken.
         records: those of the open window that are not yet `kept`.
@@ -58,7 +58,7 @@ class PlaceValues:
     """
 
     path: str
-    last: Last | None
+    last: ChangeDetector | None
     form: Callable[[Any], Any] | None
     sampling: Sampling
     exact: bool = False
@@ -93,7 +93,7 @@ class PlaceValues:
         if not records:
             return None
         if self.gradient and self.by_forward and len({time.mode for time, *_ in records}) == 1:
-            # a backward comes to the last call first
+            # a backward reaches the last call first
             records = sorted(records, key=lambda one: (one[0].iteration, one[1]))
         kinds: dict[tuple[Any, Shard | None], int] = {}
         moments, values = [], []
@@ -110,7 +110,7 @@ _HURRY = 5.0
 _BYTES = 15 << 20
 """Of memory, objects included. One window fills while another is written: with a forward's values, less than 32 MiB."""
 _SAID = 8
-"""Windows of one place whose loss is told each by a sentence of its own."""
+"""Lost windows of one place that get a sentence each."""
 
 
 class Windows:
@@ -124,7 +124,7 @@ class Windows:
 
     Attributes:
         store: where it goes.
-        own: makes a store for what did not come to rank 0.
+        own: makes a store for what did not reach rank 0.
         gatherer: brings it to rank 0 first, where it is asked to.
         columns: the places, each with what came since the last window.
         copies: makes the copies.
@@ -132,7 +132,7 @@ class Windows:
         lost: what is missing, in sentences.
         note: is given the place, iteration and copy of each value; None where nothing is made of them.
         keeps: whether only some iterations stay, so that the window is open to the end.
-        excused: what is missing if the program goes on, in sentences: else the error that ends it says so.
+        excused: values lost to an error that the program may still catch; they become missing at the next iteration.
         tell: is given errors that else come out of a forward of the program, where that knows nothing of the recording.
     """
 
@@ -297,7 +297,7 @@ class Windows:
         self._account()
 
     def _account(self) -> None:
-        """What did not come to rank 0 is kept here, and what went wrong is said."""
+        """Store here what did not reach rank 0, and warn of what went wrong."""
         assert self.gatherer is not None
         for kept in self.gatherer.undelivered():
             if self.own is not None:

@@ -46,7 +46,7 @@ _UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, Over
 
 
 class FrameWriter:
-    """Makes frames; what one has said of places and types of values, the later ones do not say again.
+    """Makes frames; a place or a type of values is described in the first frame that has it.
 
     Attributes:
         last: the last iteration of all records; -1 if there are none.
@@ -101,7 +101,7 @@ class FrameWriter:
 
 
 def framed(facts: Mapping[str, Any], entries: NDArray[Any], body: Sequence[Any] = (), size: int = 0) -> list[Any]:
-    """Return the buffers of a frame, in order, whose body has so many bytes."""
+    """Return the buffers of a frame, in order; `size` is that of the body in bytes."""
     words = json.dumps(facts, separators=(",", ":"), default=str).encode() if facts else b""
     table = entries.tobytes()
     checksum = zlib.crc32(table, zlib.crc32(words))
@@ -109,7 +109,7 @@ def framed(facts: Mapping[str, Any], entries: NDArray[Any], body: Sequence[Any] 
 
 
 class _PackedRecords(NamedTuple):
-    """Records in the body of a frame: where they begin, of which rank they are, and their iterations."""
+    """Records in the body of a frame: where they begin, their rank, and their iterations."""
 
     at: int
     rank: int
@@ -242,7 +242,7 @@ class FrameIndex:
     Attributes:
         named: the places, with how their values were taken.
         types: those of all values.
-        columns: where the columns of records are, in a file that has them apart; entries have the number of a row.
+        columns: where the columns of records are, in a file with an array for each; entries have the number of a row.
         packed: arrays that are packed, by the numbers of their places; entries count from their beginnings.
         latest: the records that were read last, with where they are: places that are recorded together have the same.
     """
@@ -278,7 +278,7 @@ class FrameIndex:
             self._entries.append(frame.entries)
 
     def clear(self) -> None:
-        """Forget the values, and keep the places and types, of which the next frames speak."""
+        """Forget the values, and keep the places and types, to which the next frames refer."""
         self._entries = []
 
     def last(self) -> int:

@@ -31,7 +31,7 @@ from byname.recording.value_type import ValueType, json_of, numpy_dtype, numpy_h
 BUFFER = 1 << 20
 """Bytes that are put together to be written at once: they stay in the processor's cache."""
 _LARGE, _AT_ONCE = 1 << 17, 1 << 24
-"""Bytes of a run of values from which on the system copies it, and of which it copies so many at once."""
+"""The least bytes of a run that the system copies itself, and the most that it copies at once."""
 _CHUNK = 1 << 20
 """Bytes of a chunk that gzip packs, or one row that has more."""
 _TAKEN = (".", "byname")
@@ -372,8 +372,8 @@ def _together(entries: NDArray[Any], values: StoredValues) -> NDArray[Any]:
     """Return the entries of a place with neighbours of one type as one, unless each has a table of sizes."""
     counts = entries["count"].astype("<i8")
     kinds = values.which[numpy.cumsum(counts) - counts]
-    apart = numpy.array([kind.bytes is None for kind in values.types])[kinds]
-    starts = numpy.flatnonzero(numpy.concatenate([[True], (kinds[1:] != kinds[:-1]) | apart[1:]]))
+    sized = numpy.array([kind.bytes is None for kind in values.types])[kinds]
+    starts = numpy.flatnonzero(numpy.concatenate([[True], (kinds[1:] != kinds[:-1]) | sized[1:]]))
     merged = entries[starts]
     lowest = numpy.minimum.reduceat(entries["rank"], starts)
     merged["rank"] = numpy.where(lowest == numpy.maximum.reduceat(entries["rank"], starts), lowest, SEVERAL)
@@ -385,7 +385,7 @@ def _together(entries: NDArray[Any], values: StoredValues) -> NDArray[Any]:
 
 
 def _runs(at: Numbers, sizes: Numbers, most: int) -> Iterator[ByteRange]:
-    """Yield bytes that lie together, up to so many at once."""
+    """Yield bytes that lie together, at most `most` at once."""
     for start, stop in neighbours(at, sizes, most):
         begin, end = int(at[start]), int(at[stop - 1] + sizes[stop - 1])
         for one in range(begin, end, most):

@@ -1,4 +1,4 @@
-"""Listener: the callback of a recording at its places; is the value due, has it changed, what is stored of it?"""
+"""Listener: the callback of a recording at its places, which stores the values that are due and have changed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from byname.recording.distributed.dtensor import is_distributed, local_part
 from byname.recording.flush import PlaceValues, Windows
 from byname.recording.options import Options, form_of, several
 from byname.recording.sampling import Time
-from byname.recording.silence import Unrecorded, why
-from byname.recording.values.change import NOTHING, Last
+from byname.recording.unrecorded import Unrecorded, why
+from byname.recording.values.change import NOTHING, ChangeDetector
 from byname.recording.values.plain import functions_listen, quick_copy
 from byname.recording.values.reduce import quick_figure
 from byname.table import counted, listed
@@ -33,7 +33,7 @@ from byname.watch.attachment import Event
 from byname.watch.handle import Handle
 
 
-class Storing:
+class PlaceRecorder:
     """Stores the values of places as they are asked for.
 
     Attributes:
@@ -59,7 +59,7 @@ class Storing:
         return tuple(self._columns)
 
     def dropped(self) -> list[str]:
-        """Return sentences about places of which some values belonged to no iteration."""
+        """Return sentences about places with values that belonged to no iteration."""
         return []
 
     def prepare(self) -> None:
@@ -67,15 +67,15 @@ class Storing:
         if not self.handle.enabled:
             self.handle.enabled = True
 
-    def rest(self) -> None:
-        """Be out of the way of a forward that begins, if nothing is due in it."""
+    def pause_if_idle(self) -> None:
+        """Pause the listener for the forward that begins if nothing is due in it."""
 
     def _add(
         self, path: str, asked: str, *, compared: bool = True, by_content: bool = False, state: str = "", **known: Any
     ) -> PlaceValues:
-        """Return the values of a new place, of which only changes are stored if they are `compared`."""
+        """Add a place; only changes of its value are stored if values are `compared`."""
         form = form_of(self._options, path, self._windows.warn)
-        last = Last(form, by_content=by_content) if self._options.on_change and compared else None
+        last = ChangeDetector(form, by_content=by_content) if self._options.on_change and compared else None
         sampling = replace(self._options.sampling(asked, self._clock.counted), state=state)
         column = PlaceValues(path, last=last, form=form, sampling=sampling, **known)
         self._columns[path] = self._windows.columns[path] = column
@@ -94,19 +94,19 @@ class Storing:
         if type(value) not in PLAIN and is_distributed(value):
             value, shard = local_part(value)
         last, form, windows, before = column.last, column.form, self._windows, NOTHING
-        told = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
+        given = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
         if last is not None:
-            if not last.changed(value, told):
+            if not last.changed(value, given):
                 return
             if last.doubtful:
                 before = last.copy
-        copy = quick_copy(told) if form is None else self._quick(told)
+        copy = quick_copy(given) if form is None else self._quick(given)
         if copy is None:
-            copy = windows.copies.take(told if form is None else form(told), column.path)
+            copy = windows.copies.take(given if form is None else form(given), column.path)
         if last is not None:
             last.stored(value, copy)
         column.stored = True
-        column.records.append((time, call, copy, shard if told is value and form is None else None, before))
+        column.records.append((time, call, copy, shard if given is value and form is None else None, before))
         if windows.note is not None:
             windows.note(column, time, copy)
         if type(copy) is not Tensor:
@@ -135,8 +135,8 @@ _RECORD = 128
 _TENSOR_RECORD = _RECORD + TENSOR_BYTES
 
 
-class Listener(Storing):
-    """Listens at all places of which the same is asked."""
+class Listener(PlaceRecorder):
+    """Listens at all places that have the same options."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Listener(Storing):
         self.handle.requested.says = False  # the recorder does
 
     def unrecorded(self) -> list[tuple[str, str]]:
-        """Return the places of which nothing was recorded, in words, each with the reason."""
+        """Return the places where nothing was recorded, in words, each with the reason."""
         found = []
         for entry in self.handle.requested.entries():
             columns = [self._columns[path] for path in entry.paths if path in self._columns]
@@ -184,7 +184,7 @@ class Listener(Storing):
         return found
 
     def dropped(self) -> list[str]:
-        """Return sentences about places of which something was recorded, and some values belonged to no iteration."""
+        """Return sentences about places where values were recorded, and others belonged to no iteration."""
         return [
             f"`{path}`: {counted(number, 'value')} passed outside of the forwards of {self._unrecorded.name} and "
             f"belong to no iteration; {self._unrecorded.remedy}"
@@ -208,11 +208,11 @@ class Listener(Storing):
         elif self.handle.paused and self._wanted():
             self.handle.paused = False
 
-    def rest(self) -> None:
-        """A forward begins: out of its way if nothing can be due in it. Gradients of earlier ones are still told.
+    def pause_if_idle(self) -> None:
+        """Pause for this forward if nothing can be due in it; gradients of earlier ones are still reported.
 
-        Where something is compiled it is so only for good: compiled code is then used again, and tells the clock of no
-        forward.
+        If functions were compiled, it pauses only for good: they then run compiled again, and report no forward to the
+        clock.
         """
         if self._times and not self.handle.paused and not self._wanted():
             over = self._options.over(*self._clock.coming())
@@ -222,14 +222,14 @@ class Listener(Storing):
         return self._options.always or any(map(self._options.due, self._clock.coming()))
 
     def _unmatched(self, error: NoMatchError) -> None:
-        """The first forward came to none of what was asked for."""
+        """The first forward reached none of the places."""
         if self._windows.tell is None:
             self.handle.remove()
             raise NoMatchError(f"{error}. It is removed again")
         self._windows.tell(error)
 
     def _ended(self, paths: Collection[str], why: str) -> None:
-        """Nothing comes of these places from the forward that runs on."""
+        """Nothing stands at these places from the running forward on."""
         now = self._clock.now()
         recorded = [path for path in paths if path in self._columns]
         for last in [last for path in recorded if (last := self._columns[path].last) is not None]:
@@ -273,7 +273,7 @@ class Listener(Storing):
         clock = self._clock
         if not column.gradient:
             return self._time_of_value(event.iteration)
-        if isinstance(column.numbers, InOrder) or event.recomputed:  # it is not known of which forward
+        if isinstance(column.numbers, InOrder) or event.recomputed:  # its forward is not known
             return clock.of_backward()
         time: Time | None = event.before
         return Time(time.mode, clock.latest.iteration) if time is not None and clock.by_steps else time
@@ -281,7 +281,7 @@ class Listener(Storing):
     def _time_of_value(self, forward: int) -> Time | None:
         """The iteration of a value that passes now, in a forward or after it.
 
-        None where forwards are counted and it belongs to none: before the first that this was told of, and outside of
+        None where forwards are counted and it belongs to none: before the first that was observed, and outside of
         forwards when the model is in another mode than in the latest.
         """
         clock = self._clock

@@ -81,23 +81,23 @@ class LogStore(Store):
         return self._failure is not None
 
     def append(self, window: Mapping[str, Series]) -> None:
-        """Takes the values that came since the last window."""
+        """Take the values recorded since the last window."""
         if self._writes:
             self._waiting += [series for series in window.values() if len(series)]
 
     def forget(self) -> None:
-        """Forgets what it has taken: readers pass over it from the next frame on, and the HDF5 file is without it."""
+        """Forget what was taken: readers skip it from the next frame on, and the HDF5 file does not contain it."""
         if self._writes:
             self._waiting.clear()
             self._said["anew"] = True
 
     def note(self, name: str, fact: str) -> None:
-        """Notes a fact of the run."""
+        """Note a fact of the run."""
         if self._writes:
             self._said.setdefault("run", {})[name] = fact
 
     def flush(self) -> None:
-        """Makes what was appended outlive a kill of the process, and seen by readers.
+        """Write what was appended, so that it survives a kill of the process and readers see it.
 
         Raises:
             RecordingError: if the log can no longer be written.
@@ -109,18 +109,18 @@ class LogStore(Store):
             raise self._failure
 
     def lose(self, sentence: str) -> None:
-        """Notes in words that something is missing in the recording."""
+        """Note in words that something is missing in the recording."""
         if self._writes:
             self._lost = True
             self._said.setdefault("missing", []).append(sentence)
 
     def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
-        """Notes from which iterations on, one of each mode, nothing stands at a place."""
+        """Note from which iterations on, one of each mode, nothing stands at a place."""
         if self._writes:
             self._said.setdefault("ends", []).append([path, [[*one] for one in times]])
 
     def close(self, *, complete: bool = True) -> None:
-        """Writes what is left, and makes the HDF5 file; where that cannot be done, the log stays, and is whole.
+        """Write what is left, and make the HDF5 file; if that fails, the log stays, and is whole.
 
         Raises:
             RecordingError: if not all could be written to the log.
@@ -150,13 +150,13 @@ class LogStore(Store):
                 os.close(descriptor)
 
     def withdraw(self) -> None:
-        """Removes the file again, after `close`, where the recording did not come to begin."""
+        """Remove the file again, after `close`, if the recording did not begin."""
         if os.getpid() == self._owner and not self._records:
             for one in (self.path, self._log):
                 one.unlink(missing_ok=True)
 
     def results(self) -> Mapping[str, Series]:
-        """All that was taken so far, by path; values are read from the file when they are asked for.
+        """Return all that was taken so far, by path; values are read from the file when they are asked for.
 
         Raises:
             RecordingError: if the file is gone, or another recording has replaced it.

@@ -1,4 +1,4 @@
-"""Memory: what every store of a recording does, and the store that keeps it in memory."""
+"""Memory: the interface of stores, and the store that keeps a recording in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from byname.recording.series import Series, concatenated
 
 Ends = Mapping[str, Sequence[tuple[str, int]]]
-"""For places that came to an end before the run did, the modes and iterations from which on it is so."""
+"""For places that ended before the run did, the modes and iterations from which on nothing stands there."""
 
 
 class SeriesOnDemand(Mapping[str, Series]):
@@ -75,7 +75,7 @@ class Store:
         """Note from which iterations on, one of each mode, nothing stands at a place."""
 
     def close(self, *, complete: bool = True) -> None:
-        """Take no more; ``complete`` is whether the run came to an end by itself. Once more does nothing."""
+        """Take no more; ``complete`` is whether no error ended the run. A second call does nothing."""
 
     def results(self) -> Mapping[str, Series]:
         """Return everything taken so far, by path."""

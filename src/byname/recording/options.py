@@ -34,13 +34,13 @@ class Analysed(Protocol):
 
 
 def is_analyser(one: Any) -> TypeGuard[Analysed]:
-    """Whether it computes figures; it is told by its class, so that no code of a model's runs."""
+    """Whether it computes figures; its class tells, so that no code of a model runs."""
     kind = type(one)
     return not issubclass(kind, str | nn.Module | type) and hasattr(kind, "watching") and hasattr(kind, "result")
 
 
 def several(where: Any) -> Collection[Any]:
-    """Return the entries of what is asked for, of which one may stand alone."""
+    """Return the entries of `where=`, also of a single one."""
     return where if isinstance(where, Sequence | Set) and not isinstance(where, str) else (where,)
 
 

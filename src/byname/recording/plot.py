@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST = 100_000
-"""Numbers of a value of which quantiles are taken; of a larger one, every n-th."""
+"""Numbers of a value that quantiles are computed from; every n-th of a larger one."""
 
 
 def plotted(series: Mapping[str, SeriesRecords], axes: Axes | None) -> Axes:

@@ -1,4 +1,4 @@
-"""Record: all that can be refused is, then listeners are put in place and a store is made."""
+"""Record: checks the arguments, attaches the listeners, and opens the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from byname.model.methods import Namespace
 from byname.model.states import with_paths
 from byname.model.where import unwrapped
 from byname.place import Place, parse
-from byname.recording.analyser_listener import Asked, apart, reports_of
+from byname.recording.analyser_listener import Asked, analyser_listeners, without_analysers
 from byname.recording.callbacks import Callbacks, callables
 from byname.recording.chosen import ByValues, Chosen
 from byname.recording.clock import Clock
@@ -88,12 +88,12 @@ def record(
             variables of plain functions.
         where: paths, selectors, parameters, modules or classes of modules, as in `interject`; analysers that `observe`
             has put at places, whose figures are recorded at the end of each forward, as ``fc1.DeadUnits.dead``. Without
-            a model, paths ``module.function.variable``, as far as they tell functions apart; a function alone
+            a model, paths ``module.function.variable``, as much of it as is unambiguous; a function alone
             is what it returns. Or a mapping from these to options of their own, ``{"fc1": {"every": 10}}``: every,
             start, stop, mode, on_change, reduce, dtype, on_value.
         to: the HDF5 file; None keeps everything in memory. While the recording runs, a log is beside it
             (``run.h5.log``), which becomes the file when the recorder is closed.
-        every: one iteration in this many is recorded, counted from `start`.
+        every: record every n-th iteration, counted from `start`.
         start: the first iteration.
         stop: the first iteration that is no longer recorded.
         mode: ``"both"``, or only ``"train"`` or ``"eval"``: forwards with ``model.training`` or without it. Their
@@ -105,7 +105,7 @@ def record(
         count: what an iteration is: ``"forward"`` of the whole model (without a model, a call of the function named
             first), ``"step"`` (each call of `Recorder.step`), or an optimizer, whose steps count.
         on_value: ``on_value(path, value, iteration)`` returns what is recorded in the value's place.
-        gather_every: the values of all processes come to rank 0 each time this many iterations are over.
+        gather_every: gather the values of all processes at rank 0 each time this many iterations are over.
         before_gather: ``before_gather(path, series)`` returns what is gathered in the place of such a window.
         after_gather: the same for the window of all processes, in rank 0.
         at_end: the same for all windows, when the recorder is closed; it changes the results, not the file.
@@ -143,7 +143,7 @@ def record(
     whole = placed(where, defaults)
     if keep is not None:  # an iteration stays with all that it had, whatever came before
         whole = [(replace(options, on_change=False), places) for options, places in whole]
-    asked, analysers = apart(whole)
+    asked, analysers = without_analysers(whole)
     program = _program(asked, model) if model is None or isinstance(model, Namespace) else None
     root = unwrapped(model) if program is None else program.root
     windows = Windows(rank(), gather_every, before_gather, after_gather)
@@ -153,7 +153,7 @@ def record(
     listeners, program = _listeners(root, asked, listen, program)
     clock.calls = None if program is None else program.calls()
     _refuse_twice(listeners)
-    reports = reports_of(root, analysers, clock, windows)
+    reports = analyser_listeners(root, analysers, clock, windows)
     chosen.check(listeners, reports)
     recorder = Recorder(clock, windows, [*listeners, *reports], at_end, chosen)
     if to is not None and gather_every is None and (before_gather or after_gather):
@@ -173,7 +173,7 @@ _ONE_WINDOW = (
 
 
 def _check(to: Any, gather_every: Any, keep: Any, **callbacks: Callbacks) -> None:
-    """Refuses what has no meaning before anything is installed or written."""
+    """Refuse invalid arguments before anything is installed or written."""
     if gather_every is not None and (type(gather_every) is not int or gather_every < 1):
         raise BadArgumentError(f"gather_every is a whole number of iterations from 1 on, not {gather_every!r}")
     if gather_every is not None and keep is not None:
@@ -239,7 +239,7 @@ def _listeners(
 
 
 def _gathering(windows: Windows, make: Callable[[bool], Store]) -> Store:
-    """Has windows come to rank 0; the store there, and elsewhere one that takes nothing."""
+    """Have windows gathered at rank 0; return the store there, and elsewhere one that takes nothing."""
     windows.gatherer = gatherer()
     windows.own = lambda: make(True)
     with ExitStack() as undone:
@@ -265,7 +265,7 @@ def _refuse_twice(listeners: Sequence[Listener]) -> None:
 def _maker_of_stores(
     to: Any, facts: Mapping[str, Any], compression: Any, overwrite: bool, finish: bool
 ) -> Callable[[bool], Store]:
-    """What makes the store, for all processes or, if told so, for this one alone."""
+    """Return a function that makes the store, for all processes or, if its argument is true, for this one alone."""
 
     def make(alone: bool) -> Store:
         if to is None:

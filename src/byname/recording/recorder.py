@@ -1,4 +1,4 @@
-"""Recorder: what holds a recording until its end: a clock, listeners and windows."""
+"""Recorder: a recording that runs: its clock, its listeners and its windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import TracebackType
 
 from byname.errors import RecordingError, RecordingWarning
 from byname.reading.interrupts import defer_signals, raise_first
-from byname.recording.analyser_listener import Reports
+from byname.recording.analyser_listener import AnalyserListener
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.chosen import Chosen
 from byname.recording.clock import Clock
@@ -37,8 +37,7 @@ class Recorder:
         chosen: judges the iterations.
 
     Attributes:
-        paths: the places that are listened to, as far as they are known: operations and figures are once
-            they have come.
+        paths: the places that are observed, as far as they are known: operations and figures once they were reached.
         notes: what is worth knowing, in sentences: what could not be recorded, what has changed by looking.
     """
 
@@ -46,7 +45,7 @@ class Recorder:
         self,
         clock: Clock,
         windows: Windows,
-        listeners: list[Listener | Reports],
+        listeners: list[Listener | AnalyserListener],
         at_end: Callbacks,
         chosen: Chosen,
     ) -> None:
@@ -101,8 +100,8 @@ class Recorder:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences."""
-        told = (note for listener in self._listeners for note in listener.handle.notes)
-        return tuple(dict.fromkeys(map(printable, [*self._notes, *told, *self._windows.lost])))
+        noted = (note for listener in self._listeners for note in listener.handle.notes)
+        return tuple(dict.fromkeys(map(printable, [*self._notes, *noted, *self._windows.lost])))
 
     @property
     def results(self) -> RecordedSeries:
@@ -110,9 +109,9 @@ class Recorder:
         found = self._windows.results(early=not self._closed)
         return RecordedSeries(self._ended or found, self.paths)  # at the end, of all places
 
-    def tell(self, told: Callable[[Exception], None]) -> None:
-        """From now on errors of places come out of no forward: they are told, and the other places are recorded."""
-        self._windows.tell = told
+    def tell(self, report: Callable[[Exception], None]) -> None:
+        """Report errors of places from now on instead of raising them from the forward; the other places go on."""
+        self._windows.tell = report
 
     def warn(self, sentence: str) -> None:
         """Warns of something, and has it in the notes."""
@@ -129,7 +128,7 @@ class Recorder:
             self._clock.step()
 
     def flush(self) -> None:
-        """Has all that was recorded so far outlive this process; windows that are gathered only when they are full.
+        """Make all that was recorded so far survive a kill of this process; gathered windows only when they are full.
 
         Raises:
             RecordingError: if the file cannot be written.
@@ -179,7 +178,7 @@ class Recorder:
         self._closed = True
 
     def _store(self) -> None:
-        """Stores all that came. An error is raised when the rest is done; an interrupt stops it before what is next.
+        """Store all that came. Errors are raised after the last step; an interrupt stops it before the next step.
 
         Otherwise the file would be closed before all is in it.
         """
@@ -244,7 +243,7 @@ class Recorder:
         if self._stopped:
             return
         for listener in self._listeners:
-            listener.rest()
+            listener.pause_if_idle()
         if self._clock.by_steps:
             self._prepare()
 

@@ -173,7 +173,7 @@ class Recording(Mapping[str, Any]):
 
     Attributes:
         run: the attributes of the run: versions, arguments, times and what else was noted.
-        complete: whether the run came to its end and everything is there; False while it still goes on.
+        complete: whether the run ended without an error and nothing is missing; False while it still runs.
         ended: whether nothing is written any more; also so where an error ended the run.
         missing: what was lost, in words; empty when nothing was.
     """

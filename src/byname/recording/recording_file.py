@@ -77,9 +77,9 @@ class RecordingFile:
         missing: what is known to be lost, in words.
         damage: what of a log cannot be read, in words; empty where all can be.
         ended: whether the recording was closed.
-        complete: whether the run came to its end, too, and nothing is missing.
+        complete: whether, besides, no error ended the run and nothing is missing.
         places: the places by their paths.
-        ends: for places that came to an end before the run did, the modes and iterations from which on it is so.
+        ends: for places that ended before the run did, the modes and iterations from which on nothing stands there.
 
     Raises:
         NotARecordingError: if it is another file.
@@ -164,7 +164,7 @@ def _marked(file: OpenFile) -> tuple[bytes, int]:
 
 
 def marked(identity: bytes, size: int, index: int) -> bytes:
-    """Return the mark of an HDF5 file of so many bytes, and with the index at this one."""
+    """Return the mark of an HDF5 file: its identity, its size in bytes, and where its index is."""
     mark = MARK.pack(MAGIC, identity, size, index, 0)[:-4]
     return mark + zlib.crc32(mark).to_bytes(4, "little")
 

@@ -40,7 +40,7 @@ class Series(SeriesRecords):
         iterations: the iteration of each record, from 0; where only changes were recorded, that of the change.
         ranks: the process of each record, 0 for the only one; -1 for a value that stands for several.
         calls: which of several values of the place in one iteration each is, from 0.
-        modes: ``"train"`` or ``"eval"`` for each record; iterations of the two are counted apart.
+        modes: ``"train"`` or ``"eval"`` for each record; iterations of the two are counted separately.
         shapes: of each value, ``()`` for plain values; those from before it was padded.
         shards: for each record the part of a distributed tensor that it is, or None.
         sampling: what was asked of the place: where, every, start, stop, mode, reduce, dtype and more; None where that
@@ -76,7 +76,7 @@ class Series(SeriesRecords):
             iteration: from 0.
             rank: the process; a value that stands for all ranks is one of each.
             call: which of several values in an iteration.
-            mode: ``"train"`` or ``"eval"``; needed where the series has both, for these are counted apart.
+            mode: ``"train"`` or ``"eval"``; needed where the series has both, for these are counted separately.
 
         Raises:
             NoMatchError: nothing was stored yet, with the iterations that were; or nothing stands there any more.
@@ -259,7 +259,7 @@ class Series(SeriesRecords):
             fill: True carries each value on, within its mode, rank and call, to the later iterations of the series at
                 which nothing was stored; iterations (``range(100)``) carry it to these instead. The coordinate
                 ``filled`` tells where. Right where nothing was stored because nothing had changed.
-            chunks: read lazily with dask, for what is larger than memory: so many iterations in a piece, ``"auto"``, or
+            chunks: read lazily with dask, for what is larger than memory: iterations in a piece, ``"auto"``, or
                 a dict of sizes by dimension. For numbers of one shape.
 
         Raises:

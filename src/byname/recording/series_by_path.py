@@ -129,7 +129,7 @@ class RecordedSeries(Mapping[str, Any], _OfPlaces):
 
     Args:
         found: what was recorded.
-        listened: the places that were listened to, of which some may have told nothing.
+        listened: the places that were observed; some may have reported nothing.
     """
 
     def __init__(self, found: Mapping[str, Series], listened: Collection[str]) -> None:

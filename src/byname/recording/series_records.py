@@ -104,7 +104,7 @@ def cropped(value: Any, shape: tuple[int, ...]) -> Any:
 def taken(values: Values, which: slice | Positions) -> Values:
     """Return some of the values, without reading them from a file."""
     if isinstance(values, Tensor):
-        if isinstance(which, slice) and (which.step or 1) < 0:  # of which PyTorch knows nothing (2.13)
+        if isinstance(which, slice) and (which.step or 1) < 0:  # PyTorch has no negative steps (2.13)
             which = np.array(range(len(values))[which], np.int64)
         return values[which if isinstance(which, slice) else torch.from_numpy(which)]
     if isinstance(values, list | tuple | array):

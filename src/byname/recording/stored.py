@@ -62,7 +62,7 @@ class Source(ABC):
         return out
 
     def table(self, at: int, count: int, dtype: Any) -> NDArray[Any]:
-        """Return an array of so many items that lies in the bytes."""
+        """Return an array of `count` items that lies in the bytes."""
         found: NDArray[Any] = self.read(at, count * numpy.dtype(dtype).itemsize).view(dtype)
         return found
 
@@ -262,7 +262,7 @@ class StoredValues(Sequence[Any]):
 
 
 def neighbours(at: Numbers, sizes: Numbers, most: int) -> Iterator[tuple[int, int]]:
-    """Yield where those begin and end that lie one behind the other; of one run, no more than so many bytes at once."""
+    """Yield the first and last number of values that lie one after another, at most `most` bytes at once."""
     if not len(at):
         return
     ends = at + sizes

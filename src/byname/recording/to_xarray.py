@@ -45,7 +45,7 @@ class Grid:
         """Return the same with every record valid until the next of its rank; at these iterations if given.
 
         Raises:
-            BynameError: for both modes, of which nobody knows what came first.
+            BynameError: if there are both modes, since no record tells which came first.
         """
         if "mode" in self.axes:
             raise BynameError(

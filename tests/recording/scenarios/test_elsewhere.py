@@ -6,7 +6,7 @@ from stored_runs import bits
 from torch import nn
 
 import byname
-from byname.recording.values.change import Last
+from byname.recording.values.change import ChangeDetector
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def elsewhere(monkeypatch):
     def switch(on):
         monkeypatch.undo()
         if on:
-            monkeypatch.setattr(Last, "_differs", doubts)
+            monkeypatch.setattr(ChangeDetector, "_differs", doubts)
         return asked
 
     return switch

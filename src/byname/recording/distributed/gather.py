@@ -1,4 +1,4 @@
-"""Gather: how the values of all ranks come to rank 0 while nobody waits, sent by threads over a group of their own.
+"""Gather: sends the values of all ranks to rank 0 while nobody waits, by threads over a group of their own.
 
 No step waits for another rank, and no rank for one that died, stopped or is slow:
 
@@ -56,7 +56,7 @@ def gatherer(*, timeout: float = 60.0, limit: int = 256 << 20) -> Gatherer:
         limit: bytes of windows that a rank keeps for sending; what comes beyond that is undelivered.
 
     Raises:
-        RecordingError: if not all ranks came to set up the group.
+        RecordingError: if not all ranks joined the group.
     """
     if not timeout > 0 or not limit > 0:
         raise BadArgumentError(f"timeout and limit must be above 0, and are {timeout} and {limit}")
@@ -135,7 +135,7 @@ class Gatherer:
         raise NotImplementedError
 
     def undelivered(self) -> list[Window]:
-        """Return the windows of this rank that will not come to rank 0, each given once."""
+        """Return the windows of this rank that will not reach rank 0, each given once."""
         return []
 
     def lost(self) -> list[str]:
@@ -320,7 +320,9 @@ class Receiving(Gatherer):
         self._moves = 0
         self._deaf = self._stopping = False
         threads = {
-            peer: threading.Thread(target=self._run, args=(peer,), name=f"byname hears rank {peer}", daemon=True)
+            peer: threading.Thread(
+                target=self._run, args=(peer,), name=f"byname receives from rank {peer}", daemon=True
+            )
             for peer in ranks[1:]
         }
         super().__init__(group, timeout, limit, threads)
@@ -372,7 +374,7 @@ class Receiving(Gatherer):
         return lambda: self._moves != moves
 
     def _open(self) -> list[int]:
-        """The ranks of which more may come."""
+        """Return the ranks that may send more."""
         return [one for one, reached in self._reached.items() if reached < math.inf]
 
     def _run(self, peer: int) -> None:

@@ -68,7 +68,7 @@ _LONGEST = 1 << 40
 
 
 def last_iteration(window: Window, before: int | None = None) -> int | None:
-    """The last iteration of which a window has something; ``before`` where it has nothing."""
+    """Return the last iteration that a window has a value of; ``before`` if it is empty."""
     return max((int(series.records["iteration"][-1]) for series in window.values() if len(series)), default=before)
 
 
@@ -111,7 +111,7 @@ def body_length(head: Tensor) -> tuple[int, int]:
 
 
 def unpacked(windows: int, body: Tensor) -> list[tuple[int, dict[str, Series]]]:
-    """The parcel of so many windows that a tensor carries; its tensors own their memory.
+    """Return the windows in a tensor of bytes, with their numbers; their tensors own their memory.
 
     Raises:
         RecordingError: if it carries none.

@@ -19,7 +19,7 @@ NOTHING: Any = object()
 """Stands where there is no copy."""
 
 
-class Last:
+class ChangeDetector:
     """The value that was stored last at a place, and whether another value differs from it.
 
     A tensor has changed when it lies in other memory than the one stored last, is seen in another way (another part,
@@ -50,16 +50,16 @@ class Last:
         self._memory: weakref.ref[Any] | None = None
         self._state: tuple[Any, ...] | None = None
 
-    def changed(self, value: Any, told: Any = NOTHING) -> bool:
-        """Return whether a value, of which callbacks made `told`, is another than the one stored last, if any was."""
+    def changed(self, value: Any, given: Any = NOTHING) -> bool:
+        """Return whether a value, of which callbacks made `given`, is another than the one stored last, if any was."""
         self.doubtful = False
         memory = self._memory
         copy = self._copies.get(memory, NOTHING)
         if copy is NOTHING:
             return True
-        told = value if told is NOTHING else told
+        given = value if given is NOTHING else given
         if self._by_content or memory is None:
-            return self._differs(told, copy)
+            return self._differs(given, copy)
         if type(value) not in PLAIN and not is_tensor(value):
             return True
         last = memory()
@@ -68,7 +68,7 @@ class Last:
         found, state = _memory_of(value)
         if found is not last or state != self._state:
             return True
-        return self._differs(told, copy)
+        return self._differs(given, copy)
 
     def stored(self, value: Any, copy: Any) -> None:
         """Note a value that has been stored, and the copy that was made of it."""

@@ -47,7 +47,7 @@ def plain_copy(value: Any, *, path: str) -> Any:
 
 
 def copied(value: Any, path: str, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The copy; `fetch` brings dense tensors from other devices."""
+    """Return the copy; `fetch` brings dense tensors from other devices."""
     if (quick := quick_copy(value)) is not None:
         return quick
     if torch.is_inference_mode_enabled():  # a tensor made under it could never take part in a training
@@ -70,7 +70,7 @@ def _tensor_copied(tensor: Any, fetch: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 _DEEPEST = 100
-"""So many containers may stand in one another: more is taken for a mistake, long before Python's own limit."""
+"""The deepest nesting of containers; more is taken for a mistake, long before Python's own limit."""
 
 _UNFINISHED = object()
 
@@ -142,7 +142,7 @@ class Copies:
     The tensor is first copied on the GPU, in the program's own stream: there is no other moment at which it surely has
     its value, and a GPU copies within itself some fifty times as fast as to the CPU. From there it goes to pinned
     memory in a stream of its own. PyTorch's allocators keep both pieces of memory until the copies are through, and use
-    them again. `settle` moves the values on into ordinary memory, of which there is enough to keep them.
+    them again. `settle` moves the values on into ordinary memory, where there is enough room for them.
 
     >>> copies = Copies()
     >>> copy = copies.take(torch.ones(2), "fc1.output")

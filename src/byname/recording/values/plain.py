@@ -28,7 +28,7 @@ bare: Callable[[Any], torch.Tensor] = torch._C.TensorBase.data.__get__  # type: 
 """The tensor without history, neither for backward nor, which ``detach`` would keep, for forward mode."""
 
 functions_listen: Callable[[], int] = torch._C._len_torch_function_stack
-"""How many function modes are on; under `DisableTorchFunction` they hear nothing."""
+"""How many function modes are on; under `DisableTorchFunction` they observe nothing."""
 
 _operators_listen: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined, unused-ignore]
@@ -116,7 +116,7 @@ def kind_of(value: object) -> type:
     kind = type(value)
     if kind in _KNOWN:
         return kind
-    if issubclass(kind, numpy.generic):  # before float, of which numpy.float64 is a kind
+    if issubclass(kind, numpy.generic):  # before float: numpy.float64 is a subclass of it
         return numpy.generic
     if issubclass(kind, numpy.ndarray):
         return numpy.ndarray
@@ -225,9 +225,7 @@ def _slot(value: Any, name: str) -> Any:
 def _from_array(array: Any) -> torch.Tensor:
     """A tensor of the array's numbers, in memory of its own."""
     if issubclass(type(array), numpy.ma.MaskedArray):
-        raise Refused(
-            "is a masked array, of which a tensor would lose the mask. Let `on_value` return `value.filled(...)`"
-        )
+        raise Refused("is a masked array, and a tensor would lose its mask. Let `on_value` return `value.filled(...)`")
     plain = numpy.array(array, copy=True, order="C", subok=False)
     if not plain.dtype.isnative:
         plain = plain.astype(plain.dtype.newbyteorder("="))

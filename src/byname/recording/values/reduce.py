@@ -1,4 +1,4 @@
-"""Reduce: what stands in the place of a tensor, `reduce=` and `dtype=`, and the arithmetic of it."""
+"""Reduce: `reduce=` and `dtype=`, the figures and conversions recorded in the place of a tensor."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _mean(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _std(tensor: torch.Tensor) -> torch.Tensor:
-    """In two passes, the second of which corrects for the rounding of the mean.
+    """In two passes; the second corrects for the rounding of the mean.
 
     A third of the time that ``torch.std`` takes on the CPU (PyTorch 2.13), with an error no larger. Chan, Golub and
     LeVeque, "Algorithms for computing the sample variance" (1983), formula 1.7.
@@ -133,7 +133,7 @@ def _binned(
 
 
 _AT_ONCE = 1 << 15
-"""So many numbers are worked on together on the CPU: what is made of them on the way stays in its caches."""
+"""Numbers that the CPU works on together, so that intermediate results stay in its caches."""
 
 
 def _bins(

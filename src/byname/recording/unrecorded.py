@@ -1,4 +1,4 @@
-"""Silence: the places of which nothing was recorded, and why; a recorder says it when it is closed."""
+"""Unrecorded: the places where nothing was recorded, and why; a recorder warns of them when it is closed."""
 
 from __future__ import annotations
 
