@@ -148,7 +148,6 @@ class Chosen:
 
 
 def _number(found: Any) -> float:
-    """Return a number, or the only element of a tensor or an array."""
     try:
         return float(found)
     except (TypeError, ValueError, RuntimeError) as reason:

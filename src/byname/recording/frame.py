@@ -166,7 +166,6 @@ class _Body:
 
 
 def _runs(series: Series) -> Iterator[tuple[ValueType, int, int]]:
-    """Yield the types of the values, and where those of one type begin and end."""
     types = [*_types(series)]
     if types and types.count(types[0]) == len(types):
         yield types[0], 0, len(types)
@@ -177,7 +176,6 @@ def _runs(series: Series) -> Iterator[tuple[ValueType, int, int]]:
 
 
 def _types(series: Series) -> Iterator[ValueType]:
-    """Return the types of the values."""
     shards = series.shards or [None] * len(series)
     if not isinstance(series.values, Tensor):
         return map(type_of, series.values, shards)

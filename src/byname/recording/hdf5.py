@@ -125,7 +125,6 @@ Copies: TypeAlias = list[tuple[int, Iterable[Any]]]
 
 
 def _describe(file: Any, log: RecordingFile, last: int) -> None:
-    """Write the facts of the run as attributes of the file."""
     run = {**log.run, "format": FORMAT, "version": VERSION}
     coded = sorted(name for name, fact in run.items() if not _native(fact))
     for name, fact in run.items():
@@ -138,7 +137,6 @@ def _describe(file: Any, log: RecordingFile, last: int) -> None:
 
 
 def _native(fact: Any) -> bool:
-    """Whether HDF5 has such a value."""
     if type(fact) is int:
         return -(2**63) <= fact < 2**63
     return type(fact) in (bool, float) or (type(fact) is str and "\0" not in fact and fact.isprintable())
@@ -198,7 +196,6 @@ class _Writer:
         return framed(facts, numpy.concatenate([numpy.empty(0, ENTRY), *self._entries]))
 
     def _records(self, group: Any, records: NDArray[Any]) -> int:
-        """Write when and where values came; places that were recorded together share the arrays."""
         key = records.tobytes()
         if key in self._columns:
             first, number = self._columns[key]
@@ -293,7 +290,6 @@ class _Writer:
         return at
 
     def _column(self, group: Any, name: str, column: NDArray[Any], kind: Any = None, dims: Sequence[str] = ()) -> int:
-        """Make an array with an entry for each record."""
         data = numpy.ascontiguousarray(column).reshape(-1).view(numpy.uint8).data
         at = self.array(group, name, kind or _numbers(column.dtype.str), column.shape, [data])
         if name != "iterations":
@@ -335,7 +331,6 @@ class _Writer:
 
 
 def _attributes(place: StoredPlace, types: Sequence[ValueType], layout: str) -> dict[str, Any]:
-    """Return what the attributes of a place say."""
     kinds = {(kind.kind, kind.dtype) for kind in types}
     kind, dtype = kinds.pop() if len(kinds) == 1 else ("mixed", "")
     found: dict[str, Any] = {"path": place.path, "kind": kind, "layout": layout, **({"dtype": dtype} if dtype else {})}
@@ -364,7 +359,6 @@ def _layout(values: StoredValues) -> str:
 
 
 def _row(types: Sequence[ValueType]) -> tuple[int, ...]:
-    """Return the shape that values of these types fit into."""
     return tuple(max(sizes) for sizes in zip(*(kind.shape for kind in types), strict=True))
 
 
@@ -405,7 +399,6 @@ def _gathered(log: OpenFile, runs: Iterator[ByteRange], buffer: memoryview) -> I
 
 
 def _padded(values: StoredValues, row: tuple[int, ...]) -> Iterator[Any]:
-    """Yield the bytes of tensors, each padded with zeros to the shape of a row."""
     for value in values:
         whole = torch.zeros(row, dtype=value.dtype)
         whole[tuple(map(slice, value.shape))] = value

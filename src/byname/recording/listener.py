@@ -73,7 +73,6 @@ class PlaceRecorder:
     def _add(
         self, path: str, asked: str, *, compared: bool = True, by_content: bool = False, state: str = "", **known: Any
     ) -> PlaceValues:
-        """Add a place; only changes of its value are stored if values are `compared`."""
         form = form_of(self._options, path, self._windows.warn)
         last = ChangeDetector(form, by_content=by_content) if self._options.on_change and compared else None
         sampling = replace(self._options.sampling(asked, self._clock.counted), state=state)
@@ -242,7 +241,6 @@ class Listener(PlaceRecorder):
         self._times.pop(iteration - _REMEMBERED, None)
 
     def _receive(self, event: Event) -> None:
-        """What `attach` calls with every value."""
         column = self._columns.get(event.path) or self._column(event)
         if event.recomputed and not column.gradient:
             return
@@ -320,7 +318,6 @@ _NOT_ASSIGNED = "it was not assigned after the recording had begun: the function
 
 
 def _in_words(where: Any) -> str:
-    """The places as they were asked for, for messages."""
     return listed([f"`{printable(str(one)[:60])}`" for one in several(where)], 4)
 
 

@@ -211,7 +211,6 @@ def _check_running(spot: Spot) -> None:
 
 
 def _unmatched(place: Place, root: Namespace) -> str:
-    """Return the error for a path that matches nothing, with the closest paths."""
     near = _near(place, root, 0.5)
     return (
         f"`{place}` means no variable of a function of this program{near and f'; close to it: {near}'}. Without a "

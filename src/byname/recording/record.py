@@ -185,7 +185,6 @@ def _check(to: Any, gather_every: Any, keep: Any, **callbacks: Callbacks) -> Non
 
 
 def _with_first(first: str | Place, where: Any) -> Any:
-    """Return all places where the first stands in the place of a model."""
     if isinstance(where, Mapping):
         return {first: {}, **where}
     return [first, *(() if where is None else several(where))]
@@ -200,7 +199,6 @@ def _place(path: str | Place) -> Place:
 
 
 def _program(asked: Asked, root: Namespace | None) -> ProgramFunctions:
-    """Return the functions that are asked for without a model."""
     program = ProgramFunctions(root)
     for options, places in asked:
         if options.mode == "eval":
@@ -250,7 +248,6 @@ def _gathering(windows: Windows, make: Callable[[bool], Store]) -> Store:
 
 
 def _refuse_twice(listeners: Sequence[Listener]) -> None:
-    """Each place has one schedule."""
     seen: dict[str, Listener] = {}
     for listener in listeners:
         for path in listener.paths:

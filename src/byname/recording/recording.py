@@ -292,7 +292,6 @@ def _span(places: Sequence[StoredPlace]) -> str:
 
 
 def _range(series: Series) -> Row:
-    """Return the smallest and largest number in a series and their mean; a part of it is read at a time."""
     found = NumberRange()
     for value in series:
         found.add(value)

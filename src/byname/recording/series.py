@@ -107,7 +107,6 @@ class Series(SeriesRecords):
 
     @cached_property
     def _several(self) -> bool:
-        """Whether there are records of both modes."""
         return len(np.unique(self.records["eval"])) > 1
 
     @cached_property
@@ -218,9 +217,7 @@ class Series(SeriesRecords):
             BynameError: there are no numbers to draw.
             NotInstalledError: matplotlib is not installed; it is also an ImportError.
         """
-        from byname.recording.plot import plotted
-
-        return plotted({self.path: self}, ax)
+        return export.plotted({self.path: self}, ax)
 
     def dataset(self, *, samples: str = "tokens", shuffle: int | None = None) -> Samples:
         """A ``torch.utils.data.Dataset`` of the samples in the values, for training on activations.

@@ -80,9 +80,7 @@ class _OfPlaces:
         Raises:
             BynameError: there are no numbers to draw.
         """
-        from byname.recording.plot import plotted
-
-        return plotted(dict(self.items()), ax)
+        return export.plotted(dict(self.items()), ax)
 
     def dataset(self, *, samples: str = "tokens", shuffle: int | None = None) -> Samples:
         """A ``torch.utils.data.Dataset`` of the samples at all places: each is a dict of a tensor for each path.

@@ -150,7 +150,6 @@ class Kind(NamedTuple):
 
 
 def _column(of: Callable[[SeriesRecords], Sequence[Any]]) -> Any:
-    """Return a column, which becomes a list once it is asked for."""
     return cached_property(of)
 
 
@@ -240,7 +239,6 @@ class SeriesRecords:
 
 
 def _check(path: str, size: int, columns: dict[str, Sequence[Any]]) -> None:
-    """Refuse columns of different lengths, and modes that there are not."""
     wrong = [
         f"{counted(len(column), 'entry', 'entries')} in {name}"
         for name, column in columns.items()

@@ -283,7 +283,6 @@ def _unlike(series: SeriesRecords) -> BynameError:
 
 
 def _missing(array: AnyArray) -> Any:
-    """What stands in a cell without a value."""
     if array.dtype == object:
         return "" if all(type(value) is str for value in array) else None
     return {"f": np.nan, "c": complex(np.nan, np.nan)}.get(array.dtype.kind, 0)

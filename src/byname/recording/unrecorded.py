@@ -95,7 +95,6 @@ def _outside(values: Unrecorded, clock: Clock) -> str:
 
 
 def _undue(schedule: IterationSchedule, clock: Clock) -> str:
-    """Why no iteration was due, of those that there were."""
     iterations = clock.iterations()
     mine = {mode: number for mode, number in iterations.items() if schedule.mode in (mode, "both")}
     if not any(iterations.values()):

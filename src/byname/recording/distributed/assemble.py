@@ -211,7 +211,6 @@ def _put(whole: Tensor, part: Tensor, where: Sequence[Sequence[range]]) -> None:
 
 
 def _blocks(ranges: Sequence[range]) -> list[tuple[range, int]]:
-    """Each range in the whole, with where it begins in the part."""
     starts = itertools.accumulate((len(one) for one in ranges), initial=0)
     return list(zip(ranges, starts, strict=False))
 

@@ -1,13 +1,6 @@
 """Gather: sends the values of all ranks to rank 0 while nobody waits, by threads over a group of their own.
 
-No step waits for another rank, and no rank for one that died, stopped or is slow:
-
-- Each rank but 0 has a thread that sends what has come together, and keeps it until rank 0 says that it is stored.
-- Rank 0 has a thread for each other rank. Its training thread asks from time to time what is `ready()`: the windows of
-  one number are handed on as one when every rank has sent its own, or is past it, closed, gone or late.
-- What could not be sent stays with its rank, which puts it into a file of its own.
-
-What gloo does, and what therefore is done here, is in the README of this folder.
+The steps, and the behaviour of gloo that they follow from, are in the README of this folder.
 """
 
 from __future__ import annotations
@@ -25,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from byname.errors import BadArgumentError, BynameError, RecordingError
+from byname.errors import BynameError, RecordingError
 from byname.recording.distributed.ranks import rank, world
 from byname.recording.distributed.wire import (
     ACKNOWLEDGED,
@@ -58,8 +51,6 @@ def gatherer(*, timeout: float = 60.0, limit: int = 256 << 20) -> Gatherer:
     Raises:
         RecordingError: if not all ranks joined the group.
     """
-    if not timeout > 0 or not limit > 0:
-        raise BadArgumentError(f"timeout and limit must be above 0, and are {timeout} and {limit}")
     group = None if world() == 1 else _private_group(timeout, world())
     return (Sending if rank() else Receiving)(group, timeout, limit)
 
@@ -166,7 +157,6 @@ class Gatherer:
             _destroy(group)
 
     def _stop(self) -> None:
-        """Have the threads end."""
         raise NotImplementedError
 
 

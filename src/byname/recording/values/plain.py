@@ -165,7 +165,6 @@ _ADVICE: dict[type, str] = {
 
 
 def _named(kind: type) -> str:
-    """A class with its module, without asking its metaclass."""
     module = namespace_of(kind).get("__module__")
     name = type.__dict__["__qualname__"].__get__(kind)
     return f"{module}.{name}" if type(module) is str and module != "builtins" else str(name)
