@@ -1175,6 +1175,15 @@ def following(name, update, call):
     return FOLLOWING.replace("NAME", name).replace("UPDATE", update).replace("CALL", call)
 
 
+def test_a_loop_over_the_arguments_of_a_function_that_updates_nothing_is_told(tmp_path):
+    source = FOLLOWING.replace(
+        "mine, its in zip(NAME.parameters(), online.par", "its, mine in zip(net.parameters(), target.par"
+    )
+    source = source.replace("def update():", "def update(net, target):").replace("NAME", "critic_target")
+    (found,), _ = checked(source.replace("UPDATE", WRONG).replace("CALL", "update(online, critic_target)"), tmp_path)
+    assert "a loop binds `mine` to new tensors, which changes no parameter" in found.message
+
+
 @pytest.mark.parametrize(
     ("name", "update", "call", "why"),
     [

@@ -681,6 +681,50 @@ def initialised_after_loading(only=None):
     return program
 
 
+def a_term_that_is_thrown_away():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        logits = model(x)
+        loss = 0.01 * logits.square().mean()
+        loss = F.cross_entropy(logits, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def terms_that_are_all_used():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        logits = model(x)
+        loss = torch.zeros(())
+        loss = loss + F.cross_entropy(logits, y)
+        penalty = 0.01 * logits.square().mean()
+        loss = loss + penalty
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss = torch.zeros(())
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def dead_from_the_start():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.constant_(model[0].bias, -50.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        step(model, optimizer)
+    return model
+
+
 def overwritten_losses():
     model = nn.ModuleList([nn.Linear(4, 3) for _ in range(3)])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -1562,6 +1606,7 @@ FAULTY = {
     nothing_fits: "loads-nothing",
     initialised_after_loading(): "overwritten-after-loading",
     overwritten_losses: "loss-overwritten",
+    a_term_that_is_thrown_away: "loss-overwritten",
 }
 
 
@@ -2121,6 +2166,7 @@ HEALTHY = [
     labels_from(0, 3),
     labels_from(0, 4, (0.9, 0.07, 0.025, 0.005)),
     items_counted_from_1,
+    terms_that_are_all_used,
     a_section_of_a_series,
     a_batch_for_comparison,
     scheduled_by_a_trainer_later,
@@ -2217,6 +2263,11 @@ def policy_and_value_that_is_clipped_twice():
 def test_the_remedy_for_clipping_another_model_names_the_model():
     (found,) = findings_of(policy_and_value_that_is_clipped_twice)
     assert found.remedy == "clip the parameters of that step: those of policy.parameters()"
+
+
+def test_a_relu_that_is_dead_from_the_start_is_named():
+    (found,) = findings_of(dead_from_the_start)
+    assert found.cause == "zero-gradient" and "gave only zeros in the first backward" in found.message
 
 
 def test_zeros_in_all_that_is_trained_are_two_layers_in_a_row():

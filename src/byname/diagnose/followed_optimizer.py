@@ -43,6 +43,7 @@ class Flat(NamedTuple):
     operation: str
     site: Site | None
     of_one: bool = False  # a softmax along a dimension with one element, whose result is always the same
+    dead: bool = False  # a relu that gave only zeros
 
 
 class FollowedOptimizer:

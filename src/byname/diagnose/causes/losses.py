@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
+from byname.autograd.slots import held_by_nodes
 from byname.autograd.walk import Walk
 from byname.diagnose.cause import Cause, Facts, always, variable
 from byname.diagnose.causes.loss import (
@@ -28,11 +29,12 @@ from byname.diagnose.causes.not_reached import cut_before, cuts_beside, why_cut
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, assignments, made_at, value_of
 from byname.diagnose.followed_optimizer import Flat
+from byname.diagnose.nonfinite.reasons import is_zero
 from byname.reading.frames import line_of, variables_of
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import names_bound, statements_in, statements_of
+from byname.source.code import enclosing_statement, names_bound, statements_in, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import note_of, site_of_tensor
@@ -243,7 +245,7 @@ _FLAT = {
 
 
 def flat_in(loss: Loss) -> Flat | None:
-    """Return the first operation in the graph of a loss whose derivative is 0 everywhere."""
+    """Return the first operation in the graph of a loss whose derivative is 0 everywhere, or a relu that is dead."""
     for node in loss.context.nodes:
         kind = kind_of(node)
         if kind in _FLAT:
@@ -251,6 +253,9 @@ def flat_in(loss: Loss) -> Flat | None:
         shape = shape_of(node) if kind in _SOFTMAX else ()
         if shape and shape[dim_of(node)] == 1:
             return Flat(_SOFTMAX[kind], loss.site(node), of_one=True)
+    for node, slot, result in held_by_nodes(list(loss.of_kinds(("ReluBackward",)))):
+        if slot == "result" and is_zero(result):
+            return Flat("relu", loss.site(node), dead=True)
     return None
 
 
@@ -276,6 +281,28 @@ def _overwritten(loss: Loss) -> Iterator[Facts]:
                 yield {"name": variable(name), "noticed": site_of(code, last, name, code.co_qualname)}
 
 
+def _thrown_away(loss: Loss) -> Iterator[Facts]:
+    """Yield the variable of a loss that is assigned twice in a row, so that nothing reads its first value."""
+    line = line_of(loss.frame)
+    spot, code = line.spot, line.code
+    if spot is None or code is None or spot.node is None or not (spot.receiver or "").isidentifier():
+        return
+    statement: Any = enclosing_statement(spot.node)
+    name, first = spot.receiver or "", None
+    for one in getattr(statement.parent, "body", ()):
+        if one is statement:
+            return
+        used = [part for part in ast.walk(one) if isinstance(part, ast.Name) and part.id == name]
+        is_set = _assigns(one, name) and len(used) == 1 and isinstance(one.targets[0], ast.Name)
+        if is_set and first is not None:
+            yield {"name": variable(name), "first": first, "noticed": site_of(code, one, name, code.co_qualname)}
+        is_computed = is_set and "(" in ast.unparse(one.value) and not _BEGINS.match(ast.unparse(one.value))
+        if used:
+            first = site_of(code, one, name, code.co_qualname) if is_computed else None
+
+
+_BEGINS = re.compile(r"torch\.(zeros|ones|tensor|full|empty|as_tensor)|float\(|None")
+"""What a variable is assigned before its value is computed."""
 _ZEROS = ("torch.zeros(", "torch.tensor(0)", "torch.tensor(0.0")
 _JUMPS = {number for name, number in dis.opmap.items() if name.startswith("JUMP_BACKWARD")}
 
@@ -313,6 +340,9 @@ LOSSES: tuple[Cause[Loss], ...] = (
         "suspicious: {name} is 0 before a loop, and each round of the loop assigns it anew{noticed:at}: only the value "
         "of the last round is left, and the others are thrown away",
         "add them up: {name.path} += ... in place of {name.path} = ..., or sum() a list of them"),
+    Cause("loss-overwritten", is_first, _thrown_away,
+        "suspicious: {name} is computed{first:at}, and assigned anew{noticed:at} before anything reads it: its first "
+        "value is thrown away, and goes into no backward", "add both up: {name.path} += ... in the second line"),
     Cause("not-frozen", is_first, _unfrozen,
         "suspicious: requires_grad = False was assigned to a module ({kind}){assigned:at}, where it is an attribute "
         "like any other and freezes nothing: {names} still {names:gets a gradient|get gradients}",

@@ -94,6 +94,10 @@ _ONE_ELEMENT = (
     "take it along the dimension of the classes; one logit a sample goes to binary_cross_entropy_with_logits, or to a "
     "sigmoid: cross_entropy, which begins with log_softmax, needs a logit for each class"
 )
+_DEAD = (
+    "a relu is dead where all that it is given is negative or 0: initialise the layer before it otherwise, scale its "
+    "inputs, or take leaky_relu or gelu"
+)
 _DRAWN = {
     "normal": "draw by mean + std * torch.randn_like(std), or by torch.distributions.Normal(mean, std).rsample()",
     "bernoulli": _CHOICES,
@@ -117,7 +121,7 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
         along = f"{flat.operation}(){at(flat.site)} is along a dimension with one element"
         why = f": {along}, so that its result is always {0 if flat.operation == 'log_softmax' else 1}"
         remedy = _ONE_ELEMENT
-    elif flat is not None:
+    elif flat is not None and not flat.dead:
         operation, why = flat.operation, f": the derivative of {flat.operation}(){at(flat.site)} is 0 everywhere"
         remedy = _DRAWN.get(operation) or (
             f"leave {operation}() out where the loss is computed, and use it in evaluation only; a straight-through "
@@ -126,6 +130,8 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
     elif len(still) > 1 and (len(followed.zero) < len(followed.keys) or len(still) == len(followed.zero)):
         called = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
         why, remedy = tell(_TWO_ZEROS, still=followed.names_of(map(id, still))), _ONE_OF
+    elif flat is not None:
+        why, remedy = f": relu(){at(flat.site)} gave only zeros in the first backward, and passes no gradient", _DEAD
     elif len(followed.zero) == len(followed.keys):
         remedy = f"if zero_grad() is called between backward and step, call it before the backward; otherwise {remedy}"
     yield {"names": names, "why": why, "called": called, "remedy": remedy}

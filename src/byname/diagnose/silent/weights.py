@@ -348,12 +348,14 @@ def _rebound(loop: ast.For, path: str) -> str | None:
     """Return the variable of a loop over parameters, if the loop binds it to new tensors and so changes none."""
     calls = [one.func for one in ast.walk(loop.iter) if isinstance(one, ast.Call)]
     owners = [ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"]
-    is_of_it = bool({one.rpartition(".")[2] for one in owners[:1]} & set(re.findall(r"\w+", path)))
-    first = next((one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)), "")
+    names = [one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)]
     last = loop.body[-1]  # what is bound before it may be used in the loop, as a distance
-    if not is_of_it or not isinstance(last, ast.Assign) or ast.unparse(last.targets[0]) != first:
-        return None
-    return first if isinstance(last.value, ast.BinOp) and first in names_read(last) else None
+    bound = ast.unparse(last.targets[0]) if isinstance(last, ast.Assign) and isinstance(last.value, ast.BinOp) else ""
+    for name, owner in zip(names, owners, strict=False):  # an argument has another name than what it is
+        is_of_it = owner.rpartition(".")[2] in re.findall(r"\w+", path) or _TARGET.search(owner.lower())
+        if name == bound and is_of_it and name in names_read(last):
+            return name
+    return None
 
 
 def _dead_updates(line: Line, name: Name) -> str | None:
