@@ -23,7 +23,7 @@ from byname.recording.options import Options, form_of, several
 from byname.recording.sampling import Time
 from byname.recording.unrecorded import Unrecorded, why
 from byname.recording.values.change import NOTHING, ChangeDetector
-from byname.recording.values.plain import functions_listen, quick_copy
+from byname.recording.values.plain import quick_copy
 from byname.recording.values.reduce import quick_figure
 from byname.table import counted, listed
 from byname.text import printable
@@ -108,13 +108,8 @@ class PlaceRecorder:
         column.records.append((time, call, copy, shard if given is value and form is None else None, before))
         if windows.note is not None:
             windows.note(column, time, copy)
-        if type(copy) is not Tensor:
-            windows.bytes += _RECORD + size_of(copy)
-        elif functions_listen():
-            with DisableTorchFunction():
-                windows.bytes += _TENSOR_RECORD + copy.nbytes
-        else:
-            windows.bytes += _TENSOR_RECORD + copy.nbytes
+        with DisableTorchFunction():
+            windows.bytes += _TENSOR_RECORD + copy.nbytes if type(copy) is Tensor else _RECORD + size_of(copy)
 
     def _refuse(self, column: PlaceValues, error: NotStorableError, value: Any) -> None:
         """Raise the error once where the user asked for this very place and nothing of it was stored; else warn."""
