@@ -79,12 +79,12 @@ class TestNothingToSay:
         assert "detached-parameter" not in causes(byname.check(loss, model=net, optimizer=optimizer))
 
     def test_about_parameters_outside_of_the_model_that_something_else_has_or_reads(self, net, optimizer):
-        scorer, scale, delta = nn.Linear(1, 1), nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(2, 4))
+        scorer, scale, perturbation = nn.Linear(1, 1), nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(2, 4))
         other = torch.optim.SGD([scale], lr=0.1)
-        loss = scorer(net(torch.randn(2, 4) + delta)).sum() * scale
+        loss = scorer(net(torch.randn(2, 4) + perturbation)).sum() * scale
         assert byname.check(loss, model=net, optimizer=optimizer) == []
         loss.backward()
-        assert delta.grad is not None and other.param_groups
+        assert perturbation.grad is not None and other.param_groups
 
     def test_about_an_input_whose_gradient_the_program_reads(self, net, optimizer):
         image = torch.randn(2, 4, requires_grad=True)
