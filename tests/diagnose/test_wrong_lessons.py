@@ -1939,6 +1939,25 @@ def target_updated_now_and_then():
     return online, target
 
 
+def target_copied_anew(steps):
+    def program():
+        online = target = network()
+        optimizer = torch.optim.Adam(online.parameters(), 1e-2)
+        for number in range(steps):
+            if number % 15 == 0:
+                target = copy.deepcopy(online)
+            x, _ = batch()
+            with torch.no_grad():
+                goal = target(x).amax(1) * 0.9 + x[:, 0]
+            loss = F.mse_loss(online(x).amax(1), goal)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return online, target
+
+    return program
+
+
 def losses_of_an_inner_loop():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -2222,6 +2241,8 @@ HEALTHY = [
     target_updated_now_and_then,
     initialised_after_loading(-1),
     losses_of_an_inner_loop,
+    target_copied_anew(40),
+    target_copied_anew(70),
     episodes_in_a_queue,
 ]
 

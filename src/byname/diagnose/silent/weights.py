@@ -68,16 +68,17 @@ _DEAD_SHARE, _DEAD_LOOKS = 0.5, 4
 _NO_AVERAGE = 0.05
 """An average that differs from the weights by less than this share of the last step is called a copy."""
 _MOST_NUMBERS = 1 << 20
-_MOST_MODULES = 64
+_MOST_MODULES, _FIRST_USED = 64, 2
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class _Called(NamedTuple):
-    """A module that was called, with the sum of its first parameter then, and the line that called it."""
+    """A module that was called, with the sum of its first parameter then, the line, and the steps made before."""
 
     module: weakref.ref[nn.Module]
     total: float
     line: Line
+    made: int
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -164,7 +165,9 @@ class Weights(Topic):
         """Remember the modules that are called."""
         if not call.depth and id(call.called) not in self._modules and len(self._modules) < _MOST_MODULES:
             for first in parameters_in(call.called)[:1]:
-                self._modules[id(call.called)] = _Called(weakref.ref(call.called), sum_of(first), call.line)
+                self._modules[id(call.called)] = _Called(
+                    weakref.ref(call.called), sum_of(first), call.line, self._watch.made
+                )
 
     def applied(self, call: ObservedCall) -> None:
         """Look for targets of a loss that come from the trained module, called by the name of a target network."""
@@ -285,7 +288,8 @@ class Weights(Topic):
         trained = [mine for _, mine in every if not followed.keys.isdisjoint(map(id, mine))]
         for called, mine in every:
             twins = [one for one in trained if [two.shape for two in one] == [two.shape for two in mine]]
-            if twins and owned.isdisjoint(map(id, mine)) and sum_of(mine[0]) == called.total:
+            is_old = called.made <= _FIRST_USED  # else a copy that takes the place of others now and then
+            if is_old and twins and owned.isdisjoint(map(id, mine)) and sum_of(mine[0]) == called.total:
                 names = FailureContext().names([mine[0], twins[0][0]])
                 unused = _dead_updates(called.line, names[0])
                 if unused is not None and not _FIXED.search(" ".join(one.path.lower() for one in names)):
@@ -302,7 +306,7 @@ class Weights(Topic):
                 facts = {"names": names, "backward": followed.backward, "steps": followed.steps}
                 self.say(DIES, followed.site, since=since, **facts)
         for called, followed, facts in self._targets:
-            if all(sum_of(one) == called.total for one in called.parameters[:1]):
+            if any(sum_of(one) == called.total for one in called.parameters[:1]):  # none of a copy that is gone
                 self.say(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
 
 
