@@ -27,7 +27,7 @@ from byname.undo import Undo
 # fmt: off
 TRAINS_IN_VALIDATION = row("evaluated-in-training-mode",
     "suspicious: {modal} of {module} {modal:is|are} in training mode in the forwards without gradients{noticed:at}, "
-    "after training steps: dropout drops values, and a batch norm uses and keeps the statistics of these batches",
+    "after training steps. In this mode a dropout drops values, and a batch norm uses and keeps batch statistics",
     "call {module.path}.eval() before the evaluation and {module.path}.train() after it; it is right for Monte Carlo "
     "dropout")
 STAYS_IN_EVALUATION = row("left-in-evaluation",

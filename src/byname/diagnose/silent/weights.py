@@ -29,7 +29,7 @@ from byname.undo import Undo
 
 # fmt: off
 EQUAL_UNITS = row("equal-units",
-    "all rows of {names:3} {names:is|are} equal after {steps} steps, and so are those of {names:its|their} gradients: "
+    "all rows of {names:3} are equal after {steps} steps, and so are those of {names:its|their} gradients: "
     "the units of a layer stay identical, as if it had one (symmetric initialisation{made:at})",
     "initialise the weights at random, such as nn.init.xavier_uniform_ or kaiming_uniform_; biases may be constant")
 DIES = row("gradients-die",
