@@ -227,8 +227,8 @@ class TrackingMode(TorchFunctionMode):
         """Return the kind of a function. Only PyTorch's own are cached: a user's function may keep anything alive."""
         kind = kind_of(function)
         if is_pytorchs(function):
+            self._called[function] = called_as(function, kind)  # first: an interrupt may come in between
             self._kinds[function] = kind
-            self._called[function] = called_as(function, kind)
         return kind
 
     def _change_at(self, frame: FrameType, name: str) -> tuple[Line, str]:
