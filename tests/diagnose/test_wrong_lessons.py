@@ -919,6 +919,7 @@ def labels_from(first, classes=4, weights=(1.0, 1.0, 1.0)):
     def program():
         model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, classes))
         optimizer = torch.optim.Adam(model.parameters())
+        model.words_of_another_model = [nn.Embedding(classes, 2)]
         for _ in range(STEPS):
             y = torch.multinomial(torch.tensor(weights), 24, replacement=True)
             step(model, optimizer, torch.randn(24, 4) + y[:, None], y + first)

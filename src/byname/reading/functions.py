@@ -107,7 +107,7 @@ def flat(values: Iterable[Any]) -> list[torch.Tensor]:
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     """Return the version of each tensor; None for an inference tensor, which has no version counter."""
-    if not modes_left() and _PLAIN.issuperset(map(type, tensors)):
+    if not modes_left() and all(map(PLAIN.__contains__, map(type, tensors))):
         try:
             return tuple([tensor._version for tensor in tensors])
         except RuntimeError:  # an inference tensor counts no versions
@@ -115,9 +115,6 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     with DisableTorchFunction():
         inference = torch._C.TensorBase.is_inference
         return tuple(None if inference(tensor) else fact(tensor, "_version") for tensor in tensors)
-
-
-_PLAIN = frozenset(PLAIN)
 
 
 def is_in_place(name: str) -> bool:

@@ -66,7 +66,7 @@ class PlaceValues:
     by_forward: bool = False
     numbers: ValueNumbers | None = None
     records: list[RecordedValue] = field(default_factory=list)
-    kept: list[RecordedValue] = field(default_factory=list)
+    kept: list[tuple[Time, Any, Any, Shard | None]] = field(default_factory=list)
     stored: bool = False
     refused: bool = False
     unsaid: str = ""
@@ -75,10 +75,14 @@ class PlaceValues:
         """Leave out the values that are not another, and number those of iterations that are over."""
         came = [*self.records]
         del self.records[: len(came)]  # another thread may have added to it
-        records = [one for one in came if one[4] is NOTHING or not same(one[2], one[4])]
+        records = [
+            (time, call, value, shard)
+            for time, call, value, shard, before in came
+            if before is NOTHING or not same(value, before)
+        ]
         if records and self.numbers is not None:
             calls = self.numbers.settled([one[:2] for one in records])
-            records = [(one[0], call, *one[2:]) for one, call in zip(records, calls, strict=True)]
+            records = [(time, call, *others) for (time, _, *others), call in zip(records, calls, strict=True)]
         self.kept += records
 
     def closed(self, rank: int) -> Series | None:
@@ -97,7 +101,7 @@ class PlaceValues:
             records = sorted(records, key=lambda one: (one[0].iteration, one[1]))
         kinds: dict[tuple[Any, Shard | None], int] = {}
         moments, values = [], []
-        for (mode, iteration), call, value, shard, _ in records:
+        for (mode, iteration), call, value, shard in records:
             kind = kinds.setdefault((value.shape if type(value) is Tensor else (), shard), len(kinds))
             moments.append((iteration, rank, call, mode == "eval", kind))
             values.append(value)

@@ -104,9 +104,7 @@ class Requested:
     def renew(self, meant: Iterable[Sequence[Spot]]) -> None:
         """Note the places that the parts of ``where`` mean since modules of the model were replaced, in their order."""
         for at, (spots, (asked, before, selector)) in enumerate(zip(meant, self._asked, strict=False)):
-            known = {
-                one.full: one._replace(module=nn.Identity()) for one in before
-            }  # modules that were replaced are freed
+            known = {one.full: one._replace(module=nn.Identity()) for one in before}  # frees replaced modules
             self._asked[at] = asked, [*(known | {one.full: one for one in spots}).values()], selector
             self.lacking = {full: reason for full, reason in self.lacking.items() if reason or full not in known}
 

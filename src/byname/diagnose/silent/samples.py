@@ -28,6 +28,7 @@ from byname.diagnose.silent.shuffles import SHUFFLED_APART, read_by
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of
+from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of, dict_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
@@ -251,7 +252,8 @@ class Batches(Topic):
             even = count / max(len(occurring), 1)
             if count >= 50 * classes and len(occurring) == classes - 1 > 1 and 2 * int(occurring.min()) > even:
                 missing = int(counts.argmin())
-                if any(one.num_embeddings == classes for one in living(nn.Embedding)):
+                words = [one for one in living(nn.Embedding) if one.num_embeddings == classes]
+                if not self.owned().isdisjoint(id(weight) for one in words for weight in own_parameters(one)):
                     continue  # of words, one of which may stand for padding
                 remedy = f"give the last layer {classes - 1} outputs"
                 if not missing:
