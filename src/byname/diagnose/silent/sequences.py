@@ -15,8 +15,15 @@ from byname.autograd.slots import held_by_nodes
 from byname.diagnose.causes.loss import Loss, input_of, kind_of, shape_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import looking
-from byname.diagnose.silent.future import SOFTMAXES, attended, compares_only, computed_from, reaches_later, seeing_later
-from byname.diagnose.silent.statistics import statistics_in
+from byname.diagnose.silent.mixing import (
+    SOFTMAXES,
+    attended,
+    compares_only,
+    computed_from,
+    reaches_later,
+    seeing_later,
+    statistics_in,
+)
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, distinct, row, values_of
 from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
