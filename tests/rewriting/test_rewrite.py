@@ -353,6 +353,16 @@ def test_gradients_of_calls_that_work_in_place():
     assert [name for name, _ in scaling.seen] == ["relu", "add_", "bn2", "relu"]
 
 
+def test_forwards_with_leaves_of_their_own_are_all_followed():
+    """One backward follows several forwards."""
+    scaling = Scaling()
+    new = rewrite(nn.Sequential(nn.Identity()), "0", scaling)
+    first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
+    (new(first) * 2 + new(second) * 3).sum().backward()
+    assert [name for name, _ in scaling.seen] == ["0", "0"]
+    assert [first.grad.tolist(), second.grad.tolist()] == [[20.0] * 2, [30.0] * 2]
+
+
 def test_nothing_keeps_the_graph_alive(no_collection):
     import weakref
 

@@ -1,5 +1,6 @@
 """A place is a name: what stands there at each forward is observed."""
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -308,3 +309,20 @@ def test_modules_are_seen_after_one_of_a_sequential_was_deleted():
     with interject(model, select.relu, lambda name, module, value: paths.append(name)):
         model(torch.ones(1, 4))
     assert paths == ["1", "2"]
+
+
+def test_a_removal_by_another_thread_as_a_forward_begins_leaves_no_hooks(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    handle = interject(model, "*", lambda name, module, value: None)
+    model(torch.ones(1, 4))
+    model[1] = nn.Linear(4, 4)
+    with monkeypatch.context() as meanwhile:
+
+        def removed():  # after the forward has seen the new module, and before it changes hooks
+            meanwhile.undo()
+            handle.remove()
+            return contextlib.nullcontext()
+
+        meanwhile.setattr("byname.watch.following.defer_signals", removed)
+        model(torch.ones(1, 4))
+    assert not any(getattr(module, hooks) for module in model.modules() for hooks in HOOKS)
