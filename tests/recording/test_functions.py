@@ -101,6 +101,18 @@ def test_functions_of_every_kind_are_found(where, run):
     assert series.iterations == [0] and torch.equal(series.values[0], X * 2)
 
 
+def test_a_class_beside_the_function_is_asked_nothing(monkeypatch):
+    class Meta(type):
+        def __getattribute__(cls, name):
+            raise AssertionError(f"{name} of the class was read")
+
+    kind = Meta("Odd", (), {"__module__": program.__name__, "run": lambda self: None})
+    monkeypatch.setattr(program, "Odd", kind, raising=False)
+    with byname.record(None, "step.loss") as recorder:
+        training(program.step, 1)
+    assert len(recorder.results) == 1
+
+
 def test_a_closure_a_local_function_and_a_method_have_the_names_of_the_program():
     shift = program.made(5.0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -26,6 +26,7 @@ from byname.naming.reference_path import ReferencePath
 from byname.naming.referrers import Climb, climb
 from byname.naming.roots import FOREIGN, Root, roots_of_suspended
 from byname.naming.search import Ours, OursById, SearchResult, Targets, search
+from byname.reading.objects import name_of_class
 from byname.reading.quiet import DisableTorchFunction, collection_paused, modes_disabled
 from byname.reading.tensor import PLAIN, fact
 from byname.text import printable
@@ -294,7 +295,7 @@ def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> st
     while wanted:
         above = Ours(one for ident in wanted for one in holders.get(ident, ()) if id(one) not in passed)
         functions = [_in_function(one, passed) for one in above if type(one) is types.FunctionType]
-        classes = [_name_of(type(one)) for one in above if type(one) not in _COMMON]
+        classes = [name_of_class(type(one)) for one in above if type(one) not in _COMMON]
         if functions:
             return printable(min(functions))
         if classes:
@@ -313,5 +314,4 @@ def _in_function(function: types.FunctionType, passed: Collection[int]) -> str:
     return f"{place} {function.__qualname__}"
 
 
-_name_of: Callable[[type], str] = type.__dict__["__name__"].__get__
 _COMMON = (list, tuple, dict, set, frozenset, types.CellType, types.FrameType, OrderedDict)

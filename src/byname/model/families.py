@@ -18,7 +18,7 @@ from torch import nn
 
 from byname.model.call_graph import ModelCall, is_place
 from byname.reading.modules import modules_in
-from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
+from byname.reading.objects import attributes_of, name_of_class, namespace_of, parents_of, snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 
@@ -218,13 +218,10 @@ def _nearest(kind: type) -> type | _ByName | None:
             return parent
         written_by = str(namespace_of(parent).get("__module__")).partition(".")[0]
         if nn.Module in parents_of(parent) and written_by != "torch":
-            named = _by_name(_name_of(parent))
+            named = _by_name(name_of_class(parent))
             if named is not None:
                 return named
     return None
-
-
-_name_of: Any = type.__dict__["__name__"].__get__
 
 
 def _by_name(name: str) -> _ByName | None:
@@ -305,7 +302,7 @@ def attention_in_steps(calls: Sequence[ModelCall]) -> str:
 
 
 def _is_named_for_attention(module: nn.Module) -> bool:
-    return _ATTENTION.search(str(_name_of(type(module)))) is not None
+    return _ATTENTION.search(name_of_class(type(module))) is not None
 
 
 _ATTENTION = re.compile(r"att|mha|multi_?head", re.IGNORECASE)

@@ -63,6 +63,10 @@ def namespace_of(kind: type) -> Mapping[str, Any]:
     return _namespace(kind) or _NOTHING
 
 
+name_of_class: Callable[[type], str] = type.__dict__["__name__"].__get__
+"""Returns the name of a class, without calling a method of its metaclass."""
+
+
 def parents_of(kind: type) -> tuple[type, ...]:
     """Return a class and its base classes in lookup order; an empty tuple for a C type that was never made ready."""
     return _parents(kind) or ()

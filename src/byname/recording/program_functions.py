@@ -21,7 +21,7 @@ from byname.model.spot import Spot
 from byname.naming.roots import user_modules
 from byname.place import NameSegment, Place
 from byname.reading.frames import frame_of_the_program, locals_of, running_frames
-from byname.reading.objects import attributes_of, found_in, namespace_of, snapshot
+from byname.reading.objects import attributes_of, found_in, name_of_class, namespace_of, snapshot
 from byname.source.code import stands_for
 from byname.source.tracebacks import outwards
 from byname.table import listed
@@ -161,7 +161,7 @@ def _fill(node: Namespace, space: Mapping[str, Any], module: str, *, of_class: b
     for name, raw in snapshot(dict(space)):
         if issubclass(type(raw), type):
             names = namespace_of(raw)
-            if names.get("__module__") == module and name not in node._modules and raw.__name__ == name:
+            if names.get("__module__") == module and name not in node._modules and name_of_class(raw) == name:
                 _fill(node.child(name), names, module, of_class=True)
         elif type(raw) in _KINDS:
             inner = innermost(raw, name)
