@@ -311,6 +311,7 @@ class Sequences(Topic):
         for node in loss.of_kinds(attending):
             for _, slot, mask in held_by_nodes([node]):
                 if slot in _WEIGHTS and mask.dim() in (3, 4) and mask.numel() <= 1 << 16:
+                    mask = mask.squeeze(0) if mask.dim() == 4 else mask  # PyTorch 2.14 adds a dimension to three
                     kept = (mask if mask.dtype == torch.bool else mask > _WEIGHTS[slot]).flatten(1, -2)
                     if bool((kept == kept[:, :1]).all()):  # the same for all heads and queries
                         self._compare(kept[:, 0], loss.site(node))
