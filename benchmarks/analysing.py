@@ -15,12 +15,12 @@ from byname.analyse import Mean, Moments, Statistic, Variance
 
 __all__ = ["analysing"]
 
-_MILLI = 1e-3
+_MILLI, _MICRO = 1e-3, 1e-6
 
 
 def analysing() -> list[Row]:
     """Moments of an activation of 32 x 256 x 16 x 16 float32, the sketch of quantiles, and steps with analysers."""
-    return [*_activation(), *quantiles(), *analysers()]
+    return [*_activation(), *_small_batches(), *quantiles(), *analysers()]
 
 
 def _activation() -> list[Row]:
@@ -53,6 +53,34 @@ def _moments(x: Tensor, what: str, threads: str, over: tuple[int, ...], channel:
         Row(f"{title}: torch.var_mean", took.each("floor", 1, _MILLI), "ms"),
         Row(f"{title}: again (A/A)", took.ratio("again", "floor"), "x"),
         *(Row(f"{title}: {name}", took.ratio(name, "floor"), "x", limit) for name, (_, limit) in statistics.items()),
+    ]
+
+
+def _small_batches(rounds: int = 15, times: int = 200) -> list[Row]:
+    """Variances that are kept over batches of 32 by 64, against the least that keeps them in float64."""
+    x = torch.randn(32, 64)
+
+    def by_hand(x: Tensor) -> None:
+        """The update of Chan, Golub and LeVeque (1983) for two parts of a sample."""
+        count, mean, squares = 0, torch.zeros(64, dtype=torch.float64), torch.zeros(64, dtype=torch.float64)
+        for _ in range(times):
+            batch = x.double()
+            variance, middle = torch.var_mean(batch, 0, correction=0)
+            total, difference = count + len(batch), middle - mean
+            mean += difference * (len(batch) / total)
+            squares += variance * len(batch) + difference**2 * (count * len(batch) / total)
+            count = total
+
+    def added(x: Tensor) -> None:
+        statistic = Variance()
+        for _ in range(times):
+            statistic.add(x)
+
+    with small_heap():
+        took = interleaved({name: _timed(x, call) for name, call in (("hand", by_hand), ("added", added))}, rounds)
+    return [
+        Row("batches of 32 by 64: variance by hand in float64", took.each("hand", times, _MICRO), "µs"),
+        Row("  Variance", took.ratio("added", "hand"), "×", 1.2),
     ]
 
 

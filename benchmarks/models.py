@@ -1,4 +1,4 @@
-"""On which models is watching measured? A tiny language model with attention by hand, and ResNets as they are known."""
+"""Models: a tiny language model with attention by hand, ResNets as they are known, and layers that do nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["GPT", "resnet18", "resnet50"]
+__all__ = ["GPT", "Layers", "resnet18", "resnet50"]
+
+
+class Layers(nn.Module):
+    """Layers that give their input back: what is measured is all else."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Identity() for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x`."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 class _Attention(nn.Module):

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import byname
 from benchmarks.apart import rows_apart
 from benchmarks.contexts import Context, Contexts, rows_of, training_step
-from benchmarks.models import GPT
+from benchmarks.in_the_step import in_the_step
+from benchmarks.models import GPT, resnet18, resnet50
 from benchmarks.storing import storing
 from benchmarks.timing import Row
 from byname.watch.attach import attach
@@ -38,6 +39,10 @@ def recording() -> list[Row]:
         *_tiny("12 tiny layers, forward alone", tiny, lambda: tiny(ids), rounds=20),
         *_tiny("12 tiny layers, AdamW", tiny, training_step(tiny, ids), rounds=14),
         *_large("3 layers of width 192, AdamW", rounds=14, times=12),
+        *_outputs("GPT of width 192, AdamW", *_gpt(), limits=(1.09, None), rounds=14, times=6),
+        *_outputs("ResNet-18, AdamW", *_resnet(), limits=(1.10, 1.06), rounds=14, times=3),
+        *_convolutions(),
+        *in_the_step(),
         *storing(),
         *rows_apart("benchmarks.gathering"),
     ]
@@ -80,7 +85,47 @@ def _large(title: str, rounds: int, times: int) -> list[Row]:
         return rows_of(title, training_step(model, ids), contexts, rounds, times)
 
 
-def _recorded(model: nn.Module, where: str, **options: Any) -> Context:
+def _gpt() -> tuple[nn.Module, Tensor]:
+    return GPT(vocabulary=64, width=192, layers=4, length=64), torch.randint(64, (8, 64))
+
+
+def _resnet() -> tuple[nn.Module, Tensor]:
+    return resnet18(), torch.randn(4, 3, 32, 32)
+
+
+def _outputs(
+    title: str, model: nn.Module, x: Tensor, limits: tuple[float, float | None], rounds: int, times: int
+) -> list[Row]:
+    """The outputs of all modules in a training step."""
+    modules = sum(1 for _ in model.modules())
+    contexts: Contexts = {
+        "again": ("plain again (A/A)", nullcontext, None),
+        "clones": (
+            f"hooks that keep copies of the outputs of all {modules} modules",
+            lambda: _keeping(model, ""),
+            None,
+        ),
+        "memory": ("the same recorded in memory", _recorded(model, "**"), limits[0]),
+        "mean": ("the mean of each", _recorded(model, "**", reduce="mean"), limits[1]),
+    }
+    return rows_of(title, training_step(model, x), contexts, rounds, times)
+
+
+def _convolutions(rounds: int = 14) -> list[Row]:
+    model, images = resnet50(32).eval(), torch.randn(2, 3, 32, 32)
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(images)
+
+    contexts: Contexts = {
+        "again": ("plain again (A/A)", nullcontext, None),
+        "recorded": ("the outputs of 53 convolutions recorded", _recorded(model, nn.Conv2d), 1.15),
+    }
+    return rows_of("ResNet-50, forward alone", forward, contexts, rounds, times=10)
+
+
+def _recorded(model: nn.Module, where: Any, **options: Any) -> Context:
     return lambda: byname.record(model, where, **options)
 
 
@@ -97,17 +142,17 @@ def _nothing(module: nn.Module, args: object, output: Tensor) -> None:
 
 
 @contextmanager
-def _keeping(model: nn.Module) -> Iterator[None]:
+def _keeping(model: nn.Module, ending: str = ".attn") -> Iterator[None]:
     """The least that a recorder can do: no path, no iteration, no change detection, no schedule."""
     kept: list[Tensor] = []
-    with _hooks(model, lambda module, args, output: kept.append(output.detach().clone())):
+    with _hooks(model, lambda module, args, output: kept.append(output.detach().clone()), ending):
         yield
 
 
 @contextmanager
-def _hooks(model: nn.Module, hook: Callable[[nn.Module, Any, Tensor], None]) -> Iterator[None]:
-    attentions = [module for path, module in model.named_modules() if path.endswith(".attn")]
-    hooks = [module.register_forward_hook(hook) for module in attentions]
+def _hooks(model: nn.Module, hook: Callable[[nn.Module, Any, Tensor], None], ending: str = ".attn") -> Iterator[None]:
+    modules = [module for path, module in model.named_modules() if path.endswith(ending)]
+    hooks = [module.register_forward_hook(hook) for module in modules]
     yield
     for one in hooks:
         one.remove()

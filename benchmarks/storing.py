@@ -17,7 +17,7 @@ from benchmarks.timing import Row, Variant, interleaved
 from byname.recording.log_file import LogStore
 from byname.recording.series import Series
 
-__all__ = ["storing"]
+__all__ = ["series_of", "storing"]
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _WINDOW = 32 * _MIB
@@ -68,14 +68,16 @@ def _windows(places: int, size: int, total: int) -> list[Mapping[str, Series]]:
     windows: list[Mapping[str, Series]] = []
     for _ in range(total // (steps * places * size)):
         iterations = [next(numbers) for _ in range(steps)]
-        windows.append({f"blocks.{i}.attn.forward.w": _series(i, values[i], iterations) for i in range(places)})
+        paths = (f"blocks.{i}.attn.forward.w" for i in range(places))
+        windows.append({path: series_of(path, value, iterations) for path, value in zip(paths, values, strict=True)})
     return windows
 
 
-def _series(place: int, value: torch.Tensor, iterations: list[int]) -> Series:
+def series_of(path: str, value: torch.Tensor, iterations: list[int]) -> Series:
+    """Return a series that has the same value in each of these iterations."""
     many = len(iterations)
     return Series(
-        path=f"blocks.{place}.attn.forward.w",
+        path=path,
         values=[value] * many,
         iterations=iterations,
         ranks=[0] * many,
@@ -149,6 +151,6 @@ def _opening() -> list[Row]:
 
 def _later(window: Mapping[str, Series], by: int) -> Mapping[str, Series]:
     return {
-        path: _series(int(path.split(".")[1]), series.values[0], [one + by for one in series.iterations])
+        path: series_of(path, series.values[0], [one + by for one in series.iterations])
         for path, series in window.items()
     }

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import byname
 from benchmarks.contexts import Context, Contexts, rows_of, training_step
 from benchmarks.models import GPT, resnet18, resnet50
 from benchmarks.timing import Row, Variant, interleaved, small_heap
@@ -26,11 +27,12 @@ from byname.model.select import select
 from byname.rewriting.rewrite import rewrite
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
+from byname.watch.handle import Handle
 from byname.watch.interject import interject
 
 __all__ = ["watching"]
 
-_MILLI = 1e-3
+_MILLI, _MICRO = 1e-3, 1e-6
 
 
 def watching() -> list[Row]:
@@ -43,6 +45,7 @@ def watching() -> list[Row]:
         *_attaching(),
         *_exact_paths(),
         *_over_by_hand(),
+        *_calls(),
         *_sweep(),
         *_rewritten(),
         *watching_rivals(),
@@ -66,7 +69,7 @@ def _rows(
         "mode": ("a function mode that does nothing, around the forward", lambda: _mode(model), None),
         "modules": ("all modules", _watched(model, "**"), 1.03),
         "tensor hooks": ("a hook on the output of every module that does nothing", lambda: _tensor_hooks(model), None),
-        "gradients": ("the gradients of all modules", _watched(model, "**.grad"), 1.03),
+        "gradients": ("the gradients of all modules", _watched(model, "**.grad"), 1.14),
         "few": (f"operations, {operations}", _watched(model, operations), 1.10),
         "all": ("all operations", _watched(model, select.where(_is_operation)), 1.17),
         "variables": (f"variables, {variables}", _watched(model, variables), 1.03),
@@ -79,6 +82,13 @@ def _rows(
 
 def _watched(model: nn.Module, where: Any) -> Context:
     return lambda: attach(model, where, nothing)
+
+
+@contextmanager
+def _enabled(handle: Handle) -> Iterator[None]:
+    handle.enabled = True
+    yield
+    handle.enabled = False
 
 
 @contextmanager
@@ -153,36 +163,107 @@ def _attaching(rounds: int = 15) -> list[Row]:
     ]
 
 
-def _exact_paths(rounds: int = 15) -> list[Row]:
+def _exact_paths(rounds: int = 15, times: int = 20) -> list[Row]:
     """What an exact path costs does not grow with the model."""
-    variants = {layers: _interjected(GPT(layers=layers), f"blocks.{layers - 1}.attn") for layers in (4, 24, 48)}
+    models = {layers: GPT(layers=layers) for layers in (4, 24, 48)}
+    bare = models[4].get_submodule("blocks.3.attn")
+    variants = {
+        str(layers): _of(partial(_attached, model, f"blocks.{layers - 1}.attn"), times)
+        for layers, model in models.items()
+    }
+    variants["hook"] = _of(lambda: bare.register_forward_hook(_unseen).remove(), times)
     with small_heap():
-        took = interleaved({str(layers): one for layers, one in variants.items()}, rounds)
+        took = interleaved(variants, rounds)
     return [
-        Row(f"GPT of {layers} layers: interject and remove, one path", took.each(str(layers), 1, _MILLI), "ms", 0.5)
-        for layers in variants
+        Row("attach and remove: one hook of PyTorch", took.each("hook", times, _MICRO), "µs"),
+        *(
+            Row(f"  one exact path, GPT of {layers} layers", took.each(str(layers), times, _MICRO), "µs", 60)
+            for layers in models
+        ),
     ]
 
 
 def _over_by_hand(rounds: int = 25) -> list[Row]:
+    """The same hooks by `attach` and by hand."""
     model = resnet50()
-    variants = {
-        "by hand": _of(lambda: _hooks_on_convolutions(model)),
-        "nn.Conv2d": _interjected(model, nn.Conv2d),
-        "select.module(nn.Conv2d)": _interjected(model, select.module(nn.Conv2d)),
-        "select.conv": _interjected(model, select.conv),
-    }
-    limits = {"nn.Conv2d": 4.0, "select.module(nn.Conv2d)": 6.0, "select.conv": None}
+    limits = {nn.Conv2d: 2.0, "**.conv?": 2.5, select.conv: 3.0, select.module(nn.Conv2d): None, "**": 2.5}
+    variants = {str(where): _of(partial(_attached, model, where)) for where in limits}
+    variants["convolutions"] = _of(lambda: _hooks_of(model, nn.Conv2d))
+    variants["modules"] = _of(lambda: _hooks_of(model, nn.Module))
     with small_heap():
         took = interleaved(variants, rounds)
+    rows = [Row("ResNet-50: 53 hooks by hand and their removal", took.each("convolutions", 1, _MILLI), "ms")]
+    for where, limit in limits.items():
+        floor = "modules" if where == "**" else "convolutions"
+        words = "nn.Conv2d" if where is nn.Conv2d else where
+        rows.append(Row(f"  attach, {words} / the same hooks by hand", took.ratio(str(where), floor), "×", limit))
+    return rows
+
+
+def _calls(rounds: int = 200, calls: int = 500) -> list[Row]:
+    """One observed call of a module that does nothing, and one observed operation on four numbers."""
+    model, operations = nn.Sequential(nn.Identity()), _Operations(calls)
+    inner, x = model[0], torch.zeros(4)
+    handle = attach(operations, ["tanh", "tanh_*"], nothing)
+    operations(x)  # binds what is only known when the model runs
+    handle.enabled = False
+
+    def called(context: Context) -> Variant:
+        def run() -> float:
+            with context():
+                return _of(lambda: inner(x), calls)()
+
+        return run
+
+    def computed(context: Context) -> Variant:
+        def run() -> float:
+            with context():
+                operations(x)
+            return operations.took
+
+        return run
+
+    variants = {
+        "plain": called(nullcontext),
+        "hook": called(lambda: _hooks(model)),
+        "observed": called(lambda: attach(model, "0", nothing)),
+        "operation": computed(nullcontext),
+        "mode": computed(NoOp),
+        "watched": computed(lambda: _enabled(handle)),
+    }
+    with small_heap():
+        took = interleaved(variants, rounds)
+    both = zip(*(took.each(one, calls, _MICRO, less="plain") for one in ("observed", "hook")), strict=True)
     return [
-        Row("ResNet-50: 53 hooks by hand and their removal", took.each("by hand", 1, _MILLI), "ms"),
-        *(Row(f"the same by interject, {what}", took.ratio(what, "by hand"), "×", limits[what]) for what in limits),
+        Row(
+            "a call of a module with a hook that does nothing, less plain",
+            took.each("hook", calls, _MICRO, less="plain"),
+            "µs",
+        ),
+        Row("  observed, less plain / that hook, less plain", [ours / theirs for ours, theirs in both], "×", 1.3),
+        Row("an operation on four numbers", took.each("operation", calls, _MICRO), "µs"),
+        Row("  under a function mode that does nothing", took.ratio("mode", "operation"), "×"),
+        Row("  watched", took.ratio("watched", "operation"), "×", 2),
     ]
 
 
-def _hooks_on_convolutions(model: nn.Module) -> None:
-    hooks = [one.register_forward_hook(_unseen) for one in model.modules() if isinstance(one, nn.Conv2d)]
+class _Operations(nn.Module):
+    """Computes the same again and again, and measures how long that took."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.took = times, 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = process_time()
+        for _ in range(self.times):
+            torch.tanh(x)
+        self.took = process_time() - start
+        return x
+
+
+def _hooks_of(model: nn.Module, kind: type[nn.Module]) -> None:
+    hooks = [one.register_forward_hook(_unseen) for one in model.modules() if isinstance(one, kind)]
     for hook in hooks:
         hook.remove()
 
@@ -191,7 +272,7 @@ def _unseen(module: nn.Module, args: Any, output: Any) -> None:
     return None
 
 
-def _sweep(layers: int = 48, rounds: int = 3) -> list[Row]:
+def _sweep(layers: int = 48, rounds: int = 9) -> list[Row]:
     """Patching each layer in turn: attach at its path, a forward, and remove."""
     model, ids = GPT(layers=layers), torch.randint(64, (2, 32))
     paths = [f"blocks.{layer}.attn" for layer in range(layers)]
@@ -207,11 +288,21 @@ def _sweep(layers: int = 48, rounds: int = 3) -> list[Row]:
             with interject(model, path, _kept):
                 model(ids)
 
+    def swept() -> None:
+        byname.sweep(
+            model,
+            lambda model, layer: interject(model, layer, _kept),
+            over={"layer": paths},
+            metric=lambda loss: loss,
+            example=ids,
+        )
+
     with torch.no_grad():
-        took = interleaved({"by hand": _of(by_hand), "by path": _of(by_path)}, rounds)
+        took = interleaved({"by hand": _of(by_hand), "by path": _of(by_path), "swept": _of(swept)}, rounds)
     return [
         Row(f"GPT, a hook on each of {layers} layers in turn, a forward each", took.each("by hand", 1, _MILLI), "ms"),
-        Row("the same by interject, at the exact path", took.ratio("by path", "by hand"), "×", 1.2),
+        Row("  the same by interject, at the exact path", took.ratio("by path", "by hand"), "×", 1.2),
+        Row("  by sweep", took.ratio("swept", "by hand"), "×", 1.1),
     ]
 
 
@@ -259,17 +350,18 @@ def _kept(name: str, module: nn.Module | None, value: Any) -> None:
 
 
 def _timed(model: nn.Module, where: Any) -> Variant:
-    return _of(lambda: attach(model, where, nothing).remove())
+    return _of(partial(_attached, model, where))
 
 
-def _interjected(model: nn.Module, where: Any) -> Variant:
-    return _of(lambda: interject(model, where, _kept).remove())
+def _attached(model: nn.Module, where: Any) -> None:
+    attach(model, where, nothing).remove()
 
 
-def _of(work: Callable[[], object]) -> Variant:
+def _of(work: Callable[[], object], times: int = 1) -> Variant:
     def run() -> float:
         start = process_time()
-        work()
+        for _ in range(times):
+            work()
         return process_time() - start
 
     return run
