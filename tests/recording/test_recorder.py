@@ -30,7 +30,7 @@ def test_values_come_with_their_iterations_and_calls():
     assert results["blocks.0.forward.weights"].iterations == [0, 0, 1, 1, 2, 2]
     assert results["blocks.0.forward.weights"].calls == [0, 1, 0, 1, 0, 1]
     assert sorted(results["blocks.*.qkv.weight.grad"]) == [f"blocks.{i}.qkv.weight.grad" for i in range(3)]
-    assert results["head"].values[1].equal(model(x))
+    assert results["head"].values[1].equal(model(x)) and recorder["head"].rows() == results["head"].rows()
     assert results["head"].modes == ["train"] * 3 and results["head"].ranks == [0] * 3
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 from byname.errors import RecordingError, RecordingWarning
 from byname.reading.interrupts import defer_signals, raise_first
@@ -108,6 +109,10 @@ class Recorder:
         """What was recorded so far, by path: ``recorder.results["fc1"]`` is a `Series`, a wildcard several."""
         found = self._windows.results(early=not self._closed)
         return RecordedSeries(self._ended or found, self.paths)  # at the end, of all places
+
+    def __getitem__(self, path: str) -> Any:
+        """Return ``results[path]``, as an opened recording does."""
+        return self.results[path]
 
     def tell(self, report: Callable[[Exception], None]) -> None:
         """Report errors of places from now on instead of raising them from the forward; the other places go on."""
