@@ -2,11 +2,13 @@
 
 import ast
 import functools
+import inspect
 import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -152,3 +154,38 @@ def test_every_public_name_is_documented_with_an_example():
         assert thing.__doc__, name
         if callable(thing) and not isinstance(thing, type):
             assert ">>>" in thing.__doc__, f"{name} has no runnable example"
+
+
+def members_of(thing):
+    """Return the public methods and properties of a class, its own and those of its bases; a function alone."""
+    spaces = [vars(base) for base in getattr(thing, "__mro__", ())[::-1] if base.__module__.startswith("byname")]
+    kinds = FunctionType | property | classmethod | functools.cached_property
+    found = {name: one for space in spaces for name, one in space.items() if name[0] != "_" and isinstance(one, kinds)}
+    return found if isinstance(thing, type) else {"": thing}
+
+
+def is_documented(thing, name):
+    if not name:
+        return thing.__doc__
+    definers = [base for base in thing.__mro__ if name in vars(base)]
+    public = [base for base in definers if base.__name__[0] != "_"] or definers
+    return thing.__doc__ and (vars(public[0])[name].__doc__ or f" {name}: " in thing.__doc__)
+
+
+def classes_returned_by(member):
+    made = next(filter(None, (getattr(member, name, None) for name in ("fget", "func", "__func__"))), member)
+    space, annotation = vars(sys.modules[made.__module__]), inspect.unwrap(made).__annotations__.get("return", "")
+    named = [space.get(word) for word in re.findall(r"[A-Z]\w*", str(annotation))]
+    return [one for one in named if isinstance(one, type) and one.__module__.startswith("byname")]
+
+
+def test_what_users_reach_from_public_names_is_documented():
+    reached = [getattr(package, name) for package in (byname, byname.analyse, byname.plug) for name in package.__all__]
+    reached = [one if callable(one) else type(one) for one in reached]
+    lacking = []
+    for thing in reached:
+        for name, member in members_of(thing).items():
+            reached += [one for one in classes_returned_by(member) if one not in reached]
+            lacking += [] if is_documented(thing, name) else [f"{thing.__qualname__}.{name}"]
+    assert len(reached) > 120
+    assert not lacking
