@@ -161,7 +161,7 @@ def _nodes(source: Any) -> tuple[dict[Position, ast.AST], dict[tuple[int, int], 
 
 
 def expression_at(source: executing.Source, position: Position) -> ast.AST | None:
-    """Return the expression at exactly these coordinates, or None."""
+    """Return the expression at these coordinates, or else the one call that ends there; None without either."""
     exact, calls = _nodes(source)
     node = exact.get(position)
     if node is None and position[1] is not None and position[3] is not None:
@@ -172,7 +172,6 @@ def expression_at(source: executing.Source, position: Position) -> ast.AST | Non
 
 
 def enclosing_statement(node: ast.AST) -> ast.stmt:
-    """Return the statement that contains an expression."""
     while not isinstance(node, ast.stmt):
         node = node.parent  # type: ignore[attr-defined]  # set by executing
     return node
@@ -255,7 +254,6 @@ def names_bound(statement: ast.AST) -> set[str]:
 
 
 def names_read(statement: ast.stmt) -> set[str]:
-    """Return the variables that a statement reads."""
     names = [one for one in ast.walk(statement) if isinstance(one, ast.Name)]
     return {one.id for one in names if isinstance(one.ctx, ast.Load) or isinstance(statement, ast.AugAssign)}
 

@@ -15,7 +15,6 @@ _HERE = str(Path(__file__).parent.parent) + os.sep
 
 
 def is_byname(filename: str) -> bool:
-    """Return whether a file is part of byname."""
     return filename.startswith(_HERE)
 
 
@@ -27,12 +26,10 @@ class PassedFrame(NamedTuple):
 
     @property
     def code(self) -> CodeType:
-        """The code of its function."""
         return self.frame.f_code
 
     @property
     def file(self) -> str:
-        """The file of its function."""
         return self.frame.f_code.co_filename
 
 
