@@ -103,7 +103,6 @@ _revisited = _Revisited()
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """Return the local and global variables of a frame."""
     return {**frame.f_globals, **dict(locals_of(frame))}
 
 
@@ -212,7 +211,6 @@ class Line(NamedTuple):
 
     @property
     def site(self) -> Site | None:
-        """The location in the source; None for `NO_LINE`."""
         return None if (spot := self.spot) is None else spot.site
 
 

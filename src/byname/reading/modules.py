@@ -17,11 +17,7 @@ from byname.reading.tensor import is_tensor
 
 
 def models_of(model: Any) -> list[nn.Module]:
-    """Return the modules given as ``model=``: none, one, or a list or tuple of them.
-
-    Raises:
-        NotAModuleError: one of them is not an ``nn.Module``.
-    """
+    """Return the modules given as ``model=``: none, one, or a list or tuple of them."""
     given = [] if model is None else list(model) if type(model) in (list, tuple) else [model]
     for one in given:
         if not issubclass(type(one), nn.Module):
@@ -31,11 +27,7 @@ def models_of(model: Any) -> list[nn.Module]:
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:
-    """Return the optimizers given as ``optimizer=``: none, one, or a list or tuple of them.
-
-    Raises:
-        NotAnOptimizerError: one of them has no list of ``param_groups``.
-    """
+    """Return the optimizers given as ``optimizer=``: none, one, or a list or tuple of them."""
     given = [] if optimizer is None else list(optimizer) if type(optimizer) in (list, tuple) else [optimizer]
     for one in given:
         if isinstance(one, type) or not isinstance(getattr(one, "param_groups", None), list):
@@ -47,7 +39,6 @@ def optimizers_of(optimizer: Any) -> list[Any]:
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    """Return the parameters of all groups of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

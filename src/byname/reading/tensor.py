@@ -165,7 +165,6 @@ _MODULE: Any = type.__dict__["__dict__"]
 
 
 def card_from(facts: Facts) -> Card:
-    """Return the card that has these facts."""
     shape, *others = facts
     return Card(None if shape is None else tuple(shape), *others)
 
