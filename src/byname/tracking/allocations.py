@@ -52,7 +52,6 @@ class AllocationLog:
         _LOGS.add(self)
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
-        """Return whether there is a record of a storage."""
         note = self.notes.get(id(storage))
         return note is not None and note[0]() is storage
 

@@ -60,12 +60,10 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, raw: RawCall) -> Call:
-        """Return the call that has these fields."""
         return cls(*raw[:6], Line(*raw[6:]))
 
     @property
     def name(self) -> str:
-        """The name of the called function."""
         return str(self.called.name if type(self.called) is Called else self.called.__name__)
 
     @property
@@ -308,7 +306,6 @@ class Log:
         return () if carrier is None else carrier.cuts
 
     def carrier_of(self, tensor: torch.Tensor) -> Carrier | None:
-        """Return the record of a tensor without a node, or None."""
         carrier = self.carriers.get(id(tensor))
         return carrier if carrier is not None and carrier() is tensor else None
 
@@ -318,7 +315,6 @@ class Log:
         return carrier if type(carrier) is CreationRecord else None
 
     def creations(self) -> list[CreationRecord]:
-        """Return all creation records."""
         return [record for record in [*self.carriers.values()] if type(record) is CreationRecord]
 
     def mutations(self, owner: object) -> list[Mutation]:
@@ -346,7 +342,6 @@ class Log:
         return self._token is _HERE.token
 
     def is_empty(self) -> bool:
-        """Return whether nothing was recorded."""
         return not (self.calls or self.changes or self.cuts or self.steps or self.carriers or self.frozen)
 
     def _forget_the_dead(self) -> None:
@@ -361,7 +356,6 @@ TRACKERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def logs() -> list[Log]:
-    """Return the logs of all existing trackers."""
     return [log for tracker in list(TRACKERS) for log in tracker.logs]
 
 

@@ -44,7 +44,6 @@ class SiteLookup:
         return bool(self._logs)
 
     def call(self, node: Any) -> Call | None:
-        """Return the call that made a node, or None if it is not known."""
         if node not in self._calls:
             every = [log.at(node._sequence_nr()) for log in self._logs]
             found = [call for call in every if call is not None and self._can_make(call, node)]
@@ -53,12 +52,10 @@ class SiteLookup:
         return self._calls[node]
 
     def spot(self, node: Any) -> Expression | None:
-        """Return the location of the call that made a node."""
         call = self.call(node)
         return None if call is None else self.spot_of(call)
 
     def spot_of(self, call: Call) -> Expression | None:
-        """Return the location of a call."""
         code, instruction, caller = call.line
         key = (id(code), instruction, *((0, -1) if caller is None else (id(caller[0]), caller[1])))  # the log lives on
         if key not in self._spots:
@@ -161,7 +158,6 @@ def output_spot(spot: Expression, output: int) -> Expression:
 
 
 def note_of(tensor: torch.Tensor) -> CreationRecord | None:
-    """Return the creation record of a tensor without a node."""
     return next((made for log in logs() if (made := log.made(tensor)) is not None), None)
 
 

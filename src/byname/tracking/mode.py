@@ -140,7 +140,7 @@ class TrackingMode(TorchFunctionMode):
 
     @dynamo_skip
     def _read(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
-        """Read a property; some, such as ``x.T``, compute their value."""
+        """Read or set a property; some, such as ``x.T``, compute their value."""
         before = _sequence_number()
         result = func(*args, **kwargs)
         if self.stopped:
@@ -173,7 +173,7 @@ class TrackingMode(TorchFunctionMode):
 
     @dynamo_skip
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
-        """Call a function that may change its arguments, or is called for the first time."""
+        """Call a function of another kind, such as one that changes its arguments, or one that is not known yet."""
         if kind is GRADIENT and type(args[0]) in PLAIN and not modes_left() and fact(args[0], "is_leaf"):
             return func(*args, **kwargs)  # as `zero_grad` does for each parameter; a leaf keeps its gradient
         is_known = kind is not None
