@@ -71,7 +71,6 @@ def _line(site: Site) -> str:
 
 
 def with_site(name: Name, site: Site | None) -> Name:
-    """Return a name with the line that made the tensor, if that is known."""
     return name if site is None else replace(name, site=site)
 
 
@@ -159,10 +158,8 @@ def tag(obj: T, name: str) -> T:
 
 
 def tag_of(obj: object) -> str | None:
-    """Return the tag of an object, or None."""
     return _TAGS.get(obj) if _TAGS else None  # type: ignore[no-untyped-call]
 
 
 def tagged() -> list[tuple[str, object]]:
-    """Return every tag with its living object."""
     return [(name, obj) for obj, name in list(_TAGS.items())]  # type: ignore[no-untyped-call]

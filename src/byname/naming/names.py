@@ -174,7 +174,6 @@ class NameIndex:
         return f"among the {most:,} objects nearest to the variables" if most else ""
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return every tensor that the searches met."""
         return [tensor for reached in self.searches for tensor in reached.tensors()]
 
     def by_storage(self) -> Mapping[int | None, Sequence[torch.Tensor]]:

@@ -57,7 +57,6 @@ class ReferencePath:
 
     @property
     def steps(self) -> tuple[Reference, ...]:
-        """The references from the root on."""
         return tuple([path.last for path in self.parts() if path.last is not None])
 
     @property
@@ -80,7 +79,6 @@ class ReferencePath:
 
     @property
     def text(self) -> Text:
-        """The text of the references so far."""
         if self._text is None:
             before, step = self.before, self.last
             self._text = _start(self.root) if before is None or step is None else before.text.then(step)
@@ -119,7 +117,6 @@ class Text(NamedTuple):
     seen_through: bool
 
     def then(self, step: Reference) -> Text:
-        """Return the text with one more reference."""
         evaluates = self.evaluates and step.evaluates and not (self.seen_through and step.reads_registry)
         source = step.write(self.source)
         if step.label:
@@ -148,7 +145,6 @@ class Unwritten(NamedTuple):
     scope: str
 
     def name(self) -> Name:
-        """Return the name that writes the path."""
         text = (self.before if self.step is None else self.before.then(self.step)).whole()
         said = "" if text.words == text.source else printable(text.words)
         return Name(printable(text.source), self.how, self.scope, text.evaluates, text=said)
@@ -165,7 +161,6 @@ class Names:
 
     @property
     def best(self) -> Name:
-        """The best name."""
         if self._best is None:
             self._best = self._written(self._unwritten[0])
         return self._best

@@ -52,7 +52,10 @@ def everything() -> tuple[list[object], int]:
 
 
 def reached_from(objects: list[object], others: list[object]) -> list[object]:
-    """Return these objects, the others, and all objects that they lead to, each once, if the collector tracks them."""
+    """Add the others, and all that they and these objects lead to, to ``objects``; return it.
+
+    Only what the collector tracks is added, each once.
+    """
     seen = set(map(id, objects))
     found, below = list(others), list(objects)
     while found or below:

@@ -70,7 +70,6 @@ class SearchResult:
         self._contents: dict[int, dict[int, list[_Into]] | None] = OursById()
 
     def start(self, root: Root) -> None:
-        """Add a root."""
         number = self.numbers.setdefault(id(root.value), len(self._values))
         if number == len(self._values):
             self._values.append(root.value)
@@ -149,11 +148,9 @@ class SearchResult:
             number = self._first[number]
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Return an iterator over every tensor that the search met."""
         return compress(self._values, map(issubclass, map(type, self._values), repeat(torch.Tensor)))  # type: ignore[arg-type]
 
     def roots(self) -> Iterator[Root]:
-        """Return an iterator over every root of the search."""
         return chain.from_iterable(self._roots.values())
 
     def ways_to(self, value: object, limit: int = MOST_PATHS) -> list[ReferencePath]:

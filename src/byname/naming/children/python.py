@@ -70,7 +70,6 @@ def leads_on(value: object) -> bool:
 
 
 def held_by_context(obj: contextvars.Context) -> Held:
-    """Yield the values of a context's variables."""
     for variable, value in obj.items():
         if leads_on(value):
             yield same, _inside(f"({variable.name!r} in ", ")"), value
@@ -355,7 +354,7 @@ OF_PYTHON: tuple[tuple[tuple[type, ...], Callable[[Any], Held]], ...] = (
 
 
 def of_loaded_libraries() -> Iterator[tuple[tuple[type, ...], Callable[[Any], Held]]]:
-    """Yield the same for classes of libraries that the program may have loaded only now."""
+    """Yield classes of libraries that the program may have loaded only now, each with the function that reads them."""
     yield futures(), held_by_future
     pandas: Any = sys.modules.get("pandas.core.generic")
     yield () if pandas is None else (pandas.NDFrame,), held_by_table

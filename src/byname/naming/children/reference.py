@@ -188,7 +188,6 @@ def slots_of(kind: type, *, of_c: bool = False) -> list[_Slot]:
 
 
 def in_slots(slots: list[_Slot], obj: object) -> Held:
-    """Yield the objects in these slots of an object."""
     for read, name, evaluates in slots:
         try:
             value = read(obj)

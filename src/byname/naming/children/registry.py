@@ -51,7 +51,7 @@ class Children:
         return (self._readers.get(id(kind)) or self._learn(kind))(obj)
 
     def of(self, obj: Any) -> Sequence[object]:
-        """Return only the objects that `list` gives, in its order. A fast path reads plain lists, tuples and dicts."""
+        """Return only the objects that `list` gives, in its order. Plain containers and tensors have a fast path."""
         kind = type(obj)
         if kind is list or kind is tuple:
             return [value for value in obj if type(value) not in ATOMS]

@@ -256,7 +256,6 @@ def is_hooks(name: str, value: object) -> bool:
 
 
 def held_by_hooks(registry: str, hooks: Any, evaluates: bool) -> Held:
-    """Yield the hooks in a registry that is an attribute of its owner."""
     for key, value in snapshot(hooks):
         if type(value) not in ATOMS:
             yield _hook, (registry, key, evaluates), value
