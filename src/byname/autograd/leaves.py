@@ -175,7 +175,6 @@ def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
 
 
 def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Leaves:
-    """Return the leaves of an existing walk."""
     with collection_paused():
         index = find_leaves(walk, Question([*models, *optimizers]))
         return leaves_among(walk, index, leaf_names(walk, index), models, optimizers)
@@ -211,7 +210,6 @@ def leaves_among(
     models: Sequence[nn.Module] = (),
     optimizers: Sequence[Any] = (),
 ) -> Leaves:
-    """Return the leaves of a walk, with the names that a search found."""
     groups = _groups(optimizers, models) if optimizers else None
     counts = PathCounts(walk.edges, walk.roots, named)
     site: Callable[[int], Site | None] = walk.site if walk.lookup else lambda number: None

@@ -125,7 +125,7 @@ class _Gate:
             self._function.__code__ = self.code
 
     def close(self, look: _Turn) -> bool:
-        """Close the gate, in this thread's turn, until `open(look)`, or until `look` is freed if nobody opens it."""
+        """Close the gate until `open(look)`, or until `look` is freed if nobody opens it; False if others are first."""
         with self._lock:
             others, looking = self._others("looks"), self.threads("looks")
             # the thread that looks may wait for this thread's backward, which therefore must not wait for the look

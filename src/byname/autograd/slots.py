@@ -111,7 +111,6 @@ def _doubtful(nodes: Sequence[Node], name: str, attribute: str) -> Iterator[Node
 
 
 def slots_of_node(number: int, node: Node, fields: Sequence[tuple[str, str]]) -> Iterator[Slot]:
-    """Yield the saved tensors of one node."""
     for name, attribute in fields:
         if attribute == _CUSTOM:
             yield from _custom_slots(number, node)

@@ -70,12 +70,10 @@ class Walk:
 
     @cached_property
     def numbers(self) -> dict[Node, int]:
-        """The number of each node."""
         return dict(zip(self.nodes, count(), strict=False))
 
     @cached_property
     def edges(self) -> NumberedEdges:
-        """The edges as numbers."""
         targets = numpy.fromiter(map(self.numbers.__getitem__, self._below), numpy.int64, len(self._below))
         inputs = numpy.fromiter(self.inputs, numpy.int64, len(self.inputs))
         return NumberedEdges(numpy.cumsum(inputs) - inputs, targets)
@@ -87,7 +85,6 @@ class Walk:
 
     @cached_property
     def users(self) -> list[list[int]]:
-        """The numbers of the nodes that use each node."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for number, row in enumerate(self.rows):
             for below in row:
@@ -95,7 +92,6 @@ class Walk:
         return found
 
     def name(self, number: int) -> str:
-        """Return PyTorch's name of the node with this number."""
         return self.name_of(self.nodes[number])
 
     def name_of(self, node: Node) -> str:
@@ -163,7 +159,6 @@ class Walk:
             return SiteLookup(self.tensors, lambda node: node in self.numbers)
 
     def site(self, number: int) -> Site | None:
-        """Return the location of the call that made a node, or None when it is unknown."""
         spot = self.lookup.spot(self.nodes[number]) if self.lookup else None
         return None if spot is None else spot.site
 
@@ -224,7 +219,6 @@ def nodes_from(
 
 
 def by_kind(nodes: Iterable[Node]) -> dict[type, list[Node]]:
-    """Return the nodes grouped by their class."""
     found: defaultdict[type, list[Node]] = defaultdict(list)
     for node in nodes:
         found[type(node)].append(node)
@@ -243,7 +237,6 @@ class NumberedEdges(NamedTuple):
     targets: Numbers
 
     def rows(self) -> list[list[int]]:
-        """Return the targets of each node."""
         begins, targets = self.begins.tolist(), self.targets.tolist()
         return [targets[begin:end] for begin, end in zip(begins, [*begins[1:], len(targets)], strict=True)]
 
