@@ -183,7 +183,6 @@ class _Distances:
         return found
 
     def lower(self, numbers: Collection[int], distance: int) -> None:
-        """Lower the distance of tensors to at most `distance`."""
         for number in numbers:
             self._of[number] = min(self._of.get(number, _UNREACHED), distance)
 

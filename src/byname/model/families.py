@@ -59,7 +59,6 @@ class Family:
         return not nearest.families.isdisjoint(_ACTIVATIONS)
 
     def has_operation(self, name: str) -> bool:
-        """Return whether an operation of this name belongs to the family."""
         return name in self.functions or (name.endswith("_") and name[:-1] in self.functions)
 
 

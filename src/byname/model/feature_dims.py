@@ -321,7 +321,6 @@ def head_counts(module: nn.Module) -> set[int]:
 
 
 def configs_of(module: nn.Module) -> list[dict[str, Any]]:
-    """Return the attributes of the configs that a module has."""
     found = [attributes_of(module).get(name) for name in _CONFIGS]
     return [one if type(one) is dict else attributes_of(one) for one in found if one is not None]
 

@@ -176,7 +176,7 @@ def methods_of(module: nn.Module) -> list[str]:
 
 
 def methods_in(cls: type) -> list[str]:
-    """Return the same names for a class of modules."""
+    """Return the names that `methods_of` returns, for a class of modules."""
     held: dict[str, None] = {}
     for kind in parents_of(cls):
         if kind is nn.Module:

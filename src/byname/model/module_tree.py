@@ -44,7 +44,6 @@ def is_script(module: Any) -> bool:
 
 
 def unseen_in_script(path: str, module: nn.Module) -> str:
-    """Return a sentence about a place in a scripted module."""
     return (
         f"`{path}`: TorchScript runs this {module.original_name}, and what happens in it cannot be seen; attach to the "
         "module that was scripted or traced, or to the one that calls it"
@@ -52,7 +51,6 @@ def unseen_in_script(path: str, module: nn.Module) -> str:
 
 
 def notes_on_scripts(model: nn.Module) -> Iterator[str]:
-    """Yield a note on the scripted and traced modules of a model."""
     names = dict.fromkeys(str(one.original_name) for one in modules_in(model) if is_script(one))
     if names:
         yield f"nothing can be seen inside of scripted or traced modules ({', '.join(names)}): TorchScript runs them"
@@ -148,7 +146,6 @@ def _entered(path: str, children: dict[str, Any], names: Iterable[str]) -> Enter
 
 
 def children_of(module: nn.Module) -> dict[str, Any]:
-    """Return the children registered in a module, by name."""
     return registry_of(module, "_modules")
 
 

@@ -277,7 +277,7 @@ def _variables_of(
 
 
 def _assignment(tail: Segments) -> tuple[Segments, int | None]:
-    """Return the path of a variable without ``@``, and the assignment that it means; None for each."""
+    """Return the path of a variable without ``@``, and the assignment that it means; None for all."""
     for at, one in enumerate(tail):
         found = _NTH.fullmatch(one.text) if isinstance(one, NameSegment) else None
         if found is not None:

@@ -70,7 +70,6 @@ def _variables(node: Function | ast.ClassDef, parent: Scope | None) -> Iterator[
 
 
 def nested_in(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
-    """Yield the functions and classes that a body defines, in order."""
     for statement in statements_in(body):
         if isinstance(statement, Function | ast.ClassDef):
             yield statement

@@ -41,7 +41,6 @@ class Look:
         self._found: dict[Selector, frozenset[int]] = {}
 
     def found(self, selector: Selector) -> frozenset[int]:
-        """Return the indices of the calls that a selector selects."""
         if selector not in self._found:
             self._found[selector] = selector._in(self)
         return self._found[selector]
@@ -305,7 +304,6 @@ class Counted(Selector):
 
     @classmethod
     def at(cls, inner: Selector, position: int) -> Counted:
-        """Return the selector of the place at one position."""
         return cls(inner, position, position + 1 or None, alone=True)
 
     def _text(self) -> str:
@@ -332,7 +330,6 @@ class Counted(Selector):
         return lambda call: inner(call) and self._takes_number(next(numbers))
 
     def of(self, ordered: list[Any]) -> list[Any]:
-        """Return those at the positions."""
         return ordered[self.start : self.stop]
 
     def _takes_number(self, number: int) -> bool:

@@ -54,7 +54,6 @@ class Spot(NamedTuple):
         return self.path + after_a_name(items) + (".grad" if self.gradient else "")
 
     def with_gradient(self) -> Spot:
-        """Return this place with its gradient instead of its value."""
         return self._replace(gradient=True)
 
 
@@ -102,7 +101,6 @@ def each_once(spots: Iterable[Spot], *, reads: bool = False) -> tuple[list[Spot]
 
 
 def note_on_name(spot: Spot, first: Spot) -> str:
-    """Return a note on a place that is reported under another name."""
     return f"`{spot.full}` is the same place as `{first.full}`, and is reported once, as `{first.full}`"
 
 

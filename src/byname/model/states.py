@@ -31,7 +31,7 @@ class HeldState(NamedTuple):
 
     @property
     def key(self) -> tuple[int, bool]:
-        """The same for all its names."""
+        """A key that is equal for all its names."""
         return id(self.tensor), self.spot.gradient
 
 
