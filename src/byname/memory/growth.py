@@ -231,7 +231,7 @@ class Course(NamedTuple):
 def _grown(
     look: HeapSnapshot, groups: dict[Key, Group], course: Course, known: Known, enough: bool
 ) -> tuple[Grown, ...]:
-    """Return the groups that grew, the largest first; memory of one group does not count again in later ones."""
+    """Return the groups that grew, the largest first; no memory counts for two of them."""
     groups, marks = _widened(look, groups, course.marks)
     course = course._replace(marks=marks)
     old = {number for number, block in enumerate(look.blocks) if known.has(block)}

@@ -56,7 +56,6 @@ class Evidence:
         return any(step.kind == kind for named in self.ways for step in named.way.steps)
 
     def has_graph(self) -> bool:
-        """Return whether any member belongs to a graph."""
         return any(fact(one, "grad_fn") is not None for one in self.members)
 
     def has_gradient(self) -> bool:

@@ -107,7 +107,6 @@ class LiveObjects:
 
 
 def optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in the state of live optimizers, with their keys."""
     for optimizer in alive.optimizers:
         state = attributes_of(optimizer).get("state")
         for _, entry in snapshot(state) if issubclass(type(state), dict) else ():

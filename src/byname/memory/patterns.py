@@ -79,7 +79,6 @@ class Group:
     firsts: int = 0
 
     def size(self, look: HeapSnapshot, without: Iterable[int] = ()) -> Size:
-        """Return the size of the group, without the blocks in `without`."""
         mine = self.blocks.difference(without)
         members = {id(one) for one in self.tensors if look.block_of(one) in mine} if self.ways else mine
         return Size(len(members), len(mine), sum(look.blocks[number].bytes for number in mine))

@@ -166,7 +166,6 @@ class HeapSnapshot:
         return _NOBODY if holder is None else f"{holder}, to which byname found no variable"
 
     def owner_text(self, link: Link) -> str:
-        """Return the owner of a tensor in words."""
         if is_node(link.owner):
             return f"{node_name(link.owner)}.{link.role} in {self.graphs.text(link.owner)}"
         owner = next(iter(self.names(link.owner)), None)
@@ -211,11 +210,9 @@ class GraphsByVariable:
         return "a graph that no variable leads to" if name is None else f"the graph of {quote(name)}"
 
     def has(self, node: Node) -> bool:
-        """Return whether a variable leads to a node."""
         return node in self._sources
 
     def nodes(self) -> Collection[Node]:
-        """Return the nodes that variables lead to."""
         return self._sources.keys()
 
 
