@@ -61,7 +61,7 @@ def rehearsal(model: nn.Module, *readers: object) -> Iterator[None]:
 
 @contextmanager
 def autocast_keeps_nothing() -> Iterator[None]:
-    """What autocast casts under ``no_grad`` would be used in training, without a gradient (pytorch#48049)."""
+    """Turn off autocast's cache: training would reuse casts of ``no_grad``, without a gradient (pytorch#48049)."""
     enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -136,7 +136,6 @@ class Kept:
                     self._keep_values(grad)
 
     def restore(self) -> None:
-        """Restore everything."""
         with DisableTorchFunction():
             for tensor in self._tensors:
                 tensor.restore_memory()

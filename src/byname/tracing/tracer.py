@@ -35,7 +35,7 @@ from byname.tracing.tensor_ids import TensorIds, shape_of
 
 
 def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a model; what is outside this call on the stack are no lines of the model."""
+    """Call a model. Frames outside of this call on the stack are not lines of the model."""
     return model(*args, **kwargs)
 
 
@@ -88,7 +88,7 @@ class OpenCalls(list[tuple[nn.Module, T]]):
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A call whose inputs and outputs are still being collected; `model.call_graph.Call` documents the fields.
+    """A call whose inputs and outputs are still being collected; `model.call_graph.ModelCall` documents the fields.
 
     `visible` is whether the call of a module is on the stack, as always unless other code replaces PyTorch's.
     """
