@@ -90,7 +90,6 @@ class Sentence(str):
 
     @classmethod
     def joined(cls, separator: str, parts: Iterable[Sentence]) -> Sentence:
-        """Return several parts as one."""
         every = list(parts)
         whole = cls(separator.join(every))
         whole.names = tuple([name for part in every for name in part.names])
@@ -139,7 +138,6 @@ class _Teller(string.Formatter):
         return (field_name, value), field_name
 
     def format_field(self, fact: tuple[str, Any], spec: str) -> str:
-        """Return a fact as text."""
         field, value = fact
         if "|" in spec:
             one, several = spec.split("|")
@@ -192,7 +190,6 @@ class Raised:
     pattern: str
 
     def __call__(self, failure: Failed) -> bool:
-        """Return whether an error is of this kind."""
         match = re.search(self.pattern, failure.message, re.DOTALL)
         if match is None or not issubclass(type(failure.error), self.kinds):
             return False
@@ -206,7 +203,6 @@ def before_it_runs(case: Failed) -> bool:
 
 
 def any_of(*whens: Callable[[C], bool]) -> Callable[[C], bool]:
-    """Return a condition that holds when one of several does."""
     return lambda case: any(when(case) for when in whens)
 
 

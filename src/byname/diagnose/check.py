@@ -187,7 +187,6 @@ class TwoRuns:
 
     @property
     def has_samples(self) -> bool:
-        """Whether there are two different samples."""
         return self._other > 0
 
     def mixes(self, dim: int) -> bool:

@@ -98,12 +98,10 @@ class FailureContext:
 
     @cached_property
     def kinds(self) -> dict[type, list[Node]]:
-        """The nodes by kind."""
         return by_kind(self.nodes)
 
     @cached_property
     def leaves(self) -> list[torch.Tensor]:
-        """The leaves of the graph."""
         return leaf_tensors(self.nodes)
 
     @cached_property
@@ -112,7 +110,6 @@ class FailureContext:
         return needed_for(self.walk, self.inputs)
 
     def order(self) -> Iterator[int]:
-        """Yield the nodes in the order in which the engine runs them."""
         return engine_order(self.walk, self.needed)
 
     @cached_property
@@ -135,7 +132,7 @@ class FailureContext:
         return next(calls, None)
 
     def variables(self) -> dict[str, Any]:
-        """Return the variables that the line which called backward can read; none without an error."""
+        """Return the variables that the user's line at which the error came up can read; none without an error."""
         return {} if self._users_frame is None else variables_of(self._users_frame.frame)
 
     def frames(self, *functions: str) -> Iterator[dict[str, Any]]:
@@ -190,7 +187,6 @@ class FailureContext:
 
     @property
     def _outside(self) -> list[PassedFrame]:
-        """The frames outside of the engine."""
         return self.passed[self._engine[-1] :] if self._engine else self.passed
 
     @cached_property
@@ -209,7 +205,6 @@ class FailureContext:
         return is_custom == any(not _is_torch(one.file) for one in inside)
 
     def name(self, tensor: torch.Tensor) -> Name:
-        """Return the best name of a tensor."""
         return self.names([tensor])[0]
 
     def names(self, tensors: Sequence[torch.Tensor]) -> list[Name]:
@@ -225,7 +220,6 @@ class FailureContext:
 
     @property
     def has_graph(self) -> bool:
-        """Whether any root belongs to a graph."""
         return any(map(has_graph, self.roots))
 
     @cached_property
@@ -235,11 +229,9 @@ class FailureContext:
 
     @cached_property
     def describer(self) -> Describer:
-        """The names of the results of the nodes."""
         return Describer(self.walk, self.find())
 
     def site(self, number: int) -> Site | None:
-        """Return the line of the call that made a node, or None."""
         return self.describer.site(number)
 
     def variable(self, number: int, among: Collection[int] = ()) -> Name:
@@ -346,7 +338,6 @@ def assigned_on(line: Line) -> Name | None:
 
 
 def parsed(statement: str) -> ast.stmt | None:
-    """Return the syntax tree of a statement, or None."""
     try:
         return ast.parse(statement).body[0]
     except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole

@@ -59,7 +59,6 @@ class _Engine:
 
     @property
     def listens(self) -> bool:
-        """Whether there is a listener."""
         return bool(self._listeners.holders)
 
     def listen(self, listener: Listener) -> None:

@@ -129,7 +129,7 @@ class Explaining:
             yield
 
     def _beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
-        """Check one backward call before it runs; return a function that explains its error and marks freed nodes."""
+        """Check a backward call before it runs; return a function that explains its error and marks nodes after it."""
         RESERVE.hold()
         foretold = None if self._check is None else safely(self._check.before, run, roots)
         done = Undo()

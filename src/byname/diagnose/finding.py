@@ -100,7 +100,6 @@ class Note(str):
 
     @classmethod
     def of(cls, explanation: Explanation) -> Note:
-        """Return the note that states an explanation."""
         note = cls(f"byname: {explanation}")
         note.explanation = explanation
         return note

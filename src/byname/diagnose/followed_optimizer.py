@@ -112,12 +112,10 @@ class FollowedOptimizer:
 
     @property
     def site(self) -> Site | None:
-        """The location of its first step."""
         return self.line.site
 
     @property
     def backward(self) -> Site | None:
-        """The location of the last backward call that reached it."""
         return self.reaching.site
 
     @property
@@ -193,7 +191,6 @@ class FollowedOptimizer:
             self.names.update(zip(map(id, unnamed), names, strict=True))
 
     def names_of(self, keys: Iterable[int]) -> tuple[Name, ...]:
-        """Return the names of those parameters that have one."""
         return tuple([self.names[key] for key in keys if key in self.names])
 
     def all_names(self) -> tuple[Name, ...]:
@@ -309,7 +306,6 @@ def has_modes(module: nn.Module) -> bool:
 
 
 def is_training(module: nn.Module) -> bool:
-    """Return whether a module is in training mode."""
     return bool(attributes_of(module).get("training"))
 
 
@@ -319,13 +315,11 @@ def alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Ten
 
 
 def has_zero_gradient(parameter: torch.Tensor) -> bool:
-    """Return whether a parameter has a gradient of zeros only."""
     gradient = fact(parameter, "grad")
     return gradient is not None and is_zero(gradient)
 
 
 def rate_is_zero(group: dict[str, Any]) -> bool:
-    """Return whether the learning rate of a group of parameters is 0."""
     rate = group.get("lr")
     return type(rate) in (int, float) and rate == 0
 

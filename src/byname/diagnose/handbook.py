@@ -48,7 +48,6 @@ def known_causes(names: str | Iterable[str]) -> frozenset[str]:
 
 
 def closest_cause(name: str) -> str:
-    """Return the cause whose name is most like another."""
     return get_close_matches(name[:99], sections(), n=1, cutoff=0)[0]
 
 

@@ -121,18 +121,15 @@ class RunningCheck:
             topic.begin(block)
 
     def optimizers(self) -> list[FollowedOptimizer]:
-        """Return the optimizers that are followed."""
         return list(self._followed.values())
 
     def tell(self, finding: Finding) -> None:
-        """Report a finding, unless it was reported before."""
         key = (finding.cause, tuple(list(map(str, finding.culprits or finding.sites))))
         if key not in self._told:
             self._told.add(key)
             self._report(finding)
 
     def _tell_all(self, causes: Iterable[Cause[C]], case: C) -> list[Finding]:
-        """Report the findings of some causes, and return them."""
         found = [finding for cause in causes for finding in cause.findings(case)]
         for finding in found:
             self.tell(finding)

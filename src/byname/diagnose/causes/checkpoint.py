@@ -48,7 +48,7 @@ _FINDERS = ("check_recomputed_tensors_match", "pack_hook", "unpack_hook")
 
 
 def _other_operation(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Facts | None:
-    """Return a finding about the first call that only one of the two runs made, if a tracker has seen both."""
+    """Return the facts of the first call that only one of the two runs made, if a tracker has seen both."""
     found = _both_runs(context, [number for number in nodes if number is not None])
     if found is None:
         return None

@@ -113,7 +113,6 @@ class _Change:
         return self.step() is not None or not (self.changes or not self._optimizer())
 
     def facts(self) -> Facts:
-        """Return the facts of a change in place."""
         change = self.changes[0] if self.changes else None
         if change is None:
             watched = self.saved is not None  # only a tracker knows where the tensor was saved

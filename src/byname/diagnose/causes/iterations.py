@@ -96,7 +96,6 @@ def _passed_back(context: FailureContext, node: int, user: int) -> CarriedOver |
 
 
 def _call(context: FailureContext, number: int) -> Call | None:
-    """Return the call that made a node, if it is known."""
     return context.lookup.call(context.walk.nodes[number]) if context.lookup else None
 
 

@@ -51,11 +51,9 @@ class Loss:
         return found
 
     def of_kinds(self, kinds: Iterable[str]) -> Iterator[Any]:
-        """Yield the nodes of some kinds."""
         return (node for kind in kinds for node in self.nodes.get(kind, ()))
 
     def site(self, node: Any) -> Site | None:
-        """Return the line that made a node."""
         return self.context.site(self.context.walk.numbers[node])
 
 

@@ -36,7 +36,7 @@ def sentence_of(context: FailureContext, cut: DetachPoint) -> Sentence:
 
 
 def _cut_off_by(context: FailureContext, cut: DetachPoint) -> Name:
-    """Return the variable that the line of a cut assigns, or else one that it reads."""
+    """Return the name of the result of a cut, of the variable that its line assigns, or else of one that it reads."""
     result = None if cut.result is None else cut.result()
     if result is not None:
         name = context.name(result)
@@ -52,7 +52,6 @@ def _cut_off_by(context: FailureContext, cut: DetachPoint) -> Name:
 
 
 def _without_graph(context: FailureContext) -> torch.Tensor | None:
-    """Return the first of the roots that has no graph, or None."""
     return next((root for root in context.roots if is_tensor(root) and not has_graph(root)), None)
 
 
@@ -86,8 +85,8 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
     """Return the calls that converted tensors to the Python values a tensor was made from, and whether it is sure.
 
     A call is sure if its statement also made the tensor, or assigned a variable that the making statement reads.
-    Otherwise every call that may be meant is returned, if they are few, since nobody sees how a number passes through
-    the program.
+    Otherwise, if the statement makes a tensor of a Python value, every call since the last step that may be meant is
+    returned, if they are few, since nobody sees how a number passes through the program.
     """
     known = ((log, made.line) for log in logs() if (made := log.made(root)) is not None)
     log, line = next(known, (None, NO_LINE))
@@ -219,7 +218,6 @@ class Unreached(NamedTuple):
     sure: str  # IS, PROBABLY or MAY_BE
 
     def facts(self, context: FailureContext) -> Facts:
-        """Return the facts of these parameters."""
         names = tuple(context.names(self.parameters))
         remedy = "compute the loss with them, or freeze them with requires_grad_(False)"
         way = "" if logs() else "; byname.track() around the forward tells which line cuts the path, if one does"
@@ -236,7 +234,6 @@ class Unreached(NamedTuple):
         }
 
     def finding(self, context: FailureContext) -> Finding:
-        """Return the finding about these parameters."""
         return DETACHED.finding({"noticed": context.noticed, **self.facts(context)})
 
 

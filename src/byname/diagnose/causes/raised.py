@@ -95,7 +95,6 @@ def _read_by_numpy(context: FailureContext) -> Iterator[Facts]:
 
 
 def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Name]:
-    """Return the names of the parameters from which a tensor is computed."""
     behind = leaf_tensors(nodes_behind([tensor])) if fact(tensor, "grad_fn") is not None else []
     return [name for name in context.names([one for one in behind if issubclass(type(one), nn.Parameter)]) if name.path]
 

@@ -86,7 +86,6 @@ class WatchedRun:
         return NO_LINE if call is None else call.line
 
     def remove_hooks(self) -> None:
-        """Remove the hooks from the graph."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

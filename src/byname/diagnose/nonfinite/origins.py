@@ -166,7 +166,6 @@ _DEPTH = 4
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in arguments or results."""
     return (value for value in _items(values) if issubclass(type(value), torch.Tensor))
 
 

@@ -51,7 +51,6 @@ def call_of(operation: str, made: Expression | None, result: Name | None) -> Sen
 
 
 def site_of(spot: Expression | None) -> Site | None:
-    """Return the line of an expression, where the expression is known."""
     return None if spot is None else spot.site
 
 
@@ -274,7 +273,6 @@ class Numbers(NamedTuple):
 
 
 def numbers_of(tensor: torch.Tensor) -> Numbers:
-    """Return the numbers of a tensor that are not finite."""
     with looking():
         mask = not_finite(tensor)
         return Numbers(kind_of(tensor), int(mask.sum().item()), mask.numel())
@@ -306,7 +304,6 @@ _NO_SUM = (torch.complex32,)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the numbers that a tensor stores, in a dense tensor."""
     if tensor.layout is torch.sparse_coo:
         return tensor._values()
     if tensor.layout is not torch.strided:

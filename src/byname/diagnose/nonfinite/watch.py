@@ -196,7 +196,6 @@ class _Root(NamedTuple):
         return self.tensor is None and self.origin is not None and self.origin.source is None
 
     def of_tensor(self, name: str) -> Any:
-        """Return a fact of the tensor."""
         return None if self.tensor is None else fact(self.tensor, name)
 
 

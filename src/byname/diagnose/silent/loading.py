@@ -96,7 +96,6 @@ class Loading(Topic):
         self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
 
     def begin(self, block: Undo) -> None:
-        """Watch ``load_state_dict``."""
         patch(block, nn.Module, "load_state_dict", self._loaded)
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
@@ -259,7 +258,6 @@ class Loading(Topic):
             self.say(INIT_AFTER_LOAD, change.line.site, names=names, operation=change.operation, loaded=line.site)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Report calls that loaded nothing."""
         for reference, facts in self._missed.values():
             if reference() is not None:
                 self.say(LOADS_NOTHING, **facts)

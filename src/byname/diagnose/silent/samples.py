@@ -140,7 +140,6 @@ class Batches(Topic):
         self._classes: dict[Any, tuple[Line, torch.Tensor]] = {}
 
     def begin(self, block: Undo) -> None:
-        """Watch loaders."""
         patch(block, DataLoader, "__iter__", self._began)
         patch(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
         patch(block, nn.Module, "load_state_dict", self._loaded)
@@ -217,7 +216,6 @@ class Batches(Topic):
             self._same[key] = known._replace(times=known.times + 1) if same else None
 
     def applied(self, call: ObservedCall) -> None:
-        """Look at the targets of a loss."""
         targets = call.targets
         if targets is None or not torch.is_grad_enabled():
             return
@@ -262,7 +260,6 @@ class Batches(Topic):
                 self.say(NEVER_A_TARGET, line.site, **facts)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Report what the first steps showed."""
         for one in self._input if self._targets_differ else ():
             self._equal += one.equal > 0
             if self._equal == _EQUAL_IN:
@@ -339,7 +336,6 @@ class Batches(Topic):
                 self.say(KEPT_REFERENCES, cut.line.site, entries=len(same), call=call, name=name)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Report what held in the whole run."""
         with DisableTorchFunction():
             self._look_for_references()
         if self._watch.made < 2 * _MANY:

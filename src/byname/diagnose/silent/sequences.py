@@ -121,7 +121,7 @@ class Sequences(Topic):
         return self._watch.made < _STEPS and torch.is_grad_enabled()
 
     def ran(self, call: ObservedCall) -> None:
-        """Note the inputs of the outermost modules, and the layers that know a time."""
+        """Note the inputs of outermost modules, and recurrent or attending layers; look at views and masks."""
         given = call.tensors if self._looks else []
         several = {id(one): one for one in given}.values()
         words = [one for one in several if one.dtype == torch.long and one.dim() == 2]
@@ -212,7 +212,6 @@ class Sequences(Topic):
             self.say(PADDING_LEARNED, site, padded=padded, all=count, value=value, of=of)
 
     def backward(self, loss: Loss) -> None:
-        """Look at the graph of the first losses."""
         if not self._looks:
             return
         with looking():
@@ -233,7 +232,6 @@ class Sequences(Topic):
                 self.say(LAYER_MIXES, layer.line.site, kind=layer.kind, shape=str(layer.shape))
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Forget what was copied."""
         self._targets, self._ids, self._shifted, self._series, self._filled = [], [], None, None, []
         self._copied = None
 

@@ -79,7 +79,6 @@ class Shuffles(Topic):
         return [pair for pair in self._pairs[ThisCode(code)] if max(one.site.line for one in pair) < frame.f_lineno]
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Forget what was copied."""
         self._input = None
 
 

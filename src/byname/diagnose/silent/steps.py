@@ -97,7 +97,6 @@ class Schedules(Topic):
         self.before: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
 
     def begin(self, block: Undo) -> None:
-        """Watch the making of schedulers and their steps."""
         for kind in vars(lr_scheduler).values():
             if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
                 patch(block, kind, "step", self._stepped)
@@ -119,7 +118,7 @@ class Schedules(Topic):
                 schedule.seen, schedule.idle = made, schedule.idle + 1 if made == schedule.seen else 0
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Keep a copy of the parameters at a few steps."""
+        """Find the schedulers of the optimizer, and keep a copy of its parameters at a few steps."""
         optimizer: Any = followed.optimizer()
         self.before = []
         rate = self._rates.setdefault(id(followed), [_rate_of(optimizer), 0, 0])
@@ -152,7 +151,6 @@ class Schedules(Topic):
             followed.name(moving)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Report what held in the whole run."""
         stepped = [one for one in every if one.steps >= _MANY]
         used = [one.followed for one in self._schedules]
         without = [one for one in stepped if all(one is not other for other in used)]

@@ -39,7 +39,6 @@ class ObservedCall:
 
     @cached_property
     def line(self) -> Line:
-        """The line of the user's frame."""
         return line_of(self.frame)
 
     @cached_property
@@ -49,11 +48,9 @@ class ObservedCall:
 
     @cached_property
     def tensors(self) -> list[torch.Tensor]:
-        """The arguments that are tensors."""
         return [one for one in (*self.args, *self.kwargs.values()) if is_tensor(one)]
 
     def given(self, number: int, name: str, otherwise: Any = None) -> Any:
-        """Return an argument."""
         return self.args[number] if len(self.args) > number else self.kwargs.get(name, otherwise)
 
     @property

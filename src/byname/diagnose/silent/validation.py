@@ -96,7 +96,7 @@ class EvaluationMode(Topic):
             early.is_meant = early.is_meant or trains
 
     def evaluated(self, call: ObservedCall) -> None:
-        """Note a call without gradients of a module that an optimizer trains."""
+        """Note a call without gradients of a module that an optimizer trains, or before the first step of any."""
         user, inside = users_frame(call.frame)
         if inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
             return

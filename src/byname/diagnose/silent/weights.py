@@ -123,7 +123,6 @@ class Weights(Topic):
         self._ties: list[tuple[_Home, _Home, list[Line]]] = []
 
     def begin(self, block: Undo) -> None:
-        """Watch where parameters are assigned."""
         patch(block, nn.Module, "register_parameter", self._registered)
 
     def _registered(self, call: ObservedCall, result: Any) -> None:
@@ -188,7 +187,6 @@ class Weights(Topic):
                 self.say(SAME_MODULE, line.site, assigned=site, **names)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Look at the values at a few steps."""
         steps = followed.steps
         if steps == 1:
             self._look_for_ties(followed)
@@ -297,7 +295,6 @@ class Weights(Topic):
                     self._targets.append((called, followed, {"target": target, "module": module, "unused": unused}))
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Report what held until the end."""
         self._tell_of_dead_units(every)
         for followed in every:
             since = self.dead.get(id(followed), followed.steps)
