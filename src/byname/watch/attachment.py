@@ -206,12 +206,10 @@ class Running:
         warn(sentence.format(listed([f"`{path}`" for path in paths], WARNED)), NothingSeenWarning)
 
     def install(self) -> None:
-        """Begin to report values."""
         self.listening = True
         self.everything = not self.only
 
     def remove(self) -> None:
-        """Stop reporting."""
         if self.listening and self.needs_forward and self._latest < 0:
             self.notes.setdefault(
                 "the model's forward never ran while attached; operations, parameters and buffers are only reported "
@@ -227,7 +225,7 @@ class Running:
         return {one for one in missing if not any(path.startswith((f"{one}.", f"{one}[")) for path in called)}
 
     def enter(self) -> bool:
-        """Note the beginning of a forward of the model; return whether it is an outermost one."""
+        """Note the beginning of a forward of the model; return whether it is an outermost one that is reported."""
         thread = self.thread.here
         if thread.depth and not runs(self.model, 2):
             thread.depth = 0  # an interrupt came between the hooks of an earlier forward
@@ -245,7 +243,7 @@ class Running:
         return True
 
     def leave(self) -> bool:
-        """Note the end of a forward of the model; return whether it was an outermost one."""
+        """Note the end of a forward of the model; return whether it was an outermost one that is reported."""
         thread = self.thread.here
         if not thread.depth:  # it had begun when this was attached
             return False

@@ -141,7 +141,6 @@ class ValueGradient:
         self.stamp = None if running.stamp is None else running.stamp(number[1])
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Report the gradient; return what replaces it, or None."""
         new = self.running.report(self.place, gradient, (), self.stamp, self.number)
         return None if new is gradient else new
 
@@ -169,7 +168,6 @@ def _by_module(places: Iterable[ReportedPlace]) -> Iterator[tuple[nn.Module, lis
 
 
 def hook_inputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]) -> None:
-    """Add hooks that report the arguments of modules."""
     for module, found in _by_module(places):
         hooks.before(module, partial(_report_inputs, running, found))
 
@@ -206,7 +204,6 @@ Wanting = Callable[[], Sequence[ReportedPlace]]
 
 
 def hook_outputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]) -> None:
-    """Add hooks that report the outputs of modules."""
     for module, found in _by_module(places):
         if running.before is not None:
             hook_calls(hooks, running, module, partial(list, found))

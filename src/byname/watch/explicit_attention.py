@@ -28,7 +28,7 @@ See = Callable[[str, Tensor], Tensor]
 
 
 def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequence[Selector]) -> bool:
-    """Return whether attention may run step by step."""
+    """Return whether attention may run step by step; raise an error if steps are asked for and it may not."""
     if attention not in (None, "explicit"):
         raise BadArgumentError(f'attention= is "explicit", or left out; not {attention!r:.40}')
     asked = chain.from_iterable(meaning.operations.values())

@@ -114,7 +114,6 @@ class Following:
         return self._stale
 
     def install(self) -> None:
-        """Install the hook sets."""
         self._put_on()
         self._iterations.install()
 
@@ -136,7 +135,6 @@ class Following:
             self._registrations.register(register_module_buffer_registration_hook, held)
 
     def remove(self) -> None:
-        """Remove them."""
         try:
             remove_all((*self._taps, self._iterations))
         finally:

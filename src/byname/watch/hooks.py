@@ -104,7 +104,6 @@ class MethodStandIn:
         return self.instead(args, kwargs) if self._on else self.beneath(args, kwargs)
 
     def beneath(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function below."""
         if self.below is not None:
             return self.below(*args, **kwargs)
         return self.__wrapped__(self._module(), *args, **kwargs)
@@ -186,7 +185,6 @@ class Hooks:
                 _in_order(hooks, order)
 
     def remove(self) -> None:
-        """Remove the hooks."""
         if self._classes:
             self.keep(())
             _unhooked_copies.discard(weakref.ref(self), self._classes)

@@ -120,7 +120,6 @@ class _PutInBothWays(_PutInWrapped):
         self.wanted = False
 
     def install(self) -> None:
-        """Begin to report gradients."""
         self.wanted = True
 
     def remove(self) -> None:
@@ -199,7 +198,6 @@ def gradients_from(
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in a value, in order."""
     return [tensor for _, tensor in tensors_in(value)]
 
 
@@ -326,7 +324,6 @@ _KINDS = (ForwardInterjection, WrappedForwardInterjection)
 
 
 def checked_interjection(interjection: Any) -> Interjection:
-    """Return the interjection if it is valid."""
     if isinstance(interjection, type):
         what = "an interjection" if issubclass(interjection, _KINDS) else "a class"
         raise NotAnInterjectionError(

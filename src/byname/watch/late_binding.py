@@ -97,7 +97,6 @@ class Binding:
 
     @cached_property
     def functions(self) -> Functions:
-        """The operations that are observed."""
         return Functions(self._running, self._decide)
 
     @cached_property
@@ -201,7 +200,6 @@ class Binding:
                 self._own(module)
 
     def install(self) -> None:
-        """Install the hooks."""
         self._asking, self._hooks = Hooks(self._running), Hooks(self._running)
         self._own_what_nests()
         self._hook_chosen()
@@ -243,14 +241,12 @@ class Binding:
         return inside
 
     def _hook_chosen(self) -> None:
-        """Hook the modules that a selector has matched."""
         self._outputs.remove()
         self._outputs = Hooks(self._running)
         hook_outputs(self._outputs, self._running, [one for found in self._modules.values() for one in found])
         self._outputs.install()
 
     def remove(self) -> None:
-        """Remove everything."""
         remove_all((self.functions, self._asking, self._outputs, self._hooks, self._left_out))
 
     def leave_out(self, arriving: nn.Module) -> None:

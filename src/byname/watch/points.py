@@ -269,7 +269,6 @@ class _Listing:
         return states if selector.only_states else states + self._called(selector)
 
     def _called(self, selector: Selector) -> list[Point]:
-        """Return the modules and operations that a selector selects."""
         if self._flow is not None:
             return self._of_calls([self._flow.calls[index] for index in selector.matches(self._flow)])
         if is_counted(selector):

@@ -94,7 +94,7 @@ def _made(make: Make, old: nn.Module, path: str) -> nn.Module | None:
 
 
 def _notes(swaps: list[Swap]) -> Iterator[str]:
-    """Return notes: that nothing was replaced, or that a new module may not be trained or called."""
+    """Yield notes: that nothing was replaced, or that a new module may not be trained or called."""
     if not swaps:
         yield "make kept every module"
     if any(_parameters(swap.new) - _parameters(swap.old) for swap in swaps):
@@ -137,11 +137,9 @@ class Swap:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of the replaced modules."""
         return tuple(path for path, _, _ in self.places)
 
     def install(self) -> None:
-        """Put the new module at each place."""
         for _, holder, name in self.places:
             of_holder = _layers.setdefault(holder, {})
             layers = of_holder.get(name)

@@ -118,7 +118,6 @@ class Requested:
             self.mean(one, selector)
 
     def entries(self) -> list[Entry]:
-        """Return an entry for each part of ``where``."""
         return [self._entry(*one) for one in self._asked]
 
     def sentences(self) -> list[str]:

@@ -137,7 +137,6 @@ class LeafHooks:
             self._hooks[key] = kept
 
     def remove(self) -> None:
-        """Remove all hooks."""
         for hooks in self._hooks.values():
             for hook in hooks:
                 hook.remove()

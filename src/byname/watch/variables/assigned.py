@@ -37,7 +37,6 @@ class Assigned:
             self._functions[key].add(place)
 
     def install(self) -> None:
-        """Subscribe to the functions."""
         for one in self._functions.values():
             module, method = one.module, one.method
             function = code_of_place(module, method)
@@ -119,7 +118,6 @@ class _ReceiverOfFunction:
         self._reached: set[ReportedPlace] = set()
 
     def add(self, place: ReportedPlace) -> None:
-        """Add a place."""
         self.places.setdefault(place.spot.name, []).append(place)
         self.of_items = self.of_items or bool(place.spot.items)
         self.at_exit = self.at_exit or self.of_items or place.spot.nth is not None

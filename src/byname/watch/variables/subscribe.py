@@ -318,7 +318,6 @@ class Run:
 
     @dynamo_skip
     def has(self, variable: str) -> bool:
-        """Return whether a variable is bound."""
         return variable in self.known
 
     @dynamo_skip
@@ -355,8 +354,7 @@ class FunctionReceiver:
         """Return this receiver, as a weak reference does."""
         return self
 
-    def changed(self, run: Run, variable: str, moment: str) -> None:
-        """Do nothing."""
+    def changed(self, run: Run, variable: str, moment: str) -> None: ...
 
 
 def _order(listening: Listening) -> int:
