@@ -313,7 +313,6 @@ class Analyser(Stateful):
 
 
 def checked_analyser(given: Any) -> Analyser:
-    """Return the argument, if it is an analyser and not the class of one."""
     if not isinstance(given, Analyser):
         if isinstance(given, type):
             raise BadArgumentError(f"{given.__name__} is a class, not an instance; did you mean {given.__name__}()?")

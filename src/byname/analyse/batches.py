@@ -28,14 +28,12 @@ def known(value: Value | None) -> Value:
 
 
 def checked_choice(value: Any, name: str, choices: Sequence[str]) -> Any:
-    """Return the value of an argument that is one of some words."""
     if value not in choices:
         raise BadArgumentError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r:.60}")
     return value
 
 
 def checked_channel(channel: Any) -> int | None:
-    """Return the argument ``channel=``, if it is valid."""
     if channel is not None and type(channel) is not int:
         raise BadArgumentError(f"channel is the number of a dimension, or None, not {channel!r:.80}")
     return channel
@@ -123,7 +121,6 @@ def comparable(samples: Tensor) -> Tensor:
 
 
 def only_mask(weights: Tensor | None, statistic: str) -> Tensor | None:
-    """Return the weights, if they are a mask; numbers are refused."""
     if weights is not None and weights.dtype is not torch.bool:
         raise BadArgumentError(f"{statistic} takes no weights but a mask of bools, which leaves out what is False")
     return weights
@@ -203,7 +200,6 @@ class SampleRows:
 
     @property
     def weighted(self) -> Tensor:
-        """The rows times their weights."""
         return self.values if self.weights is None else self.values * self.weights[:, None]
 
     @property

@@ -200,7 +200,6 @@ FIGURES = ("accuracy", "loss", "scored", "samples", "left_out", "steps", "classe
 
 
 def no_scores() -> dict[str, Any]:
-    """Return the scores before anything was scored."""
     return {"samples": 0, "left_out": 0, "correct": 0, "loss": 0.0, "metrics": {}}
 
 
@@ -246,7 +245,7 @@ def added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures_of(scores: dict[str, Any], metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Accuracy, loss and metrics; NaN where nothing was scored."""
+    """Return accuracy, loss and metrics; NaN where nothing was scored."""
     samples = scores["samples"] or float("nan")
     return {
         "accuracy": scores["correct"] / samples,

@@ -281,7 +281,6 @@ def _norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
 
 
 def _parameters(sample: Sample) -> list[Tensor]:
-    """Return the parameters that a place stands for."""
     if sample.parameter and not sample.path.endswith(".grad"):
         return [sample.value]
     return _followed(sample.module, _parameter_name(sample)) if sample.parameter or sample.output else []

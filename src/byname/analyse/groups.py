@@ -192,7 +192,6 @@ def _named(analysers: tuple[Analyser, ...]) -> dict[str, Analyser]:
 
 
 def _classes_of(sample: Sample) -> Tensor:
-    """Return the class number of each sample."""
     targets = sample.targets
     if sample.parameter:
         raise BadArgumentError(f"`{sample.path}` is a parameter: it has no samples that could be of classes")

@@ -117,7 +117,6 @@ _ASSUMED = (
 
 
 def checked_channel(channel_dim: int | None) -> int | None:
-    """Return the argument, if it may be one."""
     if channel_dim is not None and (type(channel_dim) is not int or channel_dim == 0):
         raise BadArgumentError(
             f"channel_dim is the number of a dimension, such as 1 or -1, not {channel_dim!r}"
@@ -174,7 +173,6 @@ class ChannelTally(Folded):
         return _nonzeros(comparable(samples), [0, *range(2, samples.ndim)])
 
     def result(self) -> Tensor:
-        """Return the counts, int64."""
         return self.known()[0]
 
 

@@ -142,7 +142,6 @@ class Observation:
         return None if self.handle.removed else self._model
 
     def install(self) -> None:
-        """The hooks are in place."""
         self._wanted = True
         self._analyser.started(self.number)
         if self._targets_handle is not None:
@@ -158,7 +157,7 @@ class Observation:
         self._analyser.ended(self.number)
 
     def targets_are(self, targets: Tensor | str | None) -> None:
-        """The targets of the analyser were set: a path is followed from now on."""
+        """Follow the targets that were set for the analyser from now on, if they are a path."""
         before, followed = self._targets_handle, None
         if isinstance(targets, str) and not self.handle.removed:
             followed = attach(self._model, targets, self._keep_targets, reads=True, enabled=self._wanted)
@@ -168,14 +167,12 @@ class Observation:
             before.remove()
 
     def begun(self, iteration: int) -> None:
-        """A forward begins."""
         self._targets = None
         self._awaited.clear()
         with self._analyser.lock:
             self._analyser.begun(self.number, iteration)
 
     def __call__(self, event: Event) -> None:
-        """A value passes."""
         kind = self._kind_of(event.path, event.module)
         listens = self._analyser.listens
         for segments, tensor in tensors_in(event.value):

@@ -31,7 +31,6 @@ class Inputs:
     targets: Any = None
 
     def run(self, model: nn.Module) -> Any:
-        """Return the output of the model."""
         return model(*self.args, **(self.kwargs or {}))
 
 

@@ -25,7 +25,6 @@ SPECTRA = ("eigenvalues", "singular_values", "spectrum")
 
 
 def plotted(figures: Mapping[str, Mapping[Any, Any]], name: str, figure: str | None, axes: Axes | None) -> Axes:
-    """Draw a figure, and return the axes."""
     leaves = _chosen([*leaves_of(figures)], name, figure)
     figure = leaves[0].figure
     if any(isinstance(leaf.value, Mapping) for leaf in leaves):

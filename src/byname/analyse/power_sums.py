@@ -29,12 +29,10 @@ class PowerSums:
     sums: Sequence[Tensor]
 
     def to(self, device: torch.device) -> PowerSums:
-        """Return the same on another device."""
         counts = self.counts.to(device) if isinstance(self.counts, Tensor) else self.counts
         return PowerSums(counts, self.pivot.to(device), [one.to(device) for one in self.sums])
 
     def each_count(self) -> Tensor:
-        """Return the counts, one for each figure."""
         return torch.zeros_like(self.pivot) + self.counts
 
     def room(self) -> float:

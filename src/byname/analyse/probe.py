@@ -270,7 +270,6 @@ class LinearProbe(Analyser):
         return labels
 
     def _advice_on_targets(self, sample: Sample, value: Tensor) -> str:
-        """Return advice for different numbers of samples and targets."""
         anew, given = "Set probe.targets anew for each batch", self._channel_dim is not None
         if self._features is None and value.ndim > 2:
             sequences = "" if given else ", of sequences (N, length, channels) with channel_dim=-1"
@@ -284,7 +283,6 @@ class LinearProbe(Analyser):
         return anew
 
     def _advice_on_width(self) -> str:
-        """Return advice for samples that change their width."""
         if self._features is None:
             return ": features='pool' is of one width where the number of positions changes"
         if self._features in ("pool", "positions") and self._channel_dim is None:
@@ -296,7 +294,7 @@ _SCORED = {True: "progressive", False: "held out"}
 
 
 def default_optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
-    """Adam, with steps that change a logit of standardised features by about 1 at most, however many there are."""
+    """Return an Adam whose steps change a logit by about 1 at most, however many standardised features there are."""
     return torch.optim.Adam(parameters, lr=min(0.03, 1 / max(parameters[0].shape[1], 1)))
 
 

@@ -179,7 +179,6 @@ class Quantile(Statistic):
         return found.T.reshape([*shares.shape, *(self._shape or ())])
 
     def _without_undefined(self, found: Tensor, undefined: Tensor) -> Tensor:
-        """Return quantiles with NaN for features that have none."""
         if self._spoilt is not None:
             undefined = undefined | self._spoilt
         if not bool(undefined.any()):

@@ -63,7 +63,6 @@ class LatestWeight(Statistic):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         rows, columns = known(self._weight).shape
         return rows, columns
 
@@ -162,7 +161,7 @@ class Rank(OfMatrices):
 
 
 def ranks(values: Tensor, tolerance: float) -> dict[str, Any]:
-    """Numerical, stable and effective rank of a matrix with these singular values.
+    """Return the numerical, stable and effective rank of a matrix with these singular values.
 
     >>> ranks(torch.tensor([2.0, 2.0, 0.0]), 1e-7)
     {'rank': 2, 'stable_rank': 2.0, 'effective_rank': 2.0}

@@ -246,7 +246,7 @@ class Alignment(Statistic):
         self._sum([*grams], hsic, hsic.diagonal()[:, None].expand_as(hsic), torch.ones_like(hsic, dtype=torch.int64))
 
     def result(self) -> Tensor:
-        """CKA of each pair, NaN where there is none."""
+        """Return the CKA of each pair, NaN where there is none."""
         return torch.where(self.batches > 0, self.cross / (self.own * self.own.T).sqrt(), torch.nan)
 
     def _merge(self, other: Alignment) -> None:

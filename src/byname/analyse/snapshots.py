@@ -135,7 +135,6 @@ class LatestState:
         self._tensors: list[tuple[weakref.ref[Tensor], object]] = []
 
     def taken(self, model: nn.Module, step: int) -> None:
-        """A snapshot was taken."""
         self._step, self._tensors = step, [(weakref.ref(one), _mark(one)) for one in _tensors_of(model)]
 
     def same(self, model: nn.Module, step: int) -> bool:

@@ -340,7 +340,6 @@ def merged(mine: Any, other: Any) -> Any:
 
 
 def twin(kept: Any) -> Any:
-    """Return a copy of a tree."""
     return mapped(kept, lambda one: one.twin())
 
 
