@@ -348,7 +348,6 @@ def _move(chains: list[_Chain], chain: _Chain) -> None:
 
 
 def _chains(draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[_Chain]:
-    """Return all nodes in chains."""
     chain_of: dict[int, _Chain] = {}
     above: list[int] = []
     for row in rows:

@@ -104,7 +104,6 @@ class Plan:
     calls: Counter[str] = field(default_factory=Counter)
 
     def add(self, kind: str, path: str, operation: str, parent: int, module: nn.Module | None = None) -> DrawnItem:
-        """Add an item inside another one, and return it."""
         item = DrawnItem(len(self.items), kind, path, operation, parent, module)
         self.items.append(item)
         if parent >= 0:

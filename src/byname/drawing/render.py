@@ -88,7 +88,6 @@ def _header(box: Box) -> Iterator[str]:
 
 
 def _closed(scene: Scene, box: Box) -> Iterator[str]:
-    """Yield a closed box."""
     colours = paint(box.kind, box.operation)
     radius = 11 if box.kind in ("operation", "input", "output", "parameter", "constant", "unseen") else 5
     dashes = ' stroke-dasharray="3 2"' if box.kind in ("parameter", "constant", "unseen") else ""
@@ -105,7 +104,6 @@ def _closed(scene: Scene, box: Box) -> Iterator[str]:
 
 
 def _marks(box: Box, right: float, y: float) -> Iterator[str]:
-    """Yield the marks of a box, in its upper right corner."""
     for mark in reversed(box.marks):
         width = text_width(shortened(mark), LABEL) + 18
         right -= width
