@@ -86,7 +86,7 @@ class AnalyserListener(PlaceRecorder):
 
 
 def without_analysers(asked: Asked) -> tuple[Asked, list[tuple[Options, Analysed]]]:
-    """The places that are asked for, and the analysers."""
+    """Return the places that are asked for, and the analysers."""
     places: Asked = []
     analysers: list[tuple[Options, Analysed]] = []
     for options, where in asked:
@@ -103,7 +103,7 @@ def without_analysers(asked: Asked) -> tuple[Asked, list[tuple[Options, Analysed
 def analyser_listeners(
     model: nn.Module, asked: Iterable[tuple[Options, Analysed]], clock: Clock, windows: Windows
 ) -> list[AnalyserListener]:
-    """One for each analyser; a second of the same class has a number, ``DeadUnits_2``."""
+    """Return one for each analyser; a second of the same class has a number, ``DeadUnits_2``."""
     often: Counter[str] = Counter()
     reports = []
     for options, analyser in asked:

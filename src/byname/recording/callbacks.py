@@ -194,7 +194,7 @@ def _name(callback: Callback) -> str:
 
 
 def _own(series: Series) -> Series:
-    """Return the same with a list of its own; refuse one that has lost or got values."""
+    """Return the series with a list of its own; refuse one that has lost or got values."""
     return series.but(values=one_each(series.values, len(series), series.path))
 
 

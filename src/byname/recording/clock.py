@@ -25,10 +25,10 @@ class ValueNumbers(Protocol):
     """Numbers the values of one place."""
 
     def next(self, time: Time, event: Any) -> Any:
-        """The number of a value, or what will tell it."""
+        """Return the number of a value, or what will tell it."""
 
     def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
-        """The numbers of the values of a window, from their iterations and what `next` said of them."""
+        """Return the numbers of the values of a window, from their iterations and what `next` said of them."""
 
 
 class InOrder:
@@ -40,14 +40,13 @@ class InOrder:
         self._latest: dict[str, tuple[int, int]] = {}
 
     def next(self, time: Time, event: Event | None = None) -> int:
-        """How many have come before; modes may take turns within one iteration."""
+        """Return how many have come before; modes may take turns within one iteration."""
         iteration, number = self._latest.get(time.mode, (-1, 0))
         number = number + 1 if iteration == time.iteration else 0
         self._latest[time.mode] = time.iteration, number
         return number
 
     def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
-        """As they are."""
         return [number for _, number in records]
 
 
@@ -64,7 +63,7 @@ class OfBackwards:
         self._known: dict[Time, _Brought] = {}
 
     def next(self, time: Time, event: Event) -> int:
-        """The number, or a negative one for the second run of a checkpoint."""
+        """Return the number, or a negative one for the second run of a checkpoint."""
         brought = self._known.get(time)
         if brought is None:
             brought = self._known[time] = _Brought()
@@ -80,7 +79,6 @@ class OfBackwards:
         return number
 
     def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
-        """The numbers of a window's gradients."""
         ends: dict[Time, int] = {}
         for time, number in records:
             if number < 0:
@@ -128,14 +126,13 @@ class OfSteps:
         self._places: defaultdict[tuple[Time, Any], list[int]] = defaultdict(list)
 
     def next(self, time: Time, event: Event) -> tuple[int, int]:
-        """The forward and the call of the value; of second runs of checkpoints the last come first."""
+        """Return the forward and the call of the value; of second runs of checkpoints the last come first."""
         keys = self._keys.setdefault(time, [])
         key = event.iteration, -len(keys) if event.recomputed else event.call
         keys.append(key)
         return key
 
     def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
-        """The numbers of a window's gradients."""
         for time, keys in self._keys.items():
             before = self._settled.get(time, 0)
             for place, key in reversed([*enumerate(sorted(keys), before)]):
@@ -220,7 +217,7 @@ class Clock:
             self._hooks()
 
     def step(self) -> None:
-        """The user says that a step is done.
+        """Count a step, which the user says is done.
 
         Raises:
             BadArgumentError: if it is something else that counts.
@@ -231,7 +228,7 @@ class Clock:
         self._step()
 
     def _step(self) -> None:
-        """What comes now belongs to the next iteration."""
+        """Count a step: what comes now belongs to the next iteration."""
         with self._counting:
             self._steps += 1
         self.latest = Time(self.latest.mode, self._steps)
@@ -240,12 +237,11 @@ class Clock:
 
     @property
     def mode(self) -> str:
-        """The mode that the model is in now."""
         model = self._model()
         return "train" if model is None or model.training else "eval"
 
     def of_backward(self) -> Time:
-        """The latest iteration that a backward can reach; what ran under ``no_grad`` since then does not count.
+        """Return the latest iteration that a backward can reach; what ran under ``no_grad`` since then does not count.
 
         Where no forward of the whole model has run with gradients, each backward is an iteration of the mode it is in.
         """
@@ -265,13 +261,13 @@ class Clock:
         return self._here.inside
 
     def iterations(self) -> dict[str, int]:
-        """How many there have been in each mode; where steps are counted, as far as something has passed in it."""
+        """Return how many there were in each mode; where steps are counted, as far as something has passed in it."""
         if not self.by_steps:
             return dict(self.forwards)
         return {mode: self._steps + 1 for mode, number in self.forwards.items() if number or mode in self._modes}
 
     def passing(self) -> Time:
-        """The step of a value that passes now, in the mode that the model is in: it may pass outside of a forward."""
+        """Return the step of a value that passes now, in the mode of the model: it may pass outside of a forward."""
         mode = self.mode
         self._modes.add(mode)
         if self.latest.mode != mode and not self._here.inside:
@@ -279,11 +275,11 @@ class Clock:
         return self.latest
 
     def now(self) -> Time:
-        """The iteration that the forward of this thread is."""
+        """Return the iteration that the forward of this thread is."""
         return self.latest if self.by_steps else self._here.time or self.latest
 
     def coming(self) -> tuple[Time, Time]:
-        """The iteration that comes next, in either mode."""
+        """Return the iteration that comes next, in either mode."""
         if self.by_steps:
             return Time("train", self._steps), Time("eval", self._steps)
         return Time("train", self._next["train"]), Time("eval", self._next["eval"])

@@ -24,7 +24,7 @@ _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 def opened(path: str | os.PathLike[str], flags: int) -> int:
-    """A descriptor, which neither changes line ends (Windows) nor waits for the other side of a pipe of that name."""
+    """Return a descriptor, which neither changes line ends (Windows) nor waits for the other side of a pipe."""
     return os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 

@@ -31,7 +31,7 @@ NUMBERS: tuple[type, ...] = (bool, int, float, complex)
 
 
 def numpy_of(tensor: Tensor) -> AnyArray:
-    """The tensor as numpy has it, on its own memory where that is possible.
+    """Return the tensor as numpy has it, on its own memory where that is possible.
 
     bfloat16 and float8 become float32 and complex32 becomes complex64, which hold each of their values exactly.
     """
@@ -42,7 +42,7 @@ def numpy_of(tensor: Tensor) -> AnyArray:
 
 
 def to_numpy(values: Values, shapes: Sequence[tuple[int, ...]]) -> AnyArray:
-    """All values as one array, the record first; an array of objects where shapes or types have nothing in common."""
+    """Return all values as one array, the record first; of objects where shapes or types have nothing in common."""
     if isinstance(values, Tensor):
         return numpy_of(values).copy()
     if len(values) == 0:
@@ -53,7 +53,7 @@ def to_numpy(values: Values, shapes: Sequence[tuple[int, ...]]) -> AnyArray:
 
 
 def array_from(values: Sequence[Any]) -> AnyArray:
-    """One array of these, an own copy; of objects where they differ in shape or in kind."""
+    """Return one array of these, an own copy; of objects where they differ in shape or in kind."""
     if (
         all(issubclass(type(value), Tensor) for value in values)
         and len({(one.dtype, one.shape) for one in values}) == 1
@@ -74,13 +74,13 @@ def array_from(values: Sequence[Any]) -> AnyArray:
 
 
 def common_type(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """The type that holds every value of these exactly; there is one within floats, within signed integers ..."""
+    """Return the type that holds each of these exactly; there is one within floats, within signed integers ..."""
     found = set(dtypes)
     return np.result_type(*found) if len({dtype.kind for dtype in found}) == 1 else None
 
 
 def plain_type(values: Sequence[Any]) -> np.dtype[Any] | None:
-    """The type of an array that holds these plain numbers exactly; None if there is none."""
+    """Return the type of an array that holds these plain numbers exactly; None if there is none."""
     kinds = {type(value) for value in values}
     if kinds == {bool}:
         return np.dtype(bool)
@@ -94,7 +94,7 @@ def plain_type(values: Sequence[Any]) -> np.dtype[Any] | None:
 
 
 def objects(values: Iterable[Any]) -> AnyArray:
-    """An array of objects with one dimension, whatever the objects are: numpy would split arrays of equal shapes."""
+    """Return an array of objects with one dimension, whatever they are: numpy would split arrays of equal shapes."""
     every = list(values)
     array = np.empty(len(every), dtype=object)
     for number, value in enumerate(every):
@@ -103,7 +103,7 @@ def objects(values: Iterable[Any]) -> AnyArray:
 
 
 def to_pandas(series: SeriesRecords) -> pandas.DataFrame:
-    """The columns of a series, and its values in one more."""
+    """Return the columns of a series, and its values in one more."""
     with needs("to_pandas()", "pandas"):
         import pandas
     values = _column(series)
@@ -121,7 +121,7 @@ def to_pandas(series: SeriesRecords) -> pandas.DataFrame:
 
 
 def _column(series: SeriesRecords) -> AnyArray:
-    """Numbers where every value is one; else tensors with dimensions as arrays, one a cell."""
+    """Return numbers where every value is one; else tensors with dimensions as arrays, one a cell."""
     values = [cropped(value, shape) for value, shape in zip(series.values, series.shapes, strict=True)]
     if all(torch.Size(shape).numel() == 1 for shape in {*series.shapes}):
         return array_from([value.reshape(()) if issubclass(type(value), Tensor) else value for value in values])
@@ -140,7 +140,7 @@ SHOWN = 20
 
 
 def row(series: SeriesRecords, number: int, value: Any) -> Row:
-    """One record as plain values. A tensor of one element is its number; of a larger one, the range."""
+    """Return one record as plain values. A tensor of one element is its number; of a larger one, the range."""
     iteration, rank, call, evaluation, kind = series.records[number].item()
     shape = series.kinds[kind].shape
     when = {"iteration": iteration, "mode": MODES[evaluation], "rank": rank, "call": call}
@@ -165,7 +165,7 @@ def _range(array: AnyArray) -> Row:
 
 
 def shown(series: SeriesRecords, most: int = SHOWN) -> tuple[list[Row], list[str]]:
-    """The rows that a table has room for, and what it does not show, in words."""
+    """Return the rows that a table has room for, and what it does not show, in words."""
     size = len(series)
     last = most // 2
     numbers = range(size) if size <= most else [*range(most - last), *range(size - last, size)]
@@ -205,7 +205,7 @@ _texts = _Texts()
 
 
 def title(series: SeriesRecords) -> str:
-    """One line: how many records, from when to when, of what."""
+    """Return one line: how many records, from when to when, of what."""
     size = len(series)
     if not size:
         return f"{series.path}: no records"
@@ -261,7 +261,7 @@ class NumberRange:
         self.count += numbers.numel()
 
     def row(self) -> Row:
-        """The figures as columns of a table; None where there was no number."""
+        """Return the figures as columns of a table; None where there was no number."""
         nan = {"nan": self.nan} if self.nan else {}
         if not self.count:
             return {"min": None, "max": None, "mean": None, **nan}

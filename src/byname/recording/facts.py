@@ -18,12 +18,7 @@ _recorded: Counter[str] = Counter()
 
 
 def facts_of_run(where: Any, to: Any) -> dict[str, Any]:
-    """Versions, arguments, time, the commit of the program, and which process of how many this is.
-
-    Args:
-        where: the places.
-        to: the file.
-    """
+    """Return versions, arguments, time, the commit of the program, and which process of how many this is."""
     _recorded[str(to)] += 1
     facts = {
         "run_id": run_id(f"{to}/{_recorded[str(to)]}"),
@@ -42,12 +37,11 @@ def facts_of_run(where: Any, to: Any) -> dict[str, Any]:
 
 
 def version() -> str:
-    """Of byname."""
     return str(sys.modules["byname"].__dict__["__version__"])
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit that is checked out where a program lies, read without running git.
+    """Return the commit that is checked out where a program lies, read without running git.
 
     A working tree with changes has the commit it started from.
     """

@@ -86,13 +86,13 @@ class PlaceValues:
         self.kept += records
 
     def closed(self, rank: int) -> Series | None:
-        """The window as a series, and a new one begins; None if nothing came. Its copies must be there."""
+        """Return the window as a series, and begin a new one; None if nothing came. Its copies must be there."""
         self.settle()
         series, self.kept = self.series(rank), []
         return series
 
     def series(self, rank: int) -> Series | None:
-        """The records that are kept."""
+        """Return the records that are kept."""
         records = self.kept
         if not records:
             return None
@@ -165,7 +165,7 @@ class Windows:
         self._process = os.getpid()
 
     def iteration(self) -> None:
-        """An iteration begins: the window of those before may be closed."""
+        """Called when an iteration begins: the window of those before may be closed."""
         self._begun += 1
         if self.excused:
             self.went_on()
@@ -176,7 +176,7 @@ class Windows:
             self.close_early()
 
     def passed(self) -> None:
-        """An iteration goes on for long: a window that is full by then is closed.
+        """Called when an iteration goes on for long: a window that is full by then is closed.
 
         Unless it has gradients: those of an iteration are numbered together.
         """
@@ -203,13 +203,13 @@ class Windows:
         return not self.keeps and (self.bytes > _BYTES or time.monotonic() - self._opened > _SECONDS)
 
     def went_on(self) -> None:
-        """The program has caught an error of its callback and goes on."""
+        """Note the values in `excused` as missing: the program has caught the error of its callback and goes on."""
         for sentence in [*self.excused]:
             self.lose(sentence)
         self.excused.clear()
 
     def close_early(self) -> None:
-        """The same, unless callbacks or other processes wait for whole windows."""
+        """Close the window, unless callbacks or other processes wait for whole windows."""
         if self._every is None and not (self._before or self._after):
             if self.keeps:
                 self._hand_on_so_far()
@@ -217,23 +217,19 @@ class Windows:
                 self.close()
 
     def close(self) -> None:
-        """Hands on what came since the last window; then raises what a callback has raised."""
+        """Hand on what came since the last window; then raise what a callback has raised."""
         with self._alone(), defer_signals():
             self._close()
             self._raise()
 
     def flush(self) -> None:
-        """Has what was recorded so far outlive the process, as far as windows may be closed.
-
-        Raises:
-            RecordingError: if the file cannot be written.
-        """
+        """Have what was recorded so far outlive the process, as far as windows may be closed."""
         self.close_early()
         with self._alone():
             self.store.flush()
 
     def results(self, *, early: bool) -> Mapping[str, Series]:
-        """What was recorded so far, with the open window if it is still filled and may be closed.
+        """Return what was recorded so far, with the open window if it is still filled and may be closed.
 
         The series of a place is made when it is asked for: one costs the same however many there are.
         """
@@ -249,12 +245,11 @@ class Windows:
         return SeriesOnDemand(found, made)
 
     def close_store(self, *, complete: bool) -> None:
-        """Nothing comes any more."""
         with self._alone(), defer_signals(), undisturbed():
             self.store.close(complete=complete)
 
     def _alone(self) -> AbstractContextManager[object]:
-        """One thread at a time: a program may flush and read results in another than the one that trains."""
+        """Return a lock: a program may flush and read results in another thread than the one that trains."""
         if os.getpid() != self._process:  # a fork does not take along the thread that may hold the lock
             self._process, self._lock = os.getpid(), threading.RLock()
         return self._lock
@@ -274,7 +269,7 @@ class Windows:
             self._collect(self.gatherer.ready())
 
     def end(self, *, hurry: bool = False) -> None:
-        """The last window, which may be a short one, and what other processes still have to send.
+        """Hand on the last window, which may be a short one, and what other processes still have to send.
 
         Args:
             hurry: whether to wait for them for a few seconds only, for somebody waits to see an error.
@@ -289,7 +284,7 @@ class Windows:
                 self._collect(self.gatherer.closing(timeout=_HURRY if hurry else None))
 
     def _collect(self, windows: Iterable[dict[str, Series]]) -> None:
-        """Hands on the windows of all processes that have come together."""
+        """Hand on the windows of all processes that have come together."""
         assert self.gatherer is not None
         for window in windows:
             self._hand_on(window)
@@ -321,7 +316,7 @@ class Windows:
                 self.store.flush()
 
     def _through(self, callbacks: Callbacks, window: dict[str, Series], moment: str) -> dict[str, Series]:
-        """What the callbacks make of a window. A place whose callback raises is missing in it; the others go on."""
+        """Return what callbacks make of a window. A place whose callback raises is missing in it; the others go on."""
         if not callbacks:
             return window
         made = {}
@@ -334,7 +329,7 @@ class Windows:
         return made
 
     def _lose_window(self, series: Series, moment: str, error: BaseException) -> None:
-        """Says which records are missing; of a callback that raises again and again the first windows only."""
+        """Say which records are missing; of a callback that raises again and again the first windows only."""
         first, last = series.records["iteration"].min(), series.records["iteration"].max()
         often = self._failed[series.path] = self._failed.get(series.path, 0) + 1
         which = f"iteration {first} is" if first == last else f"iterations {first} to {last} are"
@@ -344,7 +339,7 @@ class Windows:
             self.lose(f"`{series.path}`: {which} missing, since its {moment} callback raised {type(error).__name__}")
 
     def _raise(self) -> None:
-        """Raises the first of what callbacks have raised; of the others there are sentences."""
+        """Raise the first of what callbacks have raised; of the others there are sentences."""
         raised, self._raised = self._raised, []
         if not raised:
             return
@@ -353,19 +348,19 @@ class Windows:
         self.tell(raised[0])
 
     def warn(self, sentence: str) -> None:
-        """Notes it, and says so at once."""
+        """Note that something is missing, and warn of it at once if that is new."""
         if self.lose(sentence):
             self.tell_of([sentence])
 
     def end_of(self, paths: Iterable[str], why: str, times: Sequence[Time]) -> None:
-        """From these iterations on, one of each mode, nothing stands at places."""
+        """Note and warn that from these iterations on, one of each mode, nothing stands at places."""
         for path in paths:
             self.store.end(path, times)
         since = f"from {times[0].mode} iteration {times[0].iteration} on, since {why}"
         self.warn(f"{listed([f'`{path}`' for path in paths], 8)}: nothing is recorded {since}")
 
     def tell_of(self, sentences: Sequence[str]) -> None:
-        """Warns of these, if there are any, at once."""
+        """Warn of these, if there are any, at once."""
         if sentences and self.tell is None:
             warn("; ".join(sentences), RecordingWarning)
         elif self.tell is not None:
@@ -373,7 +368,7 @@ class Windows:
                 self.tell(RecordingWarning(sentence))
 
     def lose(self, sentence: str) -> bool:
-        """Notes that something is missing; whether that is new."""
+        """Note that something is missing; return whether that is new."""
         if sentence in self.lost:
             return False
         self.lost[sentence] = None
@@ -382,7 +377,7 @@ class Windows:
 
 
 def _kept(given: Series, returned: Series) -> Series:
-    """What a callback returned, with copies of its own: it may be anything, and the program may go on changing it."""
+    """Return a copy of what a callback returned: it may be anything, and the program may go on changing it."""
     if returned is given:
         return given
     values, path = returned.values, returned.path

@@ -139,7 +139,6 @@ class _Body:
             self._small = []
 
     def take(self, kind: ValueType, values: Sequence[Any] | Tensor) -> None:
-        """Take values of one type."""
         if kind.kind == "tensor" and type(values) is not Tensor and (kind.bytes or 0) < _JOINED:
             if kind is not self._kind:
                 self._join()
@@ -364,7 +363,6 @@ class StoredPlace:
 
     @property
     def count(self) -> int:
-        """The number of its records."""
         return int(self.entries["count"].sum(dtype="<i8"))
 
     @property
@@ -385,7 +383,6 @@ class StoredPlace:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """The processes that its records are of."""
         found = frozenset(numpy.unique(self.entries["rank"]).tolist())
         return frozenset(numpy.unique(self.records()["rank"]).tolist()) if SEVERAL in found else found
 
@@ -415,7 +412,6 @@ class StoredPlace:
         return records
 
     def values(self) -> StoredValues:
-        """Return its values."""
         counts = self.entries["count"].astype("<i8")
         each = numpy.array([-1 if kind.bytes is None else kind.bytes for kind in self._index.types], "<i8")
         sizes = each[self.entries["type"]]

@@ -94,13 +94,7 @@ def _elements(kind: ValueType) -> Any:
 def laid_out(file: Any, log: RecordingFile, level: int | None) -> tuple[int, int, Copies]:
     """Make the groups, arrays and attributes of a log in an HDF5 file that is open, and no values.
 
-    Args:
-        file: as h5py has it.
-        log: what is to be in it.
-        level: of gzip, for the values; None for none.
-
-    Returns:
-        Where the mark and the index are, and what is to be copied.
+    Return where the mark and the index are, and what is to be copied. Values are packed by gzip if there is a `level`.
     """
     writer = _Writer(file, log.file, level)
     mark = writer.array(file.create_group("byname"), "mark", _numbers("<u1"), (MARK.size,))
@@ -165,7 +159,6 @@ class _Writer:
         self.copies: Copies = []
 
     def place(self, place: StoredPlace) -> None:
-        """Write the records of a place."""
         import h5py
 
         how = h5py.h5p.create(h5py.h5p.GROUP_CREATE)

@@ -187,7 +187,7 @@ class Listener(PlaceRecorder):
         ]
 
     def may_have(self, path: str) -> bool:
-        """Whether a path may be one of the places, as far as that is known."""
+        """Return whether a path may be one of the places, as far as that is known."""
         return any(place is None or place.matches(path) for place, _ in self._where)
 
     @property
@@ -196,7 +196,7 @@ class Listener(PlaceRecorder):
         return self.handle.paths
 
     def prepare(self) -> None:
-        """A forward has ended: is in place in the next if something may be due in it, in either mode."""
+        """Be in place in the next forward if something may be due in it, in either mode: one has ended."""
         if not self.handle.enabled:
             self.handle.enabled = True
         elif self.handle.paused and self._wanted():
@@ -216,14 +216,14 @@ class Listener(PlaceRecorder):
         return self._options.always or any(map(self._options.due, self._clock.coming()))
 
     def _unmatched(self, error: NoMatchError) -> None:
-        """The first forward reached none of the places."""
+        """Called when the first forward reached none of the places."""
         if self._windows.tell is None:
             self.handle.remove()
             raise NoMatchError(f"{error}. It is removed again")
         self._windows.tell(error)
 
     def _ended(self, paths: Collection[str], why: str) -> None:
-        """Nothing stands at these places from the running forward on."""
+        """Called when nothing stands at these places from the running forward on."""
         now = self._clock.now()
         recorded = [path for path in paths if path in self._columns]
         for last in [last for path in recorded if (last := self._columns[path].last) is not None]:
@@ -255,14 +255,14 @@ class Listener(PlaceRecorder):
             self._windows.passed()
 
     def _lose(self, path: str, time: Time, error: Exception) -> None:
-        """Notes that a value is missing, once for each place."""
+        """Note that a value is missing, once for each place."""
         if path not in self._failed:
             self._failed.add(path)
             since = f"from {time.mode} iteration {time.iteration} on, since what is made of them raised"
             self._windows.excused[f"`{path}`: values are missing {since} {type(error).__name__}"] = None
 
     def _time_of(self, event: Event, column: PlaceValues) -> Time | None:
-        """The iteration that a value belongs to; None where there is none, see `_time_of_value`."""
+        """Return the iteration that a value belongs to; None where there is none, see `_time_of_value`."""
         clock = self._clock
         if not column.gradient:
             return self._time_of_value(event.iteration)
@@ -272,7 +272,7 @@ class Listener(PlaceRecorder):
         return Time(time.mode, clock.latest.iteration) if time is not None and clock.by_steps else time
 
     def _time_of_value(self, forward: int) -> Time | None:
-        """The iteration of a value that passes now, in a forward or after it.
+        """Return the iteration of a value that passes now, in a forward or after it.
 
         None where forwards are counted and it belongs to none: before the first that was observed, and outside of
         forwards when the model is in another mode than in the latest.
@@ -317,7 +317,7 @@ def _in_words(where: Any) -> str:
 
 
 def _entries(where: Any) -> list[tuple[Place | None, str]]:
-    """The entries of what was asked for: those that are paths, and the words of each."""
+    """Return the entries of what was asked for: those that are paths, and the words of each."""
     return [
         (parse(one) if isinstance(one, str) else one if isinstance(one, Place) else None, printable(_worded(one)))
         for one in several(where)
@@ -325,14 +325,14 @@ def _entries(where: Any) -> list[tuple[Place | None, str]]:
 
 
 def _worded(one: Any) -> str:
-    """An entry in a few words; what prints as a page of its own by its class."""
+    """Return an entry in a few words; what prints as a page of its own by its class."""
     if isinstance(one, nn.Module):
         return type(one).__qualname__
     return one.__qualname__ if isinstance(one, type) else str(one)[:200]
 
 
 def _entry(entries: list[tuple[Place | None, str]], path: str) -> str:
-    """The entry by which a place was matched: the path that fits; else what else was asked for."""
+    """Return the entry by which a place was matched: the path that fits; else what else was asked for."""
     names = {path, path.removesuffix(".forward")}
     fitting = [words for place, words in entries if words in names or (place is not None and place.matches(path))]
     others = [words for place, words in entries if place is None]
@@ -340,7 +340,7 @@ def _entry(entries: list[tuple[Place | None, str]], path: str) -> str:
 
 
 def _numbers(by_steps: bool, gradient: bool, of_parameter: bool) -> ValueNumbers | None:
-    """What numbers the values of a place; None where the calls of a forward do."""
+    """Return what numbers the values of a place; None where the calls of a forward do."""
     if of_parameter or (by_steps and not gradient):
         return InOrder()
     return OfSteps() if by_steps else OfBackwards() if gradient else None
@@ -351,6 +351,6 @@ def _is_buffer(event: Event) -> bool:
 
 
 def _is_parameters(event: Event) -> bool:
-    """Whether a gradient is that of a parameter: it belongs to no forward, but to the time when it is accumulated."""
+    """Return whether a gradient is a parameter's: it belongs to no forward, but to when it is accumulated."""
     owner, name, _ = f".{event.path}".rsplit(".", 2)
     return name in event.module.__dict__["_parameters"] and not owner.endswith(".forward")

@@ -77,11 +77,9 @@ class LogStore(Store):
 
     @property
     def failed(self) -> bool:
-        """Whether the log can no longer be written."""
         return self._failure is not None
 
     def append(self, window: Mapping[str, Series]) -> None:
-        """Take the values recorded since the last window."""
         if self._writes:
             self._waiting += [series for series in window.values() if len(series)]
 
@@ -92,16 +90,10 @@ class LogStore(Store):
             self._said["anew"] = True
 
     def note(self, name: str, fact: str) -> None:
-        """Note a fact of the run."""
         if self._writes:
             self._said.setdefault("run", {})[name] = fact
 
     def flush(self) -> None:
-        """Write what was appended, so that it survives a kill of the process and readers see it.
-
-        Raises:
-            RecordingError: if the log can no longer be written.
-        """
         if os.getpid() != self._owner:
             return
         self._write()
@@ -109,22 +101,16 @@ class LogStore(Store):
             raise self._failure
 
     def lose(self, sentence: str) -> None:
-        """Note in words that something is missing in the recording."""
         if self._writes:
             self._lost = True
             self._said.setdefault("missing", []).append(sentence)
 
     def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
-        """Note from which iterations on, one of each mode, nothing stands at a place."""
         if self._writes:
             self._said.setdefault("ends", []).append([path, [[*one] for one in times]])
 
     def close(self, *, complete: bool = True) -> None:
-        """Write what is left, and make the HDF5 file; if that fails, the log stays, and is whole.
-
-        Raises:
-            RecordingError: if not all could be written to the log.
-        """
+        """Write what is left, and make the HDF5 file; if that fails, the log stays, and is whole."""
         if self._descriptor is None:
             return
         try:
@@ -250,11 +236,7 @@ class LogStore(Store):
 
 
 def _level_of(compression: Any) -> int | None:
-    """Return the level of gzip that ``compression=`` means, None for none.
-
-    Raises:
-        BadArgumentError: if there is no such compression.
-    """
+    """Return the level of gzip that ``compression=`` means, None for none."""
     name, level = compression if type(compression) is tuple and len(compression) == 2 else (compression, 4)
     if name is None and compression is None:
         return None

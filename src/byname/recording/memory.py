@@ -105,7 +105,6 @@ class MemoryStore(Store):
         self._windows = {}
 
     def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
-        """Note it for the results."""
         self._ends.setdefault(path, []).extend(times)
 
     def results(self) -> Mapping[str, Series]:

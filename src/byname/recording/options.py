@@ -30,11 +30,11 @@ class Analysed(Protocol):
         """Whether it is at places of some model."""
 
     def result(self) -> Any:
-        """The figures as they are now; their ``by_path(name)`` maps ``fc1.<name>.mean`` to each."""
+        """Return the figures as they are now; their ``by_path(name)`` maps ``fc1.<name>.mean`` to each."""
 
 
 def is_analyser(one: Any) -> TypeGuard[Analysed]:
-    """Whether it computes figures; its class tells, so that no code of a model runs."""
+    """Return whether it computes figures; its class tells, so that no code of a model runs."""
     kind = type(one)
     return not issubclass(kind, str | nn.Module | type) and hasattr(kind, "watching") and hasattr(kind, "result")
 
@@ -45,7 +45,7 @@ def several(where: Any) -> Collection[Any]:
 
 
 def named(where: Any) -> Any:
-    """What is asked for with the names of analysers in their place, for messages: they print as their results."""
+    """Return `where` with the names of analysers in their place, for messages: they print as their results."""
     if is_analyser(where):
         return type(where).__name__
     if isinstance(where, list | tuple | set | dict):
@@ -91,7 +91,7 @@ class Options(IterationSchedule):
 
 
 def options_of(**given: Any) -> Options:
-    """Options that have been looked at; what is wrong with one is said before anything is installed."""
+    """Return options that have been looked at; what is wrong with one is said before anything is installed."""
     options = Options(**given)
     options.check("")
     return options

@@ -209,7 +209,7 @@ class Recorder:
         return self._stopped
 
     def _note_silence(self) -> list[str]:
-        """Notes where nothing was recorded, and why; the sentences to warn of."""
+        """Note where nothing was recorded, and why; return the sentences to warn of."""
         if self._windows.store.failed:
             return []  # which has said that nothing is recorded any more
         silent = [found for one in self._listeners for found in one.unrecorded()]
@@ -219,7 +219,7 @@ class Recorder:
         return [*grouped("recorded", silent, WARNED), *lost[:WARNED]]
 
     def _let_go(self) -> None:
-        """The model is not kept by what was recorded of it."""
+        """Let go of the model: what was recorded of it does not keep it alive."""
         self._paths, self._notes = self.paths, self.notes
         self._listeners = []
         for column in self._windows.columns.values():
@@ -232,7 +232,7 @@ class Recorder:
             self._ended = {path: applied(self._at_end, path, series, "at_end") for path, series in found.items()}
 
     def _at_exit(self) -> None:
-        """The program ends, and has not closed this.
+        """Called when the program ends and has not closed this.
 
         A fork only lets go of the log.
         """

@@ -278,7 +278,7 @@ _SPARE = ("bytes", "ranks", "kind", "mean", "iterations", "how", "shape")
 
 
 def _of_all(sources: Sequence[RecordingFile]) -> list[str]:
-    """What each file says is missing, with its name where there are several."""
+    """Return what each file says is missing, with its name where there are several."""
     return [
         sentence if len(sources) == 1 else f"{printable(source.file.path.name)}: {sentence}"
         for source in sources

@@ -44,7 +44,6 @@ MAGIC = b"byname HDF5 3.1\n"
 
 
 def log_of(path: str | os.PathLike[str]) -> Path:
-    """Return where the log of a recording to a file lies."""
     return Path(os.path.realpath(path) + ".log")
 
 
@@ -56,7 +55,6 @@ def file_of(path: Path) -> Path:
 
 
 def is_log(path: Path) -> bool:
-    """Whether there is a log of a recording at a path."""
     try:
         with closing(OpenFile(path)) as file:
             return file.read(0, min(file.size, len(LOG_MAGIC))).tobytes() == LOG_MAGIC
@@ -99,7 +97,6 @@ class RecordingFile:
 
     @property
     def series(self) -> Mapping[str, Series]:
-        """The records of each place."""
         return SeriesOnDemand(self.places, lambda path: self.places[path].series(), self.ends)
 
     def _read(self, at: int, log: bool) -> None:
@@ -186,17 +183,13 @@ def _foreign(file: OpenFile, start: bytes) -> Exception:
 
 
 def needs_h5py(what: str) -> None:
-    """Checks that h5py is installed.
-
-    Raises:
-        NotInstalledError: if it is not; it says how to install it.
-    """
+    """Raise an error that says how to install h5py, which `what` needs, if it is missing."""
     with needs(what, "h5py"):
         import h5py  # noqa: F401 - to see whether it is there
 
 
 def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The path of a file that may be written.
+    """Return the path of a file that may be written.
 
     Args:
         to: as the user gave it.
@@ -226,7 +219,7 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
 
 
 def nearest(path: Path) -> str:
-    """What there is in the place of something that is not there: the closest directory, and the names in it."""
+    """Return in words what there is in place of a missing path: the closest directory, and the names in it."""
     above = next(one for one in path.parents if one.is_dir())
     try:
         names = sorted(one.name for one in above.iterdir())

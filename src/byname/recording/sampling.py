@@ -51,7 +51,6 @@ class IterationSchedule:
             raise BadArgumentError(f"mode is one of {', '.join(map(repr, MODES))}, not {self.mode!r}")
 
     def due(self, time: Time) -> bool:
-        """Whether something is recorded in this iteration."""
         after = time.iteration - self.start
         return (
             after >= 0
@@ -62,11 +61,10 @@ class IterationSchedule:
 
     @property
     def always(self) -> bool:
-        """Whether something is recorded in every iteration."""
         return self.every == 1 and not self.start and self.stop is None and self.mode == "both"
 
     def over(self, *coming: Time) -> bool:
-        """Whether nothing is recorded any more, with these iterations still to come."""
+        """Return whether nothing is recorded any more, with these iterations still to come."""
         mine = [time for time in coming if self.mode in (time.mode, "both")]
         return self.stop is not None and all(time.iteration >= self.stop for time in mine)
 
@@ -113,7 +111,7 @@ class Sampling:
     state: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """In words, without what is so unless something else is asked for."""
+        """Return it in words, without options that have their defaults."""
         said = [
             *((self.reduce,) if isinstance(self.reduce, str) else self.reduce or ()),
             f"as {self.dtype}" if self.dtype else "",

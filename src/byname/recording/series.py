@@ -345,7 +345,7 @@ def joined(parts: Sequence[Series]) -> Series:
 
 
 def without_repeats(series: Series) -> Series:
-    """Return the same without what was stored twice: a process that was given up may have kept what did arrive."""
+    """Return a series without records stored twice: a process that was given up may have kept what did arrive."""
     first: dict[tuple[Any, ...], int] = {}
     for number, moment in enumerate(series.records[MOMENT].tolist()):
         first.setdefault(moment, number)

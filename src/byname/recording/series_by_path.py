@@ -157,7 +157,7 @@ class RecordedSeries(Mapping[str, Any], _OfPlaces):
         return to_html(self._places(), title=self._title())
 
     def _places(self) -> list[Row]:
-        """One dict a place, with the columns of a `Recording` for which no value is read."""
+        """Return one dict a place, with the columns of a `Recording` for which no value is read."""
         return [
             {
                 "path": path,
@@ -172,7 +172,7 @@ class RecordedSeries(Mapping[str, Any], _OfPlaces):
 
 
 def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> Any:
-    """What is recorded at a path: what `get` gives, or a `SeriesByPath` for a path with wildcards.
+    """Return what is recorded at a path: what `get` gives, or a `SeriesByPath` for a path with wildcards.
 
     Raises:
         NoMatchError: if nothing is, with the closest paths that there are.

@@ -47,7 +47,7 @@ class Picked(Sequence[Any]):
         return self.parts[int(self.part[which])][int(self.position[which])]
 
     def __iter__(self) -> Iterator[Any]:
-        """One after another, each sequence in runs: a file is then not opened anew for each of its values."""
+        """Return the values in order, each sequence in runs: a file is then not opened anew for each of its values."""
         streams = {number: self._runs(number) for number in np.unique(self.part).tolist()}
         return (next(streams[number]) for number in self.part.tolist())
 
@@ -74,14 +74,14 @@ def _together(pieces: list[NDArray[Any]]) -> Positions:
 
 
 def tail_of(values: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """The shape and the type that all values have, where `read` can give them without looking at each."""
+    """Return the shape and the type that all values have, where `read` can give them without looking at each."""
     parts = [values.parts[number] for number in np.unique(values.part)] if isinstance(values, Picked) else [values]
     tails = {getattr(part, "tail", None) for part in parts}
     return tails.pop() if len(tails) == 1 else None
 
 
 def read(values: Any, positions: Positions) -> NDArray[Any]:
-    """The values at these positions as one array, neighbours read at once. Only for values that have a `tail_of`."""
+    """Return the values, which have a `tail_of`, at these positions as one array; neighbours are read at once."""
     if not isinstance(values, Picked):
         found: NDArray[Any] = values.numbers(positions)
         return found
@@ -95,7 +95,7 @@ def read(values: Any, positions: Positions) -> NDArray[Any]:
 
 
 def cropped(value: Any, shape: tuple[int, ...]) -> Any:
-    """The value without the padding behind it."""
+    """Return the value without the padding behind it."""
     if issubclass(type(value), Tensor) and tuple(value.shape) != tuple(shape) and value.ndim == len(shape):
         return value[tuple(slice(0, size) for size in shape)]
     return value
@@ -114,7 +114,7 @@ def taken(values: Values, which: slice | Positions) -> Values:
 
 
 def one_each(values: Any, size: int, path: str) -> Any:
-    """The values, as a tensor or a sequence of this size; anything else is refused."""
+    """Return the values, as a tensor or a sequence of this size; anything else is refused."""
     kind = type(values)
     if issubclass(kind, np.ndarray):
         values, kind = torch.from_numpy(values), Tensor

@@ -106,7 +106,6 @@ class OpenFile(Source):
         return _unchanged, (self.path.absolute(), size, zlib.crc32(self.read(0, size).data))
 
     def read_into(self, view: memoryview, at: int) -> None:
-        """Fill the view with the bytes from `at` on."""
         if not self._closing.alive:
             raise RecordingError(f"{self.shown} was closed; open it again with byname.open")
         try:
@@ -117,7 +116,6 @@ class OpenFile(Source):
             raise self.damaged("it was cut off while it was read")
 
     def damaged(self, words: str) -> RecordingError:
-        """Return the error that says what is wrong with the file."""
         return RecordingError(f"{self.shown} is damaged or cut off: {words}")
 
     def close(self) -> None:
@@ -158,7 +156,6 @@ class PackedArray(Source):
         self._latest: tuple[int, Bytes] | None = None
 
     def read_into(self, view: memoryview, at: int) -> None:
-        """Fill the view with the bytes from `at` on."""
         done = 0
         while done < len(view):
             number, begin = divmod(at + done, self._whole)
@@ -181,7 +178,6 @@ class PackedArray(Source):
         return latest[1]
 
     def damaged(self, words: str) -> RecordingError:
-        """Return the error that says what is wrong with the file."""
         return self._file.damaged(words)
 
 
@@ -221,7 +217,6 @@ class StoredValues(Sequence[Any]):
                 yield self._value(number, block[begin : begin + int(self.sizes[number])].copy())
 
     def taken(self, which: slice | Numbers) -> StoredValues:
-        """Return some of the values."""
         return StoredValues(self.source, self.types, self.which[which], self.at[which], self.sizes[which])
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ class Grid:
     recorded: NDArray[np.bool_]
 
     def filled(self, iterations: Sequence[int] | None) -> Grid:
-        """Return the same with every record valid until the next of its rank; at these iterations if given.
+        """Return the grid with every record valid until the next of its rank; at these iterations if given.
 
         Raises:
             BynameError: if there are both modes, since no record tells which came first.
@@ -83,7 +83,7 @@ def _asked(iterations: Sequence[int]) -> Positions:
 
 
 def grid_of(series: SeriesRecords) -> Grid:
-    """The grid of a series; two records at one cell are refused, for one would hide the other."""
+    """Return the grid of a series; two records at one cell are refused, for one would hide the other."""
     columns = series.mode_names, *(series.records[name].astype(np.int64) for name in ("iteration", "rank", "call"))
     axes, inverses = zip(*(np.unique(column, return_inverse=True) for column in columns), strict=True)
     shape = tuple(map(len, axes))
@@ -107,13 +107,7 @@ def _twice(series: SeriesRecords) -> str:
 
 
 def bounded(elements: int, own: int, what: str) -> None:
-    """Refuses an array that would be huge, and nearly empty.
-
-    Args:
-        elements: of the array.
-        own: those of the values themselves.
-        what: the array, in words.
-    """
+    """Refuse an array that would be huge, and nearly empty: only `own` of its elements have a value."""
     if elements > MOST and elements > 4 * own:
         raise BynameError(
             f"one array {what} would have {elements:,} elements, of which {own:,} have a value. Take a part "
@@ -289,7 +283,7 @@ def _missing(array: AnyArray) -> Any:
 
 
 def _in_pieces(series: SeriesRecords) -> _Source:
-    """The same without reading a value now, where the values lie in a file."""
+    """Return all numbers as `_in_memory` does, but without reading a value now where they lie in a file."""
     shapes = {tuple(shape) for shape in series.shapes}
     tail = tail_of(series.values) if len(shapes) == 1 else None
     if tail is not None:

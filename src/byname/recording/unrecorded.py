@@ -45,7 +45,7 @@ class Unrecorded:
         return f'give `record` the part that runs{part} or count="step" and call `step()`'
 
     def note(self, path: str, time: Time | None, model: nn.Module | None) -> None:
-        """A value was not recorded: that of no iteration, or of one that is not due."""
+        """Note a value that was not recorded: that of no iteration, or of one that is not due."""
         if time is not None:
             self.undue.setdefault(path, Counter())[time.mode] += 1
             return
@@ -63,12 +63,7 @@ def why(
 ) -> str:
     """Return why nothing was recorded at places; empty where something was, or where it was said before.
 
-    Args:
-        columns: those of the places that have reported something.
-        reason: why none has.
-        schedule: when they are recorded.
-        clock: has counted the iterations.
-        values: those that were not recorded.
+    `columns` are the places that have reported something, `reason` says why none has, `values` were not recorded.
     """
     if any(column.stored or (column.refused and not column.unsaid) for column in columns):
         return ""
@@ -120,7 +115,7 @@ def _came_undue(came: Mapping[str, int], schedule: IterationSchedule) -> str:
 
 
 def _running(model: nn.Module) -> str:
-    """What runs now instead of the model's forward: the outermost of its methods, or of its parts."""
+    """Return what runs now instead of the model's forward: the outermost of its methods, or of its parts."""
     methods, found = _methods(model), ""
     parts = {id(part): path for path, part in model.named_modules() if path}
     frame: FrameType | None = sys._getframe(1)
@@ -134,7 +129,7 @@ def _running(model: nn.Module) -> str:
 
 
 def _part(path: str, model: nn.Module) -> str:
-    """The outermost part with a forward of its own in which a place lies."""
+    """Return the outermost part with a forward of its own in which a place lies."""
     here, words = model, "model"
     for name in path.split("."):
         found = attributes_of(here)["_modules"].get(name)
@@ -147,7 +142,7 @@ def _part(path: str, model: nn.Module) -> str:
 
 
 def _methods(model: nn.Module) -> dict[CodeType, str]:
-    """The methods of a model's own classes by their code, as it is now; not those of one code, as one wrapper makes."""
+    """Return the methods of a model's own classes by their present code, without those that share one code."""
     found = [(function.__code__, name) for name in callable_instead(model) if (function := function_of(model, name))]
     shared = Counter(code for code, _ in found)
     return {code: name for code, name in found if shared[code] == 1 and name != "forward"}

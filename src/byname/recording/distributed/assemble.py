@@ -112,7 +112,7 @@ def _dimensions(shard: Shard, kind: str) -> list[int]:
 
 
 def _merged(parts: Parts, dimensions: Iterable[int]) -> dict[Coordinate, dict[Coordinate, Tensor]]:
-    """The parts that differ in these mesh dimensions only, by their common coordinate (0 there)."""
+    """Return the parts that differ in these mesh dimensions only, by their common coordinate (0 there)."""
     merged: dict[Coordinate, dict[Coordinate, Tensor]] = {}
     for coordinate in sorted(parts):
         merged.setdefault(_zeroed(coordinate, dimensions), {})[coordinate] = parts[coordinate]
@@ -134,7 +134,7 @@ def _without_replicas(at: str, shard: Shard, parts: Parts) -> Parts:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same bits, so that NaN equals NaN."""
+    """Return whether two tensors have the same bits, so that NaN equals NaN."""
     if one.shape != other.shape:
         return False
     bits = [part.contiguous().reshape(-1).view(torch.uint8) for part in (one, other)]
@@ -203,7 +203,7 @@ _KNOWN = ("Replicate", "Partial")
 
 
 def _put(whole: Tensor, part: Tensor, where: Sequence[Sequence[range]]) -> None:
-    """Copies a part to its places, block for block; in most cases it is one block."""
+    """Copy a part to its places, block for block; in most cases it is one block."""
     for block in itertools.product(*(_blocks(ranges) for ranges in where)):
         there = tuple(slice(elements.start, elements.stop) for elements, _ in block)
         here = tuple(slice(start, start + len(elements)) for elements, start in block)

@@ -22,13 +22,13 @@ _MOST = 2**20
 
 
 def is_distributed(value: object) -> bool:
-    """Whether this is a ``DTensor``, judged by its class alone; what defines it is not imported to find out."""
+    """Return whether this is a ``DTensor``, judged by its class alone; what defines it is not imported to find out."""
     defining = sys.modules.get("torch.distributed.tensor")
     return defining is not None and issubclass(type(value), defining.DTensor)
 
 
 def local_part(tensor: Any) -> tuple[Tensor, Shard]:
-    """This process's part of a distributed tensor, and where it belongs. No collective, and nothing for autograd.
+    """Return this process's part of a distributed tensor, and where it belongs, without a collective or autograd.
 
     Args:
         tensor: a ``DTensor``; the part is its own memory, not a copy.
@@ -64,7 +64,7 @@ def _local_part(local: Any, spec: Any) -> tuple[Tensor, Shard]:
 
 
 def checked(shard: Shard) -> Shard:
-    """A shard as a file describes it, if it can be one.
+    """Return a shard as a file describes it, if it can be one.
 
     Raises:
         ValueError: if a number is no number of a mesh or tensor, or the descriptions do not fit one another.
@@ -93,7 +93,7 @@ def checked(shard: Shard) -> Shard:
 
 
 def indices(shard: Shard) -> list[list[range]]:
-    """Which elements of the whole a part has, for each dimension of the tensor: ranges, one after another."""
+    """Return which elements of the whole a part has, for each dimension of the tensor: ranges, one after another."""
     where = [[range(size)] if size else [] for size in shard.shape]
     for size, position, placement in zip(shard.mesh, shard.coordinate, shard.placements, strict=True):
         cut = cuts(placement)
@@ -104,7 +104,7 @@ def indices(shard: Shard) -> list[list[range]]:
 
 
 def cuts(placement: str) -> tuple[int, int] | None:
-    """The tensor dimension that a placement cuts, and into how many pieces before each is cut; None for the others."""
+    """Return the dimension that a placement cuts, and into how many pieces before each is cut; None for others."""
     kind, _, inside = placement.rstrip(")").partition("(")
     if kind not in ("Shard", "StridedShard"):
         return None
@@ -113,7 +113,7 @@ def cuts(placement: str) -> tuple[int, int] | None:
 
 
 def _cut(ranges: list[range], size: int, position: int, pieces: int) -> list[range]:
-    """What is left of these elements at one position of a mesh dimension."""
+    """Return what is left of these elements at one position of a mesh dimension."""
     total = sum(map(len, ranges))
     left = []
     for piece in range(pieces):
@@ -124,7 +124,7 @@ def _cut(ranges: list[range], size: int, position: int, pieces: int) -> list[ran
 
 
 def _chunk(length: int, parts: int, number: int) -> tuple[int, int]:
-    """Where ``torch.chunk`` begins and ends one of its parts; the last ones may be smaller, or empty."""
+    """Return where ``torch.chunk`` begins and ends one of its parts; the last ones may be smaller, or empty."""
     each = math.ceil(length / parts)
     return min(number * each, length), min((number + 1) * each, length)
 
@@ -140,7 +140,7 @@ def _taken(ranges: list[range], start: int, stop: int) -> list[range]:
 
 
 def _placements(spec: Any, mesh: Sequence[int]) -> tuple[str, ...]:
-    """The placements as text, with an order of cutting that is not that of the mesh written into them.
+    """Return the placements as text, with an order of cutting that is not that of the mesh written into them.
 
     Since PyTorch 2.9 a ``DTensor`` may say in ``shard_order`` that a later mesh dimension cuts first; ``_StridedShard``
     says the same in the placements.

@@ -223,7 +223,7 @@ class Sending(Gatherer):
             self._end(reason)
 
     def _next(self) -> Parcel:
-        """The windows that are sent next; none when all are sent and no more will come."""
+        """Return the windows that are sent next; none when all are sent and no more will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending or self._ended)
             size = 0
@@ -256,7 +256,7 @@ class Sending(Gatherer):
         receive(self._group, torch.empty(ACKNOWLEDGED, dtype=torch.uint8), 0)
 
     def _end(self, reason: str) -> None:
-        """Nothing more will be sent. Whoever calls this holds the lock."""
+        """Send nothing more, and keep what is left here. Callers hold the lock."""
         if not self._ended:
             self._ended = True
             left = [*self._sent, *self._waiting]
@@ -287,7 +287,7 @@ class _Arrived(NamedTuple):
 
 
 def combined(windows: Iterable[Window]) -> dict[str, Series]:
-    """One window from those of several ranks, which may have other places each, and more or fewer records."""
+    """Return one window from those of several ranks, which may have other places each, and more or fewer records."""
     parts: dict[str, list[Series]] = {}
     for window in windows:
         for path, series in window.items():
@@ -382,7 +382,7 @@ class Receiving(Gatherer):
             self._move(peer, math.inf)
 
     def _receive(self, peer: int) -> bool:
-        """Takes one parcel, until it is stored; whether more may come."""
+        """Take one parcel, until it is stored; return whether more may come."""
         words, length = body_length(receive(self._group, torch.empty(HEADER, dtype=torch.int64), peer))
         if not length:
             send(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
@@ -419,7 +419,7 @@ class Receiving(Gatherer):
         return complete
 
     def _find_late(self) -> None:
-        """Ranks that others have waited for too long, or with too much in hand, are not waited for until they come."""
+        """Wait no more for ranks that others have waited for too long, or with too much in hand, until they come."""
         first = min(self._held)
         waited = time.monotonic() - min(one.when for one in self._held[first])
         if waited > self._patience or sum(one.size for some in self._held.values() for one in some) > self._limit:

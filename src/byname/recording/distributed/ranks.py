@@ -13,19 +13,19 @@ _RANK = re.compile(r"\.rank(0|[1-9][0-9]{0,8})\Z")
 
 
 def rank() -> int:
-    """The number of this process, 0 where ``torch.distributed`` is not in use."""
+    """Return the number of this process, 0 where ``torch.distributed`` is not in use."""
     distributed = _distributed()
     return 0 if distributed is None else int(distributed.get_rank())
 
 
 def world() -> int:
-    """How many processes there are, 1 where ``torch.distributed`` is not in use."""
+    """Return how many processes there are, 1 where ``torch.distributed`` is not in use."""
     distributed = _distributed()
     return 1 if distributed is None else int(distributed.get_world_size())
 
 
 def run_id(name: str) -> str:
-    """Words of no meaning by which the files of one run know each other: the same in all processes, which do not wait.
+    """Return a random text by which the files of one run know each other, in all processes; none waits for it.
 
     Args:
         name: what is the same for this recording in all processes, and another for each recording of a run.
@@ -42,7 +42,7 @@ def run_id(name: str) -> str:
 
 
 def rank_file(path: str | PathLike[str], rank: int) -> Path:
-    """The file of one rank of a run that is recorded to ``path``.
+    """Return the file of one rank of a run that is recorded to ``path``.
 
     >>> str(rank_file("runs/run.v2.h5", 1))
     'runs/run.v2.rank1.h5'
@@ -52,7 +52,7 @@ def rank_file(path: str | PathLike[str], rank: int) -> Path:
 
 
 def rank_of(path: str | PathLike[str]) -> int | None:
-    """The rank that the name of a file speaks of, None for any other name.
+    """Return the rank that the name of a file speaks of, None for any other name.
 
     >>> rank_of("run.rank3.h5"), rank_of("run.h5")
     (3, None)
@@ -63,7 +63,7 @@ def rank_of(path: str | PathLike[str]) -> int | None:
 
 
 def rank_files(path: str | PathLike[str]) -> dict[int, Path]:
-    """The files of single ranks that there are of a run recorded to ``path``, by rank; ``path`` itself is none of them.
+    """Return the files of single ranks of a run recorded to ``path``, by rank; ``path`` itself is none of them.
 
     Of a rank that has only a log yet, the path that its file will have.
 

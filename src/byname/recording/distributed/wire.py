@@ -30,18 +30,18 @@ ACKNOWLEDGED = torch.Size((1,))
 
 
 def send(group: Any, tensor: Tensor, to: int) -> None:
-    """Returns when the tensor is on its way; RuntimeError when that rank is gone."""
+    """Send a tensor, and return when it is on its way; RuntimeError when that rank is gone."""
     group.send([tensor], to, _TAG).wait(_FOREVER)
 
 
 def receive(group: Any, tensor: Tensor, source: int) -> Tensor:
-    """Fills the tensor with what comes; RuntimeError when that rank is gone. It must have exactly the size of it."""
+    """Fill the tensor with what comes; RuntimeError when that rank is gone. It must have exactly the size of it."""
     group.recv([tensor], source, _TAG).wait(_FOREVER)
     return tensor
 
 
 def break_off(group: Any, other: int) -> None:
-    """Breaks all connections of this rank in the group, so that whatever thread waits for one of them waits no more.
+    """Break all connections of this rank in the group, so that whatever thread waits for one of them waits no more.
 
     To wait in vain for anything is the only way to do so that gloo leaves to Python (2.13 gives `Work` no ``abort``).
     """
@@ -50,7 +50,7 @@ def break_off(group: Any, other: int) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What gloo has to say, without the line of its source and its advice."""
+    """Return what gloo has to say, without the line of its source and its advice."""
     line = str(error).partition("\n")[0].partition(". This is")[0]
     return re.sub(r"^\[[^]]*\] ", "", line)[:200]
 
@@ -73,16 +73,12 @@ def last_iteration(window: Window, before: int | None = None) -> int | None:
 
 
 def weight(window: Window) -> int:
-    """About how many bytes a window holds."""
+    """Return about how many bytes a window holds."""
     return sum(size_of(series.values) + 64 * len(series) for series in window.values()) + 64
 
 
 def packed(parcel: Parcel) -> tuple[Tensor, Tensor]:
-    """The two tensors to send.
-
-    Raises:
-        NotStorableError: if a value in it has no form.
-    """
+    """Return the two tensors to send: a header, and the windows as bytes."""
     if not parcel:
         return header(0, 0), torch.empty(0, dtype=torch.uint8)
     frames, pieces = FrameWriter(), []
@@ -94,12 +90,12 @@ def packed(parcel: Parcel) -> tuple[Tensor, Tensor]:
 
 
 def header(windows: int, length: int) -> Tensor:
-    """The first tensor: the number of windows, and the bytes of the second one."""
+    """Return the first tensor: the number of windows, and the bytes of the second one."""
     return torch.tensor([_MARK, windows, length], dtype=torch.int64)
 
 
 def body_length(head: Tensor) -> tuple[int, int]:
-    """What a header says: the number of windows, and the bytes of the second tensor; (0, 0) is the end.
+    """Return what a header says: the number of windows, and the bytes of the second tensor; (0, 0) is the end.
 
     Raises:
         RecordingError: if it is not one that this version writes.
@@ -132,7 +128,7 @@ def unpacked(windows: int, body: Tensor) -> list[tuple[int, dict[str, Series]]]:
 
 
 def _kept(series: Series, stacked: bool) -> Series:
-    """The same with its values in memory."""
+    """Return a series with its values in memory."""
     values = [*series.values]
     return series.but(values=torch.stack(values) if stacked else values)
 
@@ -145,9 +141,7 @@ class _Message(Source):
         self.size = len(self._bytes)
 
     def read_into(self, view: memoryview, at: int) -> None:
-        """Fill the view with the bytes from `at` on."""
         view[:] = self._bytes[at : at + len(view)]
 
     def damaged(self, words: str) -> RecordingError:
-        """Return the error that says what is wrong with what was sent."""
         return RecordingError(f"another process sent values that cannot be read ({words})")

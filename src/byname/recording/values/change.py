@@ -92,7 +92,7 @@ class ChangeDetector:
         self._copies.clear()  # with the last reference to its key: what calls back then finds its copy, or never calls
 
     def _differs(self, value: Any, copy: Any) -> bool:
-        """Whether the content differs, or may differ and lies where nobody should wait for it."""
+        """Return whether the content differs, or may differ and lies where nobody should wait for it."""
         try:
             return not same(value if self._form is None else self._form(value), copy)
         except _Elsewhere:
@@ -143,7 +143,7 @@ def same(value: Any, copy: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value can be compared as it is."""
+    """Return whether a value can be compared as it is."""
     if type(value) in PLAIN:
         if is_ordinary(value):
             return True
@@ -177,7 +177,7 @@ _BITS = struct.Struct("d")
 
 
 def _same_numbers(value: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Whether two dense tensors have the same bits; no memory is taken for it."""
+    """Return whether two dense tensors have the same bits; no memory is taken for it."""
     with DisableTorchFunction() if nothing_listens() else undisturbed():
         if value.dtype != copy.dtype or value.shape != copy.shape:
             return False
@@ -185,7 +185,7 @@ def _same_numbers(value: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _bits(value: torch.Tensor, copy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as whole numbers, where possible of eight bytes: that is two to eight times as fast."""
+    """Return both as whole numbers, where possible of eight bytes: that is two to eight times as fast."""
     size, begin = value.nbytes, value.storage_offset() * value.element_size()
     if size % 8 == 0 and begin % 8 == 0 and value.is_contiguous():
         return value.view(-1).view(torch.int64), copy.view(-1).view(torch.int64)

@@ -24,7 +24,7 @@ from byname.recording.values.plain import (
 
 
 def plain_copy(value: Any, *, path: str) -> Any:
-    """A copy of a value as recordings keep it: tensors on the CPU, plain Python values, and dicts, lists and tuples.
+    """Return a copy as recordings keep it: tensors on the CPU, plain Python values, and dicts, lists and tuples.
 
     Args:
         value: anything. Subclasses are read as their base class, by its own methods; no code of theirs runs.
@@ -129,7 +129,7 @@ class Copying:
 
 
 def _fetched(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor of another device, at once: the program waits for it."""
+    """Return a dense tensor of another device, at once: the program waits for it."""
     return tensor.to("cpu", memory_format=torch.contiguous_format)
 
 
@@ -158,11 +158,11 @@ class Copies:
         self._under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def take(self, value: Any, path: str) -> Any:
-        """The copy, whole after `settle`; raises as `plain_copy` does."""
+        """Return the copy, whole after `settle`; raises as `plain_copy` does."""
         return copied(value, path, self._begin)
 
     def settle(self) -> None:
-        """Waits for the copies that were begun, and for nothing else that the GPUs have to do."""
+        """Wait for the copies that were begun, and for nothing else that the GPUs have to do."""
         if not self._under_way:
             return
         for stream in self._streams.values():

@@ -35,7 +35,7 @@ _transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack  #
 
 
 def nothing_listens() -> bool:
-    """Whether no dispatch mode is on, and no transform such as ``vmap`` is at work."""
+    """Return whether no dispatch mode is on, and no transform such as ``vmap`` is at work."""
     return not _operators_listen() and _transform() is None
 
 
@@ -57,7 +57,7 @@ at once.
 
 
 def is_ordinary(tensor: Any) -> bool:
-    """Whether a value is a tensor of PyTorch's own class, and dense, whole and on the CPU."""
+    """Return whether a value is a tensor of PyTorch's own class, and dense, whole and on the CPU."""
     return type(tensor) in PLAIN and _keys(tensor).raw_repr() in _ORDINARY
 
 
@@ -112,7 +112,7 @@ class Refused(Exception):
 
 
 def kind_of(value: object) -> type:
-    """The class as which a value is recorded; its own where there is none."""
+    """Return the class as which a value is recorded; its own where there is none."""
     kind = type(value)
     if kind in _KNOWN:
         return kind
@@ -132,7 +132,7 @@ _KNOWN = frozenset((*ATOMS, torch.Tensor, dict, list, tuple))
 
 
 def plain_atom(value: Any, kind: type) -> Any:
-    """The plain form of a value of this kind that is neither a tensor nor a dict, list or tuple."""
+    """Return the plain form of a value of this kind that is neither a tensor nor a dict, list or tuple."""
     if type(value) in ATOMS:
         return value
     if kind is numpy.ndarray:
@@ -171,7 +171,7 @@ def _named(kind: type) -> str:
 
 
 def plain_key(key: Any) -> Any:
-    """The plain form of a dict's key."""
+    """Return the plain form of a dict's key."""
     kind = kind_of(key)
     if kind is tuple:
         return tuple(plain_key(one) for one in tuple.__iter__(key))
@@ -184,7 +184,7 @@ def plain_key(key: Any) -> Any:
 
 
 def plain_items(value: Any) -> list[tuple[Any, Any]]:
-    """The items of a dict of any class, or the fields of a dataclass."""
+    """Return the items of a dict of any class, or the fields of a dataclass."""
     return _entries(value) if dict in parents_of(type(value)) else _fields(value)
 
 
@@ -222,7 +222,7 @@ def _slot(value: Any, name: str) -> Any:
 
 
 def _from_array(array: Any) -> torch.Tensor:
-    """A tensor of the array's numbers, in memory of its own."""
+    """Return a tensor of the array's numbers, in memory of its own."""
     if issubclass(type(array), numpy.ma.MaskedArray):
         raise Refused("is a masked array, and a tensor would lose its mask. Let `on_value` return `value.filled(...)`")
     plain = numpy.array(array, copy=True, order="C", subok=False)
@@ -246,7 +246,7 @@ def _from_scalar(scalar: Any) -> Any:
 
 
 def part_copied(tensor: torch.Tensor, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The copy of any tensor, or `Refused`; `fetch` brings dense ones from other devices."""
+    """Return the copy of any tensor, or `Refused`; `fetch` brings dense ones from other devices."""
     tensor = inner(tensor)
     with DisableTorchFunction():
         layout, is_nested = fact(tensor, "layout"), fact(tensor, "is_nested")
@@ -260,7 +260,7 @@ def part_copied(tensor: torch.Tensor, fetch: Callable[[torch.Tensor], torch.Tens
 
 
 def inner(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's own part of a tensor, outside of the wrappers of a transform."""
+    """Return this process's own part of a tensor, outside of the wrappers of a transform."""
     kind = type(tensor)
     if kind in PLAIN or not kind.__module__.startswith("torch.distributed."):
         return _unwrapped(tensor)
@@ -274,13 +274,13 @@ def inner(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor without history, class and lazy operations, on its own device. Call it inside `undisturbed`."""
+    """Return a dense tensor without history, class and lazy operations, on its device. Call it in `undisturbed`."""
     _check(tensor)
     return bare(tensor).resolve_conj().resolve_neg()
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """What is inside the wrappers that ``torch.func.grad`` and ``jvp`` put around a tensor; it has the same values."""
+    """Return the tensor in the wrappers of ``torch.func.grad`` and ``jvp``, which has the same values."""
     inside = torch._C._functorch
     while inside.is_functorch_wrapped_tensor(tensor):
         if inside.is_batchedtensor(tensor):
@@ -297,7 +297,7 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check(tensor: torch.Tensor) -> None:
-    """Refuses a tensor behind which there are no numbers."""
+    """Refuse a tensor behind which there are no numbers."""
     name = type(tensor).__name__
     if fact(tensor, "is_meta") or issubclass(type(tensor), torch._subclasses.FakeTensor):
         raise Refused(
@@ -315,7 +315,7 @@ def _check(tensor: torch.Tensor) -> None:
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Refuses a dtype that PyTorch knows by name alone: it could neither be printed nor read out of a file."""
+    """Refuse a dtype that PyTorch knows by name alone: it could neither be printed nor read out of a file."""
     if not has_numbers(dtype):
         raise Refused(
             f"is a tensor of {dtype}, whose elements PyTorch cannot read. Let `on_value` return its bytes: "
@@ -334,7 +334,7 @@ def _has_numbers(tensor: torch.Tensor) -> bool:
 
 
 def _nested_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors of a nested one. The jagged kind is a class of PyTorch's, which has to run to give them."""
+    """Return the tensors of a nested one. The jagged kind is a class of PyTorch's, which has to run to give them."""
     if type(tensor) not in PLAIN and not type(tensor).__module__.startswith("torch.nested."):
         raise Refused(f"is a nested tensor of type {type(tensor).__name__}. Let `on_value` return its `unbind()`")
     with torch.no_grad():

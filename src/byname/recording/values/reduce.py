@@ -35,7 +35,7 @@ BINS = 64
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a dtype in which they can be added up."""
+    """Return the numbers in a dtype in which they can be added up."""
     if tensor.dtype in _WIDE:
         return tensor
     if tensor.is_complex():
@@ -53,7 +53,7 @@ def _mean(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _std(tensor: torch.Tensor) -> torch.Tensor:
-    """In two passes; the second corrects for the rounding of the mean.
+    """Return the standard deviation in two passes; the second corrects for the rounding of the mean.
 
     A third of the time that ``torch.std`` takes on the CPU (PyTorch 2.13), with an error no larger. Chan, Golub and
     LeVeque, "Algorithms for computing the sample variance" (1983), formula 1.7.
@@ -83,7 +83,7 @@ def _greatest(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _extreme(tensor: torch.Tensor, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """The least or greatest; by way of another dtype where PyTorch compares none of its own (2.13)."""
+    """Return the least or greatest; by way of another dtype where PyTorch compares none of its own (2.13)."""
     if tensor.numel() == 0:
         return tensor.new_full((), math.nan, dtype=torch.float64)
     if tensor.dtype is torch.uint64:  # the order of int64, once the highest bit is turned over
@@ -99,7 +99,7 @@ _HIGHEST = -(2**63)
 
 
 def _histogram(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The counts of a histogram, without waiting for a GPU to know between what."""
+    """Return the counts of a histogram, without waiting for a GPU to know between what."""
     flat = tensor.reshape(-1)
     if not flat.numel():
         nothing = flat.new_full((), math.nan, dtype=torch.float64)
@@ -139,7 +139,7 @@ _AT_ONCE = 1 << 15
 def _bins(
     part: torch.Tensor, least: torch.Tensor, greatest: torch.Tensor, finite: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The bin of each number; 0 for those that are not finite."""
+    """Return the bin of each number; 0 for those that are not finite."""
     half = greatest / 2 - least / 2  # the whole may be more than the largest float64
     place = part.to(torch.float64, copy=True).div_(2).sub_(least / 2).div_(half).mul_(BINS)
     if finite is not None:
@@ -200,7 +200,6 @@ def reduction(reduce: Asked, path: str) -> Callable[[Any], Any] | None:
 
 
 def name_of(reduce: Any) -> str:
-    """The name of a figure or function."""
     return reduce if type(reduce) is str else str(getattr(reduce, "__name__", type(reduce).__name__))
 
 
@@ -308,10 +307,7 @@ def conversion(dtype: Any) -> torch.dtype | None:
 def converted(dtype: torch.dtype, path: str, warn: Callable[[str], None]) -> Callable[[Any], Any]:
     """Return a function that converts the tensors of a value; a number that fits no whole dtype is an error.
 
-    Args:
-        dtype: to what.
-        path: the place, for messages.
-        warn: called where a finite number does not stay finite.
+    `warn` is called where a finite number does not stay finite.
     """
     name = str(dtype).removeprefix("torch.")
 
@@ -331,7 +327,7 @@ def converted(dtype: torch.dtype, path: str, warn: Callable[[str], None]) -> Cal
 
 
 def _narrows(old: torch.dtype, new: torch.dtype) -> bool:
-    """Whether numbers of the one may be out of reach of the other; bfloat16 reaches as far as float32."""
+    """Return whether numbers of the one may be out of reach of the other; bfloat16 reaches as far as float32."""
     if new is torch.bool or old is torch.bool:
         return False
     (low, high), (least, most) = ((float(one.min), float(one.max)) for one in map(_limits, (old, new)))
