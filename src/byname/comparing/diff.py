@@ -202,11 +202,7 @@ def _named(module: str) -> str:
 def _of(comparison: Comparison, same: Mapping[str, str], why: Callable[..., str], notes: Sequence[str] = ()) -> Diff:
     """Return the result: how each place differs, and the differences that came first.
 
-    Args:
-        comparison: the two.
-        same: the modules of b by those of a that have other paths.
-        why: a function of the names of a place that says why it may differ.
-        notes: other sentences.
+    `same` has the modules of b by those of a with other paths. `why` says why a place, given by both names, may differ.
     """
     a, b = comparison.a, comparison.b
     a.modes = b.modes if a.modes is None else a.modes
