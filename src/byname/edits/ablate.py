@@ -130,7 +130,6 @@ class _Means:
         self._sums: dict[str, tuple[Tensor, float]] = {}
 
     def add(self, path: str, value: Any) -> None:
-        """Add a value of the reference."""
         value = _tensor(path, value).detach()
         around, heads = Surroundings.at(self._modules, path), self._selection.dim
         kept = {1} if around.channels_first(value) else {value.ndim - 1, *([1] if value.ndim == 4 else [])}
@@ -156,7 +155,6 @@ class _Means:
         self._sums[path] = sums + total, before + count
 
     def made(self, edit: Edit, event: Event, part: SelectedPart) -> Tensor:
-        """Return the mean."""
         path = event.path
         sums, count = _of(path, self._sums)
         mean = self._first[path] if path in self._first else (sums / count)
@@ -172,7 +170,6 @@ class _Samples:
         self._values: dict[str, list[Tensor]] = {}
 
     def add(self, path: str, value: Any) -> None:
-        """Add a value of the reference."""
         value = _tensor(path, value).detach()
         value = value.movedim(self._batch(path, value), 0) if value.ndim else value
         before = self._values.setdefault(path, [])
@@ -182,7 +179,6 @@ class _Samples:
         before.append(value)
 
     def made(self, edit: Edit, event: Event, part: SelectedPart) -> Tensor:
-        """Return the value with other samples."""
         values = _of(event.path, self._values)
         if len(values) > 1:
             values[:] = [torch.cat(values)]

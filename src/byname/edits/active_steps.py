@@ -68,14 +68,12 @@ class ActiveSteps:
         return cls(root, steps) if steps is not None and not isinstance(steps, ActiveSteps) else steps
 
     def install(self) -> None:
-        """Begin to count."""
         for forwards in self._forwards:
             forwards.enabled = True
         for one in self._generates:
             one.install()
 
     def remove(self) -> None:
-        """Stop counting."""
         undo = Undo()
         for forwards in self._forwards:
             undo.add(partial(setattr, forwards, "enabled", False))
@@ -175,7 +173,6 @@ class _Generate(MethodStandIn):
         self._steps = steps
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Generate."""
         calls = self._steps.here.calls
         depth = len(calls)
         try:

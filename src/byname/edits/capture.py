@@ -264,7 +264,6 @@ class _Values:
         self.clear()
 
     def clear(self) -> None:
-        """Let go of all values."""
         self.calls: dict[str, list[Any]] = {}
         self.numbers: dict[str, list[tuple[int, int]]] = {}
         self.gradients: dict[str, list[dict[tuple[int, int], Any]]] = {}
@@ -279,14 +278,13 @@ class _Values:
         return tuple(some.get(number) for some in rounds for number in order)
 
     def value(self, event: Event) -> None:
-        """A value passes."""
         if not event.recomputed:
             self._keep(event, event.value if self._grad else detached(event.value))
             if self._grad:
                 self.versions.setdefault(event.path, []).append(_versions(event.value))
 
     def gradient(self, event: Event) -> None:
-        """A gradient passes, to which autograd may add later; a further backward begins a round of its own."""
+        """Keep a copy of a gradient, to which autograd may add later; a further backward begins a round of its own."""
         gradient = event.value.clone() if self._grad else detached(event.value)
         self._keep(event, gradient)
         if event.kind == "parameter":
@@ -379,8 +377,6 @@ _COLUMNS = ("path", "type", "shape", "dtype", "device", "bytes", "calls")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _CaptureTable(Rows[Row]):
-    """The rows of a capture."""
-
     items: list[Row]
     title: str
 
@@ -410,7 +406,6 @@ class Stopper:
         self._left = {id(one) for one in self.modules}
 
     def __call__(self, event: Event) -> None:
-        """A module has returned."""
         self._left.discard(id(event.module))
         if not self._left and not event.recomputed:
             raise Stopped(self)

@@ -79,7 +79,6 @@ def view_of(model: M, shared: Iterable[object] = ()) -> M:
 
 
 def checked_handle(handle: Any) -> Handle:
-    """Return what an edit has returned, if it is a handle."""
     if not isinstance(handle, Handle):
         raise BadArgumentError(
             "an edit is a function of the model that returns a handle, such as lambda model: byname.skip(model, "

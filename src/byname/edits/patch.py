@@ -194,7 +194,6 @@ class Edit:
         self.known: tuple[dict[Any, int | None], dict[str, Surroundings]] = {}, {}
 
     def __call__(self, event: Event) -> Tensor | None:
-        """Return the edited value, or None."""
         if self._call is not None and event.call != self._call:
             return None
         if self._steps is not None and not self._steps.hold(event.path, event.before):

@@ -42,7 +42,6 @@ class ReusedAttachment:
         self._first = number if self._first < 0 else self._first
 
     def __call__(self, event: Event) -> Any:
-        """Call the edit."""
         self._reached = True
         event.iteration = -1 if self._first < 0 else event.iteration - self._first
         return self._edit(event)

@@ -231,7 +231,6 @@ class SelectedPart:
 
 
 def _narrowed(value: Tensor, dim: int, index: int | slice) -> Tensor:
-    """Return a view with one dimension indexed or sliced."""
     view: Tensor = value[(slice(None),) * dim + (index,)]
     return view
 

@@ -154,7 +154,6 @@ class _Skipped(MethodStandIn):
         self._steps = steps
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what takes the place of the module's output."""
         if self._steps is not None and not self._steps.hold(self._path):
             return self.beneath(args, kwargs)
         module = self._module()

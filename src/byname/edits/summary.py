@@ -196,7 +196,6 @@ class _Cost:
     saved: dict[int, tuple[Any, int]] = field(default_factory=dict)
 
     def add(self, other: _Cost) -> None:
-        """Add what a module inside it has cost."""
         self.used += other.used
         self.saved |= other.saved
 
@@ -227,11 +226,10 @@ class _Meter:
         self.running: list[_ModuleCall] = []
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call begins."""
         self.running.append(_ModuleCall(module, self._read()))
 
     def ends(self, event: Event) -> None:
-        """A call has ended; those inside it that raised have ended before."""
+        """Called when a call has ended; those inside it that raised have ended before."""
         now, module = self._read(), event.module
         if not any(call.module is module for call in self.running):
             return
@@ -289,11 +287,9 @@ class _Figures(_Meter):
         self._parameters = {storage_key(one) for one in _parameters(root)}
 
     def contexts(self) -> Sequence[AbstractContextManager[Any]]:
-        """Return what counts operations and saved tensors."""
         return saved_tensors_hooks(self._saves, lambda one: one), self._counter
 
     def note(self, cost: _Cost, output: Any) -> None:
-        """Note the tensors of an output."""
         with DisableTorchFunction():
             tensors = tensors_in(output)
             shapes = tuple(() if one.is_nested else tuple(fact(one, "shape")) for one in tensors)
