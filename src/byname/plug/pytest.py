@@ -19,7 +19,6 @@ _MARKER = "no_tensor_growth"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(bytes=0): fails when tensors of more bytes than these stay alive after the test and its fixtures",
@@ -63,7 +62,6 @@ def pytest_fixture_setup(fixturedef: Any, request: Any) -> Generator[None, Any, 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Note that a marked test has passed."""
     check = item.stash.get(_CHECK, None)
     if check is not None:
         check.begin()
@@ -87,8 +85,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @dataclass
 class _Check:
-    """The check of one test."""
-
     item: Any
     allowed: int
     bytes: int = 0

@@ -34,16 +34,16 @@ class TrainingListener:
     """What the hooks of a trainer tell."""
 
     def begins(self, model: nn.Module, at: Progress) -> None:
-        """The training of a model begins, or goes on from a checkpoint."""
+        """Called when the training of a model begins, or goes on from a checkpoint."""
 
     def batch_done(self, model: nn.Module, at: Progress) -> None:
-        """A batch is done, and with it a step, if gradients are not accumulated."""
+        """Called when a batch is done, and with it a step, if gradients are not accumulated."""
 
     def ends(self, model: nn.Module, at: Progress) -> None:
-        """The training has ended well."""
+        """Called when the training has ended without an error."""
 
     def fails(self) -> None:
-        """The training has failed, or was interrupted; not all trainers tell it."""
+        """Called when the training has failed, or was interrupted; not all trainers report it."""
 
 
 class TakesSnapshots(TrainingListener):
@@ -126,20 +126,16 @@ class RecordsTraining(Closing, TrainingListener):
             self.recorder.close()
 
     def begins(self, model: nn.Module, at: Progress) -> None:
-        """Begin a recording."""
         self.close()
         model = model if self._model is None else self._model
         self.recorder = record(model, self._where, count="step", **self._options)
 
     def batch_done(self, model: nn.Module, at: Progress) -> None:
-        """An iteration is over."""
         if self.recorder is not None:
             self.recorder.step()
 
     def ends(self, model: nn.Module, at: Progress) -> None:
-        """Close the recording."""
         self.close()
 
     def fails(self) -> None:
-        """Close the recording."""
         self.close()
