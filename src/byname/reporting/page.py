@@ -269,7 +269,6 @@ def is_path(thing: object) -> bool:
 
 
 def sections_of(things: Iterable[Any], draft: PageDraft) -> Iterator[Section]:
-    """Yield the sections of some things, in their order."""
     for maker, group in groupby(things, lambda thing: _row_of(thing, TOGETHER)):
         if maker is not None:
             yield maker([*group], draft)

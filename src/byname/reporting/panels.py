@@ -184,7 +184,6 @@ class PlotPanel(Panel):
 
     @property
     def data(self) -> Any:
-        """Curves and pictures."""
         return {"axis": self.axis, "curves": list(self.curves), "picture": self.picture}
 
 
@@ -200,7 +199,6 @@ class StripPanel(Panel):
 
     @property
     def data(self) -> Any:
-        """The numbers."""
         return {"columns": self.columns, "cells": self.cells, "log": self.logarithmic}
 
 

@@ -27,7 +27,6 @@ PLACES = 200
 
 
 def recording_section(recording: Recording, draft: PageDraft) -> Section:
-    """Return the section of a recording in files."""
     run = recording.run
     rows = recording.rows()
     records = sum(row["records"] for row in rows)
@@ -45,7 +44,6 @@ def recording_section(recording: Recording, draft: PageDraft) -> Section:
 
 
 def recorder_section(recorder: Recorder, draft: PageDraft) -> Section:
-    """Return the section of what a recorder has recorded so far."""
     found = recorder.results
     silent = [path for path in recorder.paths if path not in found]
     notes = [*recorder.notes, *([f"nothing came yet from {listed(silent, 12)}"] if silent else [])]
@@ -55,14 +53,12 @@ def recorder_section(recorder: Recorder, draft: PageDraft) -> Section:
 
 
 def series_by_path_section(found: Mapping[str, Series], draft: PageDraft) -> Section:
-    """Return the section of several series."""
     records = sum(map(len, found.values()))
     headline = f"{counted(records, 'record')} of {counted(len(found), 'place')}"
     return _section("Recorded values", headline, found, draft)
 
 
 def series_section(series: Series, draft: PageDraft) -> Section:
-    """Return the section of one series."""
     return _section(series.path, export.title(series), {series.path: series}, draft)
 
 
@@ -121,7 +117,6 @@ def _facts(series: Series) -> str:
 
 
 def _bad(curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield a sentence for values that are not finite."""
     for curve in curves:
         nan, infinite = sum(one[1] for one in curve.bad), sum(one[2] for one in curve.bad)
         if curve.bad:
@@ -223,7 +218,6 @@ def _sizes(curve: Curve, edges: Any) -> list[float | None]:
 
 
 def _facts_of_run(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the facts of the run that the file has."""
     arguments, started, processes = run.get("arguments"), run.get("started"), run.get("world_size", 1)
     facts = {
         "program": " ".join(map(str, arguments)) if isinstance(arguments, list) else "",

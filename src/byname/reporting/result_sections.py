@@ -88,13 +88,11 @@ def _lines_around(site: Site) -> dict[int, str]:
 
 
 def holders_section(found: Sequence[Holder], draft: PageDraft) -> Section:
-    """Return the section of what keeps a tensor alive."""
     rows = [{"kind": one.kind, "path": one.path, "holder": one.text} for one in found]
     return Section(title="Holders", headline=counted(len(found), "holder"), panels=[TablePanel.of(rows)])
 
 
 def drawing_section(drawing: Drawing, draft: PageDraft) -> Section:
-    """Return the section of the picture of a model."""
     scene = drawing.scene
     boxes = [(box.path, box.x, box.y, box.width, 24.0 if box.open else box.height) for box in scene.boxes if box.path]
     headline = str(drawing).splitlines()[0].partition(": ")[2]
@@ -115,7 +113,6 @@ class Outcome:
 
 
 def outcome_section(outcome: Outcome, draft: PageDraft) -> Section:
-    """Return the section of a run."""
     program = " ".join(outcome.arguments) or "program"
     lasted = duration(outcome.seconds)
     facts = [("program", program), ("started", f"{outcome.started.replace('T', ' ')[:19]} UTC"), ("ran for", lasted)]
@@ -146,7 +143,6 @@ def _called(row: dict[str, Any]) -> str:
 
 
 def saved_section(saved: Saved, draft: PageDraft) -> Section:
-    """Return the section of the tensors that autograd saved."""
     rows = _printed(saved)
     storages: dict[Any, tuple[Any, Any]] = {}
     for one, row in zip(saved, rows, strict=True):
@@ -166,7 +162,6 @@ def _saved_as(row: dict[str, Any]) -> str:
 
 
 def growth_section(growth: Growth, draft: PageDraft) -> Section:
-    """Return the section of what grew."""
     found = [*growth]
     ways = {"cause": [(one.cause, one.name, one.bytes) for one in found]} if len(found) > 1 else {}
     section = _section("Growth", growth, _printed(found), ways, [])
@@ -191,7 +186,6 @@ def _marks(grown: Grown, draft: PageDraft) -> PlotPanel:
 
 
 def summary_section(summary: Summary, draft: PageDraft) -> Section:
-    """Return the section of what each module costs."""
     rows = summary.rows()
     names = [(row["module"], row["path"] or summary.model, row) for row in rows]
     parameters = [(kind, path, row["own_parameters"]) for kind, path, row in names]
