@@ -189,7 +189,7 @@ class _Reading:
         return isinstance(target, ast.Name)
 
     def _harmless(self, node: ast.expr) -> bool:
-        """Return whether an expression calls no function of another name than it says."""
+        """Return whether an expression calls no function of another name than it says; note its calls for the mode."""
         if isinstance(node, ast.Call):
             if not all(self._harmless(one) for one in (*node.args, *(each.value for each in node.keywords))):
                 return False

@@ -71,7 +71,6 @@ class Operations:
         return found
 
     def add(self, names: Sequence[str], interjection: Interjection) -> None:
-        """Add an interjection at operations."""
         self.sites.append(OperationSite(self.path, names, interjection))
         self.on = True
         self._count()
@@ -94,7 +93,6 @@ class Operations:
         self.properties = any(NameSegment(name).matches(one) for name in names for one in COMPUTED)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward."""
         if not self.on and not _depth():  # no mode is on, as nearly always
             return self.kind.forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
         if here.running:

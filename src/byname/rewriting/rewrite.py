@@ -207,7 +207,6 @@ class ModuleSite(InterjectionSite):
         return (args[0].clone(), *args[1:])
 
     def hook(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Report the output of a call."""
         if here.running:
             return None
         if torch.compiler.is_compiling() and here.parted and module.__dict__.get("inplace") is True:
@@ -353,7 +352,6 @@ class _FirstCall:
         self.handles: list[Any] = []
 
     def await_it(self, model: nn.Module) -> None:
-        """Hook a model."""
         for owner in _owners(model):
             owner.note(True)
         if self.selectors:
