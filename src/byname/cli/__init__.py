@@ -36,11 +36,9 @@ class ExplainCommand:
     name = "explain"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the cause."""
         parser.add_argument("cause", nargs="?", metavar="CAUSE", type=cause, help="the word that a finding begins with")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Print the section, or the causes."""
         from byname.diagnose.handbook import sections
 
         words = "\n".join(sections()) if options.cause is None else sections()[options.cause].rstrip()
@@ -67,11 +65,9 @@ class CompletionCommand:
     name = "completion"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the shell."""
         parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Print the script."""
         with needs("completion", "shtab"):
             import shtab
         whole = parser()
@@ -152,7 +148,6 @@ def _closest(word: str, there: Iterable[str]) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
     whole = _Parser(
         prog="byname",
         description="Explain errors, list live tensors and record values of a PyTorch program, without changing it.",

@@ -39,12 +39,10 @@ class StatusCommand:
     name = "status"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options that name the process, and the form of the answer."""
         add_pid(parser, required=True)
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Ask the process and print its answer."""
         return print_answer(options, "status", 0, in_json=options.json)
 
 
@@ -54,7 +52,6 @@ START = "start it with `byname run --census-on-signal`, and it can be asked"
 
 
 def add_pid(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Add the options that name a process."""
     parser.add_argument("--pid", type=int, metavar="N", required=required, help="ask the process of this number")
     parser.add_argument("--timeout", type=float, metavar="S", default=30.0, help="seconds to wait for it (30)")
 
@@ -195,11 +192,7 @@ class Answer(NamedTuple):
 
 
 def ask(process: int, about: str, top: int, *, facts: bool = False, width: int = WIDE) -> Request:
-    """Write a question to the file in which the process looks for it.
-
-    Raises:
-        PermissionError: the folder is there, and others can write to it.
-    """
+    """Write a question to the file in which the process looks for it."""
     request = Request(about, top, f"{process}-{uuid.uuid4().hex}.answer", facts, width)
     _put(_folder(make=True), f"{process}.request", request._asdict())
     return request
@@ -225,7 +218,6 @@ def waiting_for(process: int) -> Request | None:
 
 
 def write_answer(request: Request, answer: Answer) -> None:
-    """Write an answer to the file that the question names."""
     _put(_folder(), request.answer, answer._asdict())
 
 
@@ -266,11 +258,7 @@ else:
 
 
 def _folder(make: bool = False) -> Path:
-    """Return the folder where questions and answers lie.
-
-    Raises:
-        OSError: it is not there, or others than this user can write to it.
-    """
+    """Return the folder of questions and answers; an OSError if it is not there, or others can write to it."""
     folder = _place()
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)

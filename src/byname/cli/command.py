@@ -50,14 +50,14 @@ def say(message: object) -> None:
 
 
 def positive(word: str) -> int:
-    """Return the positive whole number that the text of an option is."""
+    """Return the text of an option as a positive whole number."""
     if not word.isdecimal() or not int(word):
         raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
     return int(word)
 
 
 def cause(word: str) -> str:
-    """Return the cause of findings that the text of an option is."""
+    """Return the text of an option as a cause of findings."""
     from byname.diagnose.handbook import known_causes
 
     try:

@@ -15,7 +15,6 @@ from byname.text import printable
 
 
 def finding_facts(finding: Finding) -> dict[str, Any]:
-    """Return a finding as values that JSON has."""
     return finding.row() | {"sites": [site_facts(site) for site in finding.sites]}
 
 
@@ -36,7 +35,6 @@ def _storage_facts(one: StorageRow) -> dict[str, Any]:
 
 
 def site_facts(site: Site) -> dict[str, Any]:
-    """Return a line of the program as values that JSON has."""
     return {"file": site.file, "line": site.line, "function": site.function, "statement": site.statement}
 
 
@@ -62,7 +60,6 @@ class JsonLines(Watcher):
             self._file.flush()
 
     def at_end(self, error: BaseException | None) -> None:
-        """Write the last line."""
         self.write("end", {"error": type(error).__name__ if failure(error) else None})
         self._file.close()
 
@@ -71,11 +68,9 @@ class FindingsFile(JsonLines):
     """Lines for findings, when they come, and for the explanation of the error that ends the program."""
 
     def found(self, finding: Finding) -> None:
-        """Write a finding."""
         self.write("finding", finding_facts(finding))
 
     def at_end(self, error: BaseException | None) -> None:
-        """Write the explanation, and the last line."""
         explanation = None if error is None else explained(error)
         if explanation is not None:
             self.write("explanation", finding_facts(explanation))

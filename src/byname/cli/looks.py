@@ -92,7 +92,6 @@ class GrowthShown(Watcher):
         self._looks.append(step)
 
     def at_end(self, error: BaseException | None) -> None:
-        """Show what grew."""
         if self._growth is None or len(self._looks) < 2:
             seen = counted(len(self._looks), "look")
             return say(f"growth compares looks after optimizer steps, and there was time for {seen}")
@@ -122,8 +121,6 @@ class _Steps:
         self._hooks = Undo()
 
     def begin(self) -> None:
-        """Count the steps from now on."""
-
         @dynamo_skip
         def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
             number = next(self._numbers)

@@ -96,7 +96,6 @@ class ThreadNow:
         return "\n".join([f"{self.name or 'a thread that Python did not start'}:", *lines])
 
     def facts(self) -> dict[str, Any]:
-        """Return the values that JSON has."""
         sites = [site_facts(site) for site in self.sites]
         return {"name": self.name, "sites": sites, "module": self.module, "library": self.library}
 

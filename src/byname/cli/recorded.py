@@ -115,7 +115,6 @@ class Recorded(Watcher):
             say(printable(words))
 
     def at_end(self, error: BaseException | None) -> None:
-        """Close the recording, and say how much is in it."""
         if self._recorder is None:
             return self._tell("; ".join([f"nothing was recorded: {self._why_no_model()}", *self._near]))
         failed = failure(error)
@@ -207,7 +206,6 @@ class BornReporting:
         self._program.changes.append(self._changed)
 
     def end(self) -> None:
-        """Change no more code."""
         self._patch.remove()
         self._program.changes.clear()
 

@@ -40,7 +40,6 @@ class Reported(Watcher):
         self._before = _stamp(recorded)
 
     def found(self, finding: Finding) -> None:
-        """Note a finding."""
         self._found.append(finding)
 
     def at_end(self, error: BaseException | None) -> None:

@@ -47,7 +47,6 @@ class RunCommand:
     name = "run"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the kinds of problems to look for, the places to record, and the program."""
         parser.add_argument("--check", action="store_true", help="look at each loss before its line's first backward")
         parser.add_argument(
             "--ignore",
@@ -69,7 +68,6 @@ class RunCommand:
         add_program(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        """Run the program to its end."""
         return run_program(options, _watchers)
 
 
@@ -156,7 +154,6 @@ class CensusCommand:
     name = "census"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add when to look, what to show, and the program."""
         parser.add_argument("--every", type=positive, metavar="N", help="look after every N optimizer steps, too")
         parser.add_argument("--top", type=positive, metavar="K", default=20, help="show the K largest (20)")
         parser.add_argument("--growth", action="store_true", help="tell what grew from the first to the last step")
@@ -169,7 +166,6 @@ class CensusCommand:
         add_program(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        """Run the program to its end, or ask the one that runs."""
         if options.pid is None:
             return run_program(options, _looks)
         if options.json not in (None, "-"):

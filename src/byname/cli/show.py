@@ -36,7 +36,6 @@ class ShowCommand:
     name = "show"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the file, and the parts of it."""
         what = parser.add_mutually_exclusive_group()
         what.add_argument("--place", metavar="PATH", help="show the records of one place, or of those that fit")
         what.add_argument("--tail", action="store_true", help="tell what comes, until the recording is closed")
@@ -53,7 +52,6 @@ class ShowCommand:
         parser.add_argument("file", metavar="FILE", help="a file that byname.record has written")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Print the recording."""
         from byname.cli.tail import tail
         from byname.recording.recording import open as opened
 
@@ -94,11 +92,9 @@ class FinishCommand:
     name = "finish"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the log."""
         parser.add_argument("file", metavar="FILE", help="the log, or the file that it becomes")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Make the file, and print its path."""
         from byname.recording.finish import finish
 
         print(printable(str(finish(options.file))), flush=True)
@@ -180,7 +176,6 @@ class ReportCommand:
     name = "report"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the recordings, and the page."""
         parser.add_argument("--to", metavar="HTML", default="report.html", help="the page (report.html); replaced")
         how = parser.add_mutually_exclusive_group()
         how.add_argument("--tail", action="store_true", help="write it anew until the one recording is closed")
@@ -188,7 +183,6 @@ class ReportCommand:
         parser.add_argument("files", metavar="FILE", nargs="+", help="a file that byname.record has written")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Write the page, and print its path."""
         from byname.reporting.page import report
 
         if options.tail and len(options.files) > 1:
@@ -237,7 +231,6 @@ class DiffCommand:
     name = "diff"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the recordings, and what counts as a difference."""
         parser.add_argument(
             "--tolerance",
             type=_tolerance,
@@ -251,7 +244,6 @@ class DiffCommand:
         parser.add_argument("b", metavar="FILE", help="another one")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Print the difference."""
         from byname.comparing.diff import diff
 
         try:

@@ -106,7 +106,6 @@ class PrintedFindings(Watcher):
             more.append(finding)
 
     def at_end(self, error: BaseException | None) -> None:
-        """Print the places of all others."""
         for (cause, *_), more in self._more.items():
             if more:
                 say(f"{cause}: and {counted(len(more), 'more place')}: {'; '.join(_places(more))}")
@@ -178,8 +177,6 @@ class Calls:
         self._found = False
 
     def begin(self) -> None:
-        """Show calls from now on."""
-
         def compiled() -> None:
             """Do nothing when a compiled function is called."""
 
@@ -193,8 +190,6 @@ class Calls:
             raise
 
     def _shown(self, before: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a replacement for the call of a module."""
-
         @dynamo_skip
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._sees():
