@@ -81,5 +81,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, loaded or not."""
     return sorted([*__all__, "analyse", "plug"])

@@ -39,7 +39,6 @@ _LONGEST = 10_000
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name by which a dtype is written: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -201,11 +200,7 @@ _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file whole or not at all; one of that name is replaced, and its permissions stay.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file whole or not at all; one of that name is replaced, and its permissions stay."""
     part = file.with_name(f".{file.name[:100]}.{token_hex(4)}.part")
     try:
         with part.open("xb") as stream:

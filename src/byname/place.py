@@ -101,7 +101,6 @@ class Slice:
     step: int | None
 
     def positions(self, length: int) -> range:
-        """Return the positions in a list of a length."""
         return range(*slice(self.start, self.stop, self.step).indices(length))
 
     def counted(self, length: int) -> Slice:
@@ -135,7 +134,6 @@ class Place:
 
     @property
     def wild(self) -> bool:
-        """Whether this path can match more than one path."""
         return any(is_wild(one) for one in self.segments)
 
     def matches(self, path: str | Place) -> bool:
@@ -159,7 +157,6 @@ def parse(path: str) -> Place:
 
 
 def join(segments: Iterable[Segment]) -> str:
-    """Return the text of segments."""
     text = ""
     for one in segments:
         text += f".{one}" if text and (one is ANY or isinstance(one, NameSegment)) else str(one)
@@ -173,7 +170,6 @@ def after_a_name(segments: Iterable[Segment]) -> str:
 
 
 def is_wild(segment: Segment) -> bool:
-    """Return whether a segment can match more than one name or item."""
     return isinstance(segment, Wildcard | Slice) or (isinstance(segment, NameSegment) and segment.wild)
 
 

@@ -283,7 +283,6 @@ def text(
 
 
 def _laid_out(rows: Sequence[Row], columns: Sequence[str], most: int) -> list[str]:
-    """Return the lines of a table: the headings, a rule, and the rows."""
     from rich.cells import cell_len
 
     padded = []
@@ -345,7 +344,6 @@ _SIZES = ("bytes", "used", "each")
 
 
 def cell(column: str, value: object) -> str:
-    """Return the text that shows one value."""
     if value is None:
         return ""
     if column in _SIZES and type(value) is int:

@@ -65,7 +65,6 @@ class Undo:
         return len(self._steps)
 
     def __call__(self) -> None:
-        """Run the steps that are left."""
         if not self._steps or self._under_way() is not None:  # called again by one of its steps
             return
         this_call, waiting = _Undoing(), self._steps[::-1]
