@@ -11,7 +11,8 @@ def test_each_outermost_forward_is_told_when_it_begins_and_when_it_is_over():
     model, x = net()
     told = []
     with nothing_left(model):
-        with follow_forwards(model, begun=told.append, ended=lambda: told.append("over")):
+        with follow_forwards(model, begun=told.append, ended=lambda: told.append("over")) as follower:
+            follower.enabled = True
             model(x)
             with pytest.raises(RuntimeError):
                 model(x[..., :2])
@@ -23,7 +24,7 @@ def test_each_outermost_forward_is_told_when_it_begins_and_when_it_is_over():
 def test_what_is_attached_later_is_told_of_a_forward_later():
     model, x = net()
     told = []
-    follower = follow_forwards(model, lambda number: told.append("follower"), lambda: None, enabled=False)
+    follower = follow_forwards(model, lambda number: told.append("follower"), lambda: None)
     handle = attach(model, "head", lambda event: None, begun=lambda number: told.append("attached"))
     follower.enabled = True
     model(x)

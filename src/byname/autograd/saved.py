@@ -218,8 +218,8 @@ def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Sa
     return Saved(fields, facts, (*unread, *opaque_notes(walk), *index.bound()))
 
 
-def _first(rows: Sequence[int], without: int, most: int = 6) -> str | None:
+def _first(rows: Sequence[int], without: int) -> str | None:
     """Return the first of some rows as text, because thousands of rows can share a storage."""
-    words = ", ".join([str(row) for row in rows[: most + 1] if row != without][:most])
-    more = len(rows) - 1 - most
+    words = ", ".join([str(row) for row in rows[:7] if row != without][:6])
+    more = len(rows) - 1 - 6
     return (words if more <= 0 else f"{words} and {more} more") or None

@@ -56,7 +56,7 @@ class RunCommand:
             default=[],
             help="report nothing of it; may be given again",
         )
-        parser.add_argument("--non-finite", action="store_true", help="tell where gradients become infinite or NaN")
+        parser.add_argument("--non-finite", action="store_true", help="report where gradients become infinite or NaN")
         parser.add_argument("--track", action="store_true", help="remember the lines that allocate, for censuses")
         parser.add_argument("--record", action="append", metavar="PATH", help="record a place; may be given again")
         parser.add_argument("--to", metavar="FILE", help="the HDF5 file of the records")

@@ -54,7 +54,7 @@ class ActiveSteps:
         self._generates = [_Generate(one, self) for one in generating]
         # made before the edit is attached, so that they are called before it is
         self._forwards = [
-            follow_forwards(one, partial(self._begun, one), partial(self._ended, one), enabled=False)
+            follow_forwards(one, partial(self._begun, one), partial(self._ended, one))
             for one in (root, *(one for one in generating if one is not root))
         ]
         self._iterations = {True: itertools.count(), False: itertools.count()}

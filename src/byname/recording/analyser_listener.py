@@ -44,7 +44,7 @@ class AnalyserListener(PlaceRecorder):
         self._analyser = analyser
         self._name = name
         self._model_name = type(model).__name__
-        self.handle: Handle = follow_forwards(model, nothing, nothing, enabled=False, well=self._ended)
+        self.handle: Handle = follow_forwards(model, nothing, nothing, well=self._ended)
 
     def unrecorded(self) -> list[tuple[str, str]]:
         """Return the analyser, if none of its figures was recorded, with the reason."""

@@ -191,7 +191,7 @@ class Clock:
         self._counting = threading.Lock()
         self._here = _ClockHere()
         # before the listeners are attached, so that it observes a forward before they do
-        self._handle: Handle = follow_forwards(model, self._forward, self._over, enabled=False)
+        self._handle: Handle = follow_forwards(model, self._forward, self._over)
         self._hooks = Undo()
 
     def start(self, began: Callable[[], object], ended: Callable[[], object]) -> None:

@@ -113,7 +113,8 @@ def _finished(path: Path, done: str) -> bool:
     try:
         log = log_of(path)
         if is_log(log):
-            return _locked(log, path)
+            _finish_alone(log, path)
+            return True
         RecordingFile(OpenFile(path))
         return remove_left(path)
     except BynameError as reason:
@@ -126,7 +127,7 @@ def _finished(path: Path, done: str) -> bool:
         raise RecordingError(f"{shown} cannot be {done}: {printable(str(reason))}") from reason
 
 
-def _locked(log: Path, path: Path) -> bool:
+def _finish_alone(log: Path, path: Path) -> None:
     """Finish a log while nobody else does, least of all its writer."""
     with closing(OpenFile(log)) as file:
         if taken_over(file.descriptor) is False:
@@ -146,7 +147,6 @@ def _locked(log: Path, path: Path) -> bool:
             raise RecordingExistsError(f"{printable(str(path))} is there, and is not of {file.shown}; move it away")
         else:
             log.unlink()  # the file was there already when its process was killed
-        return True
 
 
 def _identity(path: Path) -> bytes:

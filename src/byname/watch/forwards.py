@@ -19,15 +19,17 @@ def follow_forwards(
     begun: Callable[[int], object],
     ended: Callable[[], object],
     *,
-    enabled: bool = True,
     well: Callable[[], None] | None = None,
 ) -> Handle:
-    """Call functions when outermost forwards of a model begin and end; compiled functions stay compiled.
+    """Return a handle that, once enabled, has functions called when outermost forwards of a model begin and end.
+
+    Compiled functions stay compiled. Hooks of later attachments run after these hooks.
 
         >>> import torch
         >>> model = torch.nn.Linear(2, 3)
-        >>> with follow_forwards(model, begun=lambda number: print("forward", number), ended=lambda: print("ended")):
-        ...     _ = model(torch.ones(1, 2))
+        >>> handle = follow_forwards(model, lambda number: print("forward", number), lambda: print("ended"))
+        >>> handle.enabled = True
+        >>> _ = model(torch.ones(1, 2))
         forward 0
         ended
 
@@ -35,7 +37,6 @@ def follow_forwards(
         model: the module itself, without wrappers.
         begun: called with the number of each forward that begins.
         ended: called after each forward, also after one that raised.
-        enabled: whether to install this at once. Hooks of later attachments run after these hooks.
         well: called before `ended` if the forward did not raise and all hooks were installed from its beginning to its
             end. Its errors are raised from the forward.
     """
@@ -45,8 +46,7 @@ def follow_forwards(
     first, last = Hooks(running), Hooks(running)
     iterations.begin_with(first)
     iterations.end_with(last)
-    handle = Handle([running, first, last, iterations], running.paths, running.notes)
-    return handle.switched(enabled)
+    return Handle([running, first, last, iterations], running.paths, running.notes)
 
 
 def nothing(*_: object) -> None:
