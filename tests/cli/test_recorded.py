@@ -428,4 +428,4 @@ def test_a_misspelt_variable_of_a_function_is_told_with_the_closest(programs, fo
     write(programs, {"functions.py": FUNCTIONS, "its_losses.py": LOSSES})
     ours, plain = recorded(programs, forks, "functions.py", ["step.los"])
     assert ours.out == plain.out
-    assert "`step.los` means no variable of a function of this program; close to it: `step.loss`" in said(ours)[-1]
+    assert "`step.los` matches no variable of a function of this program; close to it: `step.loss`" in said(ours)[-1]

@@ -77,7 +77,7 @@ def test_the_records_of_a_place_are_shown_one_a_line(runs, forks):
         (["folder"], "folder is a directory"),
         (
             ["--place", "0.weigth.grad", "shown.h5"],
-            "nothing was recorded at `0.weigth.grad`; there is 0.weight.grad",
+            "nothing was recorded at `0.weigth.grad`; recorded: 0.weight.grad",
         ),
     ],
 )

@@ -167,14 +167,12 @@ def test_while_it_is_disabled_or_removed_nothing_is_recorded():
 def test_an_analyser_that_is_nowhere_is_refused_before_anything_is_installed():
     net, largest = model(), Largest()
     with nothing_left(net):
-        with pytest.raises(BadArgumentError, match=r"Largest is at no place .*byname\.observe"):
+        with pytest.raises(BadArgumentError, match=r"Largest observes no place .*byname\.observe"):
             byname.record(net, ["1", largest])
         with byname.observe(net, "1", largest):
-            with pytest.raises(
-                BadArgumentError, match="`Largest`: no place has an option 'evry'; did you mean 'every'"
-            ):
+            with pytest.raises(BadArgumentError, match="`Largest`: there is no option 'evry'; did you mean 'every'"):
                 byname.record(net, {largest: {"evry": 2}})
-        with pytest.raises(BadArgumentError, match="at no place"):
+        with pytest.raises(BadArgumentError, match="observes no place"):
             byname.record(net, largest)
 
 
@@ -305,7 +303,7 @@ def test_an_error_in_a_figure_comes_out_of_the_forward_and_says_where_it_is_from
         with byname.observe(net, "1", failing), byname.record(net, failing):
             with pytest.raises(ZeroDivisionError) as caught:
                 net(batches(1)[0])
-            assert "in the result of Failing" in caught.value.__notes__[0]
+            assert "recording the result of Failing" in caught.value.__notes__[0]
 
 
 def test_a_forward_that_raised_reports_nothing():

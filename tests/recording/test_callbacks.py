@@ -80,7 +80,7 @@ def test_types_are_not_mixed(stacking, values):
 
 
 def test_numbers_that_no_tensor_holds_are_refused():
-    with pytest.raises(BynameError, match="no tensor holds the numbers of fc1"):
+    with pytest.raises(BynameError, match="no dtype holds the numbers of fc1"):
         stack("fc1", series_of([2**70]))
     with pytest.raises(BynameError, match="bool, int"):
         stack("fc1", series_of([True, 2]))
@@ -186,12 +186,12 @@ def test_the_result_of_a_callback_before_may_be_changed_in_place():
     [
         (
             lambda series: Series("fc2", [1], [0], [0], [0], ["train"], [()]),
-            "series of fc2, and has to return one of fc1",
+            "series of fc2; return one of fc1",
         ),
-        (lambda series: Series("fc1", [1, 2, 3], *series_columns(series)), "3 values and 2 entries in iterations"),
+        (lambda series: Series("fc1", [1, 2, 3], *series_columns(series)), "3 values but 2 entries in iterations"),
         (
             lambda series: Series("fc1", torch.ones(2), [0], *series_columns(series)[1:]),
-            "2 values and 1 entry in iterations",
+            "2 values but 1 entry in iterations",
         ),
         (lambda series: Series("fc1", [1, 2], *series_columns(series), [None]), "1 entry in shards"),
     ],

@@ -164,7 +164,7 @@ def test_an_error_of_the_program_leaves_what_stays_and_is_the_error_that_is_seen
             net(x)
             if x is inputs[3]:
                 raise ZeroDivisionError
-    assert "train iteration 3 did not stay, since `by` raised KeyError" in recorder.notes
+    assert "train iteration 3 was not kept, since `by` raised KeyError" in recorder.notes
 
 
 def _of_the_word(values):
@@ -218,7 +218,7 @@ def test_an_error_of_a_function_surfaces_and_says_where(options):
     with pytest.raises(ZeroDivisionError) as error, byname.record(net, "forward", **options):
         net(torch.ones(1))
         net(torch.ones(1))
-    assert any(f"byname: in {[*options][-1]}, of train iteration 0" in note for note in error.value.__notes__)
+    assert any(f"byname: in {[*options][-1]}, at train iteration 0" in note for note in error.value.__notes__)
     assert not net._forward_pre_hooks
 
 
@@ -234,19 +234,19 @@ def test_an_iteration_without_a_value_of_the_path_does_not_stay_and_that_is_said
         for x in (1, 3, 5, 2):
             net(torch.tensor(x))
     assert recorder.results["forward.x"].iterations == [1, 2]
-    assert recorder.notes[-1] == "2 iterations without a value of `forward.loss` did not stay"
+    assert recorder.notes[-1] == "2 iterations without a value of `forward.loss` not kept"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keep": 3}, "belong together"),
-        ({"by": "forward.loss"}, "belong together"),
-        ({"keep": 0, "by": "forward.loss"}, "keep is a whole number"),
-        ({"keep": True, "by": "forward.loss"}, "keep is a whole number"),
-        ({"keep": 3, "by": 7}, "by is a function of the values by path, or a path"),
-        ({"stop_when": "forward.loss"}, "stop_when is a function of the values by path, not"),
-        ({"keep": 3, "by": "forward.los"}, r"by='forward\.los' is a place that is not recorded.*forward\.loss"),
+        ({"keep": 3}, "keep= and by= go together"),
+        ({"by": "forward.loss"}, "keep= and by= go together"),
+        ({"keep": 0, "by": "forward.loss"}, "keep= takes an integer"),
+        ({"keep": True, "by": "forward.loss"}, "keep= takes an integer"),
+        ({"keep": 3, "by": 7}, "by= takes a function of a dict of values, or a path"),
+        ({"stop_when": "forward.loss"}, "stop_when= takes a function of a dict of values, not"),
+        ({"keep": 3, "by": "forward.los"}, r"by='forward\.los' names a place that is not recorded.*forward\.loss"),
         ({"keep": 3, "by": "forward.loss", "gather_every": 5}, "leave out gather_every"),
     ],
 )
@@ -259,7 +259,7 @@ def test_what_has_no_meaning_is_refused_before_anything_is_installed(options, wo
 
 def test_what_is_no_number_is_an_error_that_says_so():
     net = Net()
-    with pytest.raises(BadArgumentError, match=r"by gives a number, not a value of shape \(3, 2\)"):
+    with pytest.raises(BadArgumentError, match=r"by= needs a number, not a value of shape \(3, 2\)"):
         with byname.record(net, ["forward.h"], keep=3, by="forward.h"):
             for x in batches(2):
                 net(x)

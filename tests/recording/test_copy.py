@@ -109,7 +109,7 @@ def test_a_subclass_of_tensor_is_copied_as_a_tensor_without_running_its_code(kin
 
 def test_a_subclass_without_memory_of_its_own_is_refused():
     wrapper = torch.Tensor._make_wrapper_subclass(LoudDispatch, (3,))
-    with pytest.raises(NotStorableError, match="LoudDispatch, which stands for other tensors"):
+    with pytest.raises(NotStorableError, match="LoudDispatch, which wraps other tensors"):
         copy(wrapper)
 
 
@@ -325,7 +325,7 @@ def test_numpy_arrays_become_tensors(array):
 @pytest.mark.parametrize(
     ("value", "where", "why"),
     [
-        (object(), "it is of type object", "by its own path"),
+        (object(), "it is of type object", "by the part's path"),
         ({"k": [1, {2}]}, r"in it, `\['k'\]\[1\]` is of type set", "sorted"),
         ([1, (frozenset(),)], r"in it, `\[1\]\[0\]` is of type frozenset", "sorted"),
         ({"k": {object(): 1}}, r"in it, `\['k'\]` has a key of type object", "Keys are strings"),
@@ -334,7 +334,7 @@ def test_numpy_arrays_become_tensors(array):
         (np.ma.array([1.0], mask=[True]), "it is a masked array", "filled"),
         (np.datetime64("2020-01-01"), "it is a datetime64", "number or a string"),
         (bytearray(b"x"), "it is of type bytearray", "bytes"),
-        (Output, "it is of type type", "by its own path"),
+        (Output, "it is of type type", "by the part's path"),
     ],
     ids=lambda one: type(one).__name__,
 )
@@ -349,7 +349,7 @@ def test_a_field_behind_a_property_is_not_read():
         x: int = dataclasses.field(init=False)
 
     Guarded.x = property(lambda self: pytest.fail("the class's own code has run"))
-    with pytest.raises(NotStorableError, match="Guarded whose field 'x' is no plain attribute"):
+    with pytest.raises(NotStorableError, match="Guarded whose field 'x' is not a plain attribute"):
         copy(Guarded())
 
 

@@ -228,7 +228,7 @@ def test_calls_in_several_threads_are_each_counted():
 
 
 def test_a_function_that_runs_already_is_an_error_that_says_what_to_do():
-    with pytest.raises(BadArgumentError, match=r"test_a_function\S* runs already.*Record before it is called"):
+    with pytest.raises(BadArgumentError, match=r"test_a_function\S* is already running.*Record before it is called"):
         byname.record(None, f"{sys._getframe().f_code.co_name}.here")
     here = 1
     assert here
@@ -241,9 +241,9 @@ def test_a_function_that_runs_already_is_an_error_that_says_what_to_do():
         ("oen_step.total", r"close to it: `\S*step\.\w+`"),
         ("program.Trainer.train_stp.loss", r"`program\.Trainer\.train_step"),
         ("torch.randn.x", r"torch\.randn cannot be observed"),
-        ("program", "means no variable of a function"),
+        ("program", "matches no variable of a function"),
         ("gc.collect.x", r"gc\.collect cannot be observed"),
-        ([], "without a model a place is a path"),
+        ([], "without a model, record needs a path"),
         (byname.select.relu, "without a model a place is a path"),
         (["one_step.total", 7], "without a model a place is a path"),
         (None, "without a model a place is a path"),

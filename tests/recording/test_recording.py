@@ -105,7 +105,7 @@ def test_a_rank_that_is_missing_foreign_or_broken_is_said_and_never_read_as_zero
     assert list(recording["a"].values) == [1.0, 2.0] and not recording.complete
     said = " | ".join(recording.missing)
     assert (
-        "rank 3:" in said and "run.rank2.h5 is of another run" in said and "rank 4 of 5: no file run.rank4.h5" in said
+        "rank 3:" in said and "run.rank2.h5 is from another run" in said and "rank 4 of 5: no file run.rank4.h5" in said
     )
     recording.close()
 

@@ -219,7 +219,7 @@ def test_a_function_gets_the_tensor_without_its_history():
 
 def test_a_function_that_writes_to_the_tensor_is_an_error():
     value = torch.ones(2)
-    with pytest.raises(BadArgumentError, match="reduce=careless has changed the tensor at `forward` in place"):
+    with pytest.raises(BadArgumentError, match="reduce=careless changed the tensor at `forward` in place"):
 
         def careless(x):
             return x.mul_(2).sum()
@@ -228,7 +228,7 @@ def test_a_function_that_writes_to_the_tensor_is_an_error():
 
 
 def test_a_function_that_returns_nothing_is_an_error():
-    with pytest.raises(BadArgumentError, match="returned None for `forward`. Return what is to be recorded"):
+    with pytest.raises(BadArgumentError, match="returned None for `forward`. Return the value to record"):
         taken(lambda x: None, torch.ones(1))
 
 
@@ -239,7 +239,7 @@ def test_errors_of_a_function_are_its_own():
 
 
 def test_an_unknown_reduction_is_refused_at_once_with_the_closest():
-    with pytest.raises(BadArgumentError, match="^there is no reduction 'avg_mean': there are mean"):
+    with pytest.raises(BadArgumentError, match="^there is no reduction 'avg_mean'; there are mean"):
         byname.record(nn.Identity(), "forward", reduce="avg_mean")
     with pytest.raises(BadArgumentError, match="'meen'.*there are mean"):
         byname.record(nn.Identity(), "forward", reduce=["min", "meen"])
@@ -278,7 +278,7 @@ def test_a_dtype_is_given_in_many_ways(asked, found):
 
 @pytest.mark.parametrize("bad", ["float17", 3, np.str_, [], "nn"])
 def test_what_is_no_dtype_is_refused_with_the_closest(bad):
-    with pytest.raises(BadArgumentError, match="is no dtype of PyTorch; there are "):
+    with pytest.raises(BadArgumentError, match="is not a dtype of PyTorch; there are "):
         byname.record(nn.Identity(), "forward", dtype=bad)
 
 
@@ -338,7 +338,7 @@ def test_a_number_beyond_a_floating_dtype_is_said(value, dtype):
     with pytest.warns(RecordingWarning) as warned:
         kept(value, dtype=dtype)
     assert [str(one.message).splitlines()[0] for one in warned] == [
-        f"byname: `forward`: there are finite numbers beyond {torch.finfo(dtype).max:g}, "
+        f"byname: `forward` has finite numbers beyond {torch.finfo(dtype).max:g}, "
         f"the largest of dtype={str(dtype)[6:]!r}"
     ]
 
@@ -352,7 +352,7 @@ def test_a_recording_warns_once_of_a_place_whose_numbers_became_infinite():
         for _ in range(3):
             (model(torch.ones(1, 2)) * 1e6).sum().backward()
     assert [str(one.message) for one in warned] == [
-        "byname: `weight.grad`: there are finite numbers beyond 65504, the largest of dtype='float16'"
+        "byname: `weight.grad` has finite numbers beyond 65504, the largest of dtype='float16'"
     ]
     assert len(rec.results["weight.grad"]) == 3 and not rec.results["weight.grad"].values[0].isfinite().any()
 

@@ -88,7 +88,7 @@ def test_while_its_writer_lives_a_log_is_left_to_it(run, killed):
     writer = os.open(log_of(run), os.O_RDWR)
     fcntl.flock(writer, fcntl.LOCK_SH)
     for how in (byname.repair, byname.finish):
-        with pytest.raises(RecordingError, match=r"run\.h5\.log is in use: .*writes it"):
+        with pytest.raises(RecordingError, match=r"run\.h5\.log is still being written"):
             how(run)
     assert log_of(run).read_bytes() == killed and not run.exists()
     os.close(writer)
@@ -145,7 +145,7 @@ def test_a_file_of_another_recording_is_not_replaced(run, killed):
     changed = killed[:20] + bytes([killed[20] ^ 1]) + killed[21:]  # another identity
     content = run.read_bytes()
     log_of(run).write_bytes(changed)
-    with pytest.raises(RecordingExistsError, match=r"run\.h5 is there, and is not of .*run\.h5\.log"):
+    with pytest.raises(RecordingExistsError, match=r"run\.h5 exists, and is not from .*run\.h5\.log"):
         byname.repair(run)
     assert (run.read_bytes(), log_of(run).read_bytes()) == (content, changed)
 
@@ -157,8 +157,8 @@ def test_a_damaged_log_is_refused_or_read_up_to_the_damage(run, killed, tmp_path
             how(run)
     log_of(run).write_bytes(killed + b"x" * 100)
     with byname.open(run) as recording:
-        assert len(recording["forward"]) == 7 and "what came after byte" in recording.missing[0]
-    with pytest.warns(RecordingWarning, match=r"without a part of .*\.log, .*after byte \d+ \(100 bytes\)"):
+        assert len(recording["forward"]) == 7 and "the part after byte" in recording.missing[0]
+    with pytest.warns(RecordingWarning, match=r"lacks a part of .*\.log, .*after byte \d+ \(100 bytes\)"):
         assert byname.repair(run)
     assert not byname.open(run).complete
 
@@ -188,7 +188,7 @@ def test_what_is_not_there_or_no_recording_is_said(tmp_path):
     with pytest.raises(NotARecordingError, match="is a directory"):
         byname.repair(tmp_path)
     (tmp_path / "text.h5").write_text("hello")
-    with pytest.raises(NotARecordingError, match=r"text\.h5 is no recording"):
+    with pytest.raises(NotARecordingError, match=r"text\.h5 is not a recording"):
         byname.repair(tmp_path / "text.h5")
     done = processes.run(["-m", "byname", "show", "--repair", tmp_path / "none.h5"], capture_output=True, text=True)
     assert done.returncode == 1 and "there is no file" in done.stderr

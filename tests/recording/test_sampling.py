@@ -223,12 +223,12 @@ def test_iterations_are_due_as_counted_by_hand(every, start, length, mode, now):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"every": 0}, "every is a whole number from 1 on, not 0"),
-        ({"every": 2.0}, "every is a whole number from 1 on, not 2.0"),
+        ({"every": 0}, "every= takes an integer of at least 1, not 0"),
+        ({"every": 2.0}, "every= takes an integer of at least 1, not 2.0"),
         ({"every": True}, "not True"),
-        ({"start": -1}, "start is a whole number from 0 on"),
+        ({"start": -1}, "start= takes an integer of at least 0"),
         ({"start": 5, "stop": 5}, "stop=5 is not after start=5"),
-        ({"stop": 0}, "stop is a whole number from 1 on"),
+        ({"stop": 0}, "stop= takes an integer of at least 1"),
         ({"mode": "training"}, "'train', 'eval', 'both', not 'training'"),
     ],
 )

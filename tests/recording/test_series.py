@@ -106,7 +106,7 @@ def test_with_values_keeps_the_columns_and_refuses_another_length():
         series.with_values([1, 2, 3])
     with pytest.raises(BadArgumentError, match="not int"):
         series.with_values(3)
-    with pytest.raises(BadArgumentError, match="one a record"):
+    with pytest.raises(BadArgumentError, match="one value a record"):
         series.with_values(torch.tensor(1.0))
 
 

@@ -262,7 +262,7 @@ def test_pieces_that_make_no_sense_are_refused(chunks, says):
 
 def test_only_numbers_of_one_shape_come_in_pieces():
     for values in (["a", "b"], [torch.ones(1), torch.ones(2)]):
-        with pytest.raises(BynameError, match="chunks= is for numbers of one shape"):
+        with pytest.raises(BynameError, match="chunks= needs numbers of one shape"):
             series_of(values).to_xarray(chunks=1)
 
 

@@ -43,12 +43,12 @@ def encodes(model):
 
 
 FILTERED = 'its 3 forwards were in evaluation, and mode="train"; mode="both" records both'
-PART = 'give `record` the part that runs, record(model.enc, ...), or count="step" and call `step()`'
+PART = 'record the part that runs, record(model.enc, ...), or give count="step" and call `step()`'
 CASES = {
     "mode": ("enc", {"mode": "train"}, lambda net: forwards(net.eval()), f"`enc`: {FILTERED}"),
     "mode of one": ({"enc": {"mode": "eval"}, "head": {}}, {}, lambda net: forwards(net, 1),
                     '`enc`: its 1 forward was in training, and mode="eval"; mode="both" records both'),
-    "start": ("enc", {"start": 10}, forwards, "`enc`: start=10, and there were 3 iterations"),
+    "start": ("enc", {"start": 10}, forwards, "`enc`: start=10, but there were only 3 iterations"),
     "method": ("enc", {}, encodes, f"`enc`: the forward of Net never ran (its `encode` did); {PART}"),
     "part": ("enc", {}, lambda net: net.enc(X), f"`enc`: the forward of Net never ran (its part `enc` did); {PART}"),
     "key": ("forward.h['nope']", {}, forwards,
@@ -116,7 +116,7 @@ def test_where_steps_are_counted_modes_are_said_too():
 
 def test_a_place_that_ran_only_when_it_was_not_due():
     model = Net()
-    with pytest.warns(RecordingWarning, match="it came only in iterations that are not due with every=2, start=0"):
+    with pytest.warns(RecordingWarning, match="it had values only in iterations left out by every=2, start=0"):
         with byname.record(model, {"forward.rare": {"every": 2}, "enc": {}}):
             for number in range(4):
                 model(X, often=bool(number % 2))
@@ -125,9 +125,7 @@ def test_a_place_that_ran_only_when_it_was_not_due():
 def test_figures_of_an_analyser_of_which_none_came():
     model, features = Net(), byname.analyse.FeatureStatistics()
     with byname.observe(model, "enc", features):
-        with pytest.warns(
-            RecordingWarning, match="at the analyser FeatureStatistics: figures are taken when a forward"
-        ):
+        with pytest.warns(RecordingWarning, match="at the analyser FeatureStatistics: no forward of"):
             with byname.record(model, features):
                 model.encode(X)
 
@@ -231,7 +229,7 @@ def test_the_part_to_record_is_one_that_the_program_has(where, part):
     model = Blocks()
     with pytest.warns(RecordingWarning) as told, byname.record(model, where):
         model.encode(X)
-    remedy = f'give `record` the part that runs{part} or count="step" and call `step()`'
+    remedy = f'record the part that runs{part} or give count="step" and call `step()`'
     assert str(told[0].message).endswith(f"the forward of Blocks never ran (its `encode` did); {remedy}")
 
 

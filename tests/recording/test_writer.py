@@ -218,7 +218,7 @@ def test_an_existing_file_is_left_alone(tmp_path):
 def test_what_is_in_the_way_of_a_file_is_named(tmp_path):
     (tmp_path / "runs").mkdir()
     with pytest.raises(
-        RecordingError, match=r"no directory .*/rums/deep to write to; the closest there is: .*; in it: runs"
+        RecordingError, match=r"no directory .*/rums/deep to write to; the closest that exists: .*; in it: runs"
     ):
         Writer(tmp_path / "rums" / "deep" / "run.h5", "a")
     with pytest.raises(RecordingError, match="is a directory"):
@@ -373,7 +373,9 @@ def test_a_disk_that_is_full_at_the_very_end_is_said_and_the_log_stays(tmp_path,
         return write(descriptor, *given)
 
     monkeypatch.setattr(os, "pwrite", full_for_the_file)
-    with pytest.warns(RecordingWarning, match=r"run\.h5\.log is whole, .*No space left.*byname\.finish makes the file"):
+    with pytest.warns(
+        RecordingWarning, match=r"run\.h5\.log is complete, .*No space left.*byname\.finish makes the file"
+    ):
         writer.close()
     writer.close()
     monkeypatch.undo()
@@ -451,13 +453,13 @@ def test_the_log_of_another_recording_is_never_replaced(tmp_path):
     written(tmp_path / "run.h5", {"a": [1.0]}, finish=False)
     log = (tmp_path / "run.h5.log").read_bytes()
     for overwrite in (False, True):
-        with pytest.raises(RecordingExistsError, match=r"run\.h5\.log is .*not touched"):
+        with pytest.raises(RecordingExistsError, match=r"run\.h5\.log .*not changed"):
             Writer(tmp_path / "run.h5.log", "a", overwrite=overwrite)
     assert (tmp_path / "run.h5.log").read_bytes() == log
     writer = Writer(tmp_path / "x.log", "a")
     writer.forward(a=1.0)
     other = Writer(tmp_path / "x", "b")  # whose log has the name of the first one's file
-    with pytest.warns(RecordingWarning, match=r"there is another file x\.log now"):
+    with pytest.warns(RecordingWarning, match=r"another file x\.log exists now"):
         writer.close()
     other.forward(b=2.0)
     other.close()
@@ -482,7 +484,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path):
     writer = Writer(path, "a")
     writer.forward(a=1.0)
     path.write_text("notes")
-    with pytest.warns(RecordingWarning, match=r"there is another file run\.h5 now, which was not touched"):
+    with pytest.warns(RecordingWarning, match=r"another file run\.h5 exists now; it was not changed"):
         writer.close()
     assert path.read_text() == "notes" and list(byname.open(path)["a"].values) == [1.0]
 

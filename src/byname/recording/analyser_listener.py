@@ -36,8 +36,8 @@ class AnalyserListener(PlaceRecorder):
     ) -> None:
         if not analyser.watching:
             raise BadArgumentError(
-                f"{name} is at no place of a model, and has nothing to tell: byname.observe(model, where, analyser) "
-                "before it is recorded"
+                f"{name} observes no place of a model yet: call byname.observe(model, where, analyser) before "
+                "recording it"
             )
         super().__init__(options, clock, windows)
         self.asked = f"the analyser {name}"
@@ -51,7 +51,7 @@ class AnalyserListener(PlaceRecorder):
         if sum(self._clock.forwards.values()):
             reason = "it observed nothing" if self._analyser.enabled else "it was disabled"
         else:
-            reason = f"figures are taken when a forward has ended, and none of {self._model_name} did"
+            reason = f"no forward of {self._model_name} ended, and its figures are taken when one ends"
         found = why([*self._columns.values()], reason, self._options, self._clock)
         return [(self.asked, found)] if found else []
 
@@ -63,7 +63,7 @@ class AnalyserListener(PlaceRecorder):
             with muting(), torch.inference_mode(False), torch.no_grad():
                 self._take_all(time)
         except Exception as error:  # an analyser may be the user's own
-            note_on(error, f"byname: in the result of {self._name}, which is recorded")
+            note_on(error, f"byname: while recording the result of {self._name}")
             if self._windows.tell is None:
                 raise
             self._windows.tell(error)
@@ -80,7 +80,7 @@ class AnalyserListener(PlaceRecorder):
 
     def _column(self, path: str) -> PlaceValues:
         if path in self._windows.columns:
-            raise BadArgumentError(f"`{path}` is a place that is recorded, and a figure of {self.asked}")
+            raise BadArgumentError(f"`{path}` names both a recorded place and a figure of {self.asked}")
         # each result is new memory: its content tells whether it has changed
         return self._add(path, self._name, by_content=True, numbers=InOrder())
 

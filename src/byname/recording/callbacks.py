@@ -64,7 +64,7 @@ def stack_padded(path: str, series: Series) -> Series:
     if len({*map(len, shapes)}) > 1:
         known = listed(_distinct(shapes), 4)
         raise BynameError(
-            f"the values of {path} differ in their number of dimensions ({known}): no padding makes them one"
+            f"the values of {path} differ in their number of dimensions ({known}): padding cannot stack them"
         )
     whole = values[0].new_zeros((len(values), *(max(sizes) for sizes in zip(*shapes, strict=True))))
     for row, value in zip(whole, values, strict=True):
@@ -89,14 +89,12 @@ def _tensors(path: str, series: Series) -> list[Tensor] | None:
         dtype = plain_type(values)
         if dtype is None:
             names = ", ".join(sorted({type(value).__name__ for value in values}))
-            raise BynameError(
-                f"no tensor holds the numbers of {path} exactly: they are of type {names}, or too large for it"
-            )
+            raise BynameError(f"no dtype holds the numbers of {path} exactly: they are of type {names}, or too large")
         return [*torch.tensor(values, dtype=getattr(torch, dtype.name))]
     if len(types) > 1 or not all(numeric):
         raise BynameError(
             f"the values of {path} are of different types ({listed(types, 4)}), which one tensor cannot hold; "
-            "record with dtype= to have tensors of one, or return the series as it is"
+            "record with dtype= to get tensors of one dtype, or return the series as it is"
         )
     return [value.detach() for value in values]
 
@@ -125,7 +123,7 @@ def callables(callbacks: Callbacks, moment: str) -> tuple[Callback, ...]:
         raise BadArgumentError(f"{moment}= takes a function or a list of functions, not {type(callbacks).__name__}")
     for one in every:
         if not callable(one):
-            raise BadArgumentError(f"{moment}= takes functions, and one of these is of type {type(one).__name__}")
+            raise BadArgumentError(f"{moment}= takes functions; one item is of type {type(one).__name__}")
     return tuple(every)
 
 
@@ -204,7 +202,7 @@ def _taken(result: Any, path: str, series: Series) -> Series:
     if not issubclass(type(result), Series):
         return _standing_for_all(result, series)
     if result.path != path:
-        raise BynameError(f"the callback returned a series of {result.path}, and has to return one of {path}")
+        raise BynameError(f"the callback returned a series of {result.path}; return one of {path}")
     return _own(result)
 
 

@@ -37,13 +37,13 @@ class Chosen:
         self, windows: Windows, keep: int | None, by: str | Place | ByValues | None, stop_when: ByValues | None
     ) -> None:
         if keep is not None and (type(keep) is not int or keep < 1):
-            raise BadArgumentError(f"keep is a whole number of iterations from 1 on, not {keep!r:.60}")
+            raise BadArgumentError(f"keep= takes an integer of at least 1, not {keep!r:.60}")
         if (keep is None) != (by is None):
-            raise BadArgumentError("keep=10, by='forward.loss' belong together: how many iterations stay, and by what")
+            raise BadArgumentError("keep= and by= go together: keep=10, by='forward.loss' keeps those of largest loss")
         for name, given in (("by", by), ("stop_when", stop_when)):
             if not (given is None or callable(given) or (name == "by" and isinstance(given, str | Place))):
                 path = ", or a path" * (name == "by")
-                raise BadArgumentError(f"{name} is a function of the values by path{path}, not {given!r:.60}")
+                raise BadArgumentError(f"{name}= takes a function of a dict of values{path}, not {given!r:.60}")
         self._windows = windows
         self._keep = keep
         self._path = str(by) if isinstance(by, str | Place) else ""
@@ -69,7 +69,7 @@ class Chosen:
             return
         if not any(one.may_have(self._path) for one in listeners):
             there = printable(closest(self._path, paths))
-            raise BadArgumentError(f"by={self._path!r} is a place that is not recorded; recorded are {there}")
+            raise BadArgumentError(f"by={self._path!r} names a place that is not recorded; recorded: {there}")
 
     def note(self, column: PlaceValues, time: Time, value: Any) -> None:
         """Note what was recorded at a place; of several values of an iteration the last counts."""
@@ -108,7 +108,7 @@ class Chosen:
         """Judge the last iteration; return why the recording would end."""
         why = self.judge(hurry=hurry)
         if self._without:
-            self._windows.lose(f"{counted(self._without, 'iteration')} without a value of `{self._path}` did not stay")
+            self._windows.lose(f"{counted(self._without, 'iteration')} without a value of `{self._path}` not kept")
         return why
 
     def _displaced(self, time: Time, values: dict[str, Any], hurry: bool) -> set[Time]:
@@ -136,9 +136,9 @@ class Chosen:
                 return function(values)
         except Exception as error:
             when = f"{time.mode} iteration {time.iteration}"
-            note_on(error, f"byname: in {name}, of {when}")
+            note_on(error, f"byname: in {name}, at {when}")
             if name == "by":
-                self._windows.lose(f"{when} did not stay, since `by` raised {type(error).__name__}")
+                self._windows.lose(f"{when} was not kept, since `by` raised {type(error).__name__}")
             if hurry:
                 return None
             if self._windows.tell is None:
@@ -152,5 +152,5 @@ def _number(found: Any) -> float:
         return float(found)
     except (TypeError, ValueError, RuntimeError) as reason:
         kind = f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        sentence = f"by gives a number, not a value {kind}; a function or reduce= makes one of it"
+        sentence = f"by= needs a number, not a value {kind}; give a function, or record with reduce="
         raise BadArgumentError(sentence) from reason

@@ -171,7 +171,7 @@ class Clock:
     def __init__(self, model: nn.Module, count: Any) -> None:
         if not (count in ("forward", "step") if isinstance(count, str) else _is_optimizer(count)):
             raise BadArgumentError(
-                f"count is 'forward', 'step' or an optimizer whose steps are counted, not {count!r:.60}"
+                f"count= takes 'forward', 'step' or an optimizer (to count its steps), not {count!r:.60}"
             )
         self.latest = Time("train" if model.training else "eval", 0)
         self.forwards = {"train": 0, "eval": 0}

@@ -59,9 +59,9 @@ class Samples(torch.utils.data.Dataset[Any]):
         if samples != "tokens" and samples not in _LEADING:
             raise BadArgumentError(f'samples= is "tokens", "batch" or "records", not {samples!r:.40}')
         if shuffle is not None and (type(shuffle) is not int or shuffle < 0):
-            raise BadArgumentError(f"shuffle= is a seed, a whole number from 0, or None, not {shuffle!r:.40}")
+            raise BadArgumentError(f"shuffle= takes None or a seed (an integer >= 0), not {shuffle!r:.40}")
         if not series:
-            raise BynameError("there are no series to make a dataset of")
+            raise BynameError("a dataset needs at least one series")
         self._series = dict(series)
         self._samples = samples
         self._leading = _leading(self._series, samples)
@@ -99,7 +99,7 @@ class Samples(torch.utils.data.Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         if any(not isinstance(one.values, list | tuple | Tensor) for one in self._series.values()):
             raise BynameError(
-                "values that are read from a file go to workers by a fork alone: "
+                "only forked workers can read values from a recording's file: "
                 'DataLoader(..., num_workers=2, multiprocessing_context="fork")'
             )
         return self.__dict__
@@ -138,7 +138,7 @@ def _counts(series: Mapping[str, SeriesRecords], leading: Mapping[str, list[int]
     for path, one in series.items():
         at = [*zip(one.shapes, leading[path], strict=True)]
         if any(len(shape) < max(dims, 1) for shape, dims in at):
-            raise BynameError(f'{printable(path)} has values of no dimensions: samples="records" takes each as it is')
+            raise BynameError(f'values of {printable(path)} have no dimension of samples: try samples="records"')
         found[path] = np.array([math.prod(shape[:dims]) for shape, dims in at], np.int64)
         if len(unequal := np.nonzero(found[path] != found[first])[0]):
             shapes = (

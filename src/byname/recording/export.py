@@ -283,7 +283,7 @@ def plotted(series: Mapping[str, SeriesRecords], axes: Axes | None) -> Axes:
     """
     lines = {printable(path): line for path, one in series.items() if len(line := _line(one))}
     if not lines:
-        raise BynameError(f"there are no numbers to draw at {listed(list(map(printable, series)), 4) or 'no place'}")
+        raise BynameError(f"no numbers to draw: {listed(list(map(printable, series)), 4) or 'no place was recorded'}")
     axes = axes_of_size(axes, 7.2, 3.6)
     found = [CURVE] if len(lines) == 1 else colours(len(lines))
     for (path, line), colour in zip(lines.items(), found, strict=True):

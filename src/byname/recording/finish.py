@@ -100,7 +100,7 @@ def _all_of(path: str | os.PathLike[str], done: str) -> bool:
     needs_h5py("making the HDF5 file of a recording")
     asked = Path(os.fspath(path))
     if asked.is_dir():
-        raise NotARecordingError(f"{printable(str(path))} is a directory; name the file in it that is to be {done}")
+        raise NotARecordingError(f"{printable(str(path))} is a directory; name a file in it to be {done}")
     one = file_of(asked)
     files = [*([one] if one.exists() or log_of(one).exists() else []), *rank_files(one).values()]
     if not files:
@@ -132,7 +132,7 @@ def _finish_alone(log: Path, path: Path) -> None:
     with closing(OpenFile(log)) as file:
         if taken_over(file.descriptor) is False:
             raise RecordingError(
-                f"{file.shown} is in use: another process, or this one, writes it. Try again when it has ended"
+                f"{file.shown} is still being written, by this or another process. Try again when it is closed"
             )
         left = RecordingFile(file)
         remove_left(path)
@@ -140,11 +140,11 @@ def _finish_alone(log: Path, path: Path) -> None:
             finish_log(left, path)
             if left.damage:
                 warn(
-                    f"{printable(str(path))} is without a part of {file.shown}, which was removed: {left.damage}",
+                    f"{printable(str(path))} lacks a part of {file.shown}, which was removed: {left.damage}",
                     RecordingWarning,
                 )
         elif _identity(path) != left.identity:
-            raise RecordingExistsError(f"{printable(str(path))} is there, and is not of {file.shown}; move it away")
+            raise RecordingExistsError(f"{printable(str(path))} exists, and is not from {file.shown}; move it away")
         else:
             log.unlink()  # the file was there already when its process was killed
 
@@ -186,7 +186,7 @@ def finish_log(log: RecordingFile, path: Path) -> None:
             try:
                 give_name(new, Path(os.path.realpath(path)))
             except FileExistsError:
-                raise OSError(f"there is another file {printable(path.name)} now, which was not touched") from None
+                raise OSError(f"another file {printable(path.name)} exists now; it was not changed") from None
             log.file.path.unlink()
             new.unlink(missing_ok=True)
     finally:

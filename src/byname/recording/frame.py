@@ -216,13 +216,13 @@ def frame_at(source: Source, at: int, base: int | None = None) -> Frame | None:
         return None
     index = source.read(at, words + table)
     if zlib.crc32(index.data) != checksum or table % ENTRY.itemsize:
-        raise source.damaged(f"what stands at byte {at} is not what was written there")
+        raise source.damaged(f"the bytes at {at} do not match their checksum")
     try:
         facts = json.loads(index[:words].tobytes()) if words else {}
     except _UNREADABLE as reason:
         raise source.damaged(f"the JSON at byte {at} cannot be read") from reason
     if type(facts) is not dict:
-        raise source.damaged(f"the JSON at byte {at} is no object")
+        raise source.damaged(f"the JSON at byte {at} is not an object")
     entries, body = index[words:].view(ENTRY), at + words + table
     if base is None:
         entries["records"] += body
@@ -262,7 +262,7 @@ class FrameIndex:
         try:
             for path, sampling in frame.facts.get("places", ()):
                 if type(path) is not str:
-                    raise TypeError("a path that is no text")
+                    raise TypeError("a path is not a string")
                 self.named.append((path, None if sampling is None else Sampling.of(sampling)))
             self.types += map(ValueType.of, frame.facts.get("types", ()))
             if "columns" in frame.facts:
@@ -270,7 +270,7 @@ class FrameIndex:
             for number, about in frame.facts.get("packed", {}).items():
                 self.packed[int(number)] = PackedArray(self.source, about)
         except _UNREADABLE as reason:
-            raise self.source.damaged("a place or a type of values that cannot be read") from reason
+            raise self.source.damaged("a place or a type of values cannot be read") from reason
         if len(frame.entries):
             self._entries.append(frame.entries)
 
@@ -301,7 +301,7 @@ class FrameIndex:
         found: dict[str, StoredPlace] = {}
         for number, (path, _) in enumerate(self.named):
             if path in found:
-                raise self.source.damaged(f"it has two places {path!r:.60}")
+                raise self.source.damaged(f"it has two places named {path!r:.60}")
             if bounds[number + 1] > bounds[number]:
                 found[path] = StoredPlace(self, number, rows, order[bounds[number] : bounds[number + 1]])
         return found
@@ -310,7 +310,7 @@ class FrameIndex:
         """Refuse entries that lead out of the source."""
         for name, known in (("place", self.named), ("type", self.types)):
             if entries[name].min() < 0 or entries[name].max() >= len(known):
-                raise self.source.damaged(f"an entry of it names a {name} that there is not")
+                raise self.source.damaged(f"an entry refers to a missing {name}")
         room: Any = self.source.size
         if self.packed:
             rooms = [self.packed.get(number, self.source).size for number in range(len(self.named))]
@@ -320,7 +320,7 @@ class FrameIndex:
         fits = (count > 0) & (own >= 0) & (at >= 0) & (at <= room - own)
         fits &= (entries["records"] >= 0) & (entries["records"] <= last)
         if not fits.all():
-            raise self.source.damaged("an entry of it leads out of it")
+            raise self.source.damaged("an entry points past its end")
 
 
 class StoredPlace:
@@ -353,7 +353,7 @@ class StoredPlace:
         found = self._rows[self._which].reshape(-1).view(ENTRY)
         records = int(found["count"].sum(dtype="<i8")) * RECORD.itemsize
         if records > self._index.source.size or found["size"].sum(dtype="f8") > self._source.size:
-            raise self._source.damaged(f"{self.path!r:.60} has more records than there is room for in it")
+            raise self._source.damaged(f"{self.path!r:.60} has more records than fit in the file")
         return found
 
     @property
@@ -417,7 +417,7 @@ class StoredPlace:
         sizes = each[self.entries["type"]]
         others = (self.entries["size"] // counts != sizes) | (self.entries["size"] % counts != 0)
         if (others & (sizes >= 0)).any():
-            raise self._source.damaged(f"{self.path!r:.60} has values that do not have the size of their bytes")
+            raise self._source.damaged(f"the sizes of the values of {self.path!r:.60} are wrong")
         before = numpy.cumsum(counts) - counts
         own = numpy.repeat(sizes, counts)
         at = (
@@ -435,8 +435,8 @@ class StoredPlace:
         """Read the table of the sizes of values before them."""
         count, begin = len(at), int(entry["values"])
         if entry["size"] < 8 * count:
-            raise self._source.damaged(f"{self.path!r:.60} has values without sizes")
+            raise self._source.damaged(f"the values of {self.path!r:.60} have no sizes")
         sizes[:] = self._source.table(begin, count, "<i8")
         if sizes.min() < 0 or sizes.max() > entry["size"] or int(sizes.sum(dtype="f8")) > entry["size"] - 8 * count:
-            raise self._source.damaged(f"{self.path!r:.60} has values that are larger than their bytes")
+            raise self._source.damaged(f"the sizes of the values of {self.path!r:.60} exceed their bytes")
         at[:] = begin + 8 * count + numpy.cumsum(sizes) - sizes

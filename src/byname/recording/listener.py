@@ -219,7 +219,7 @@ class Listener(PlaceRecorder):
         """Called when the first forward reached none of the places."""
         if self._windows.tell is None:
             self.handle.remove()
-            raise NoMatchError(f"{error}. It is removed again")
+            raise NoMatchError(f"{error}. Nothing is recorded")
         self._windows.tell(error)
 
     def _ended(self, paths: Collection[str], why: str) -> None:
@@ -258,7 +258,7 @@ class Listener(PlaceRecorder):
         """Note that a value is missing, once for each place."""
         if path not in self._failed:
             self._failed.add(path)
-            since = f"from {time.mode} iteration {time.iteration} on, since what is made of them raised"
+            since = f"from {time.mode} iteration {time.iteration} on, since processing them raised"
             self._windows.excused[f"`{path}`: values are missing {since} {type(error).__name__}"] = None
 
     def _time_of(self, event: Event, column: PlaceValues) -> Time | None:
@@ -289,7 +289,7 @@ class Listener(PlaceRecorder):
         path = event.path
         if path in self._windows.columns:
             raise BadArgumentError(
-                f"`{path}` is matched by two entries that ask for different things, one of them {self.asked}; "
+                f"two entries match `{path}` and ask for different things, one of them {self.asked}; "
                 "leave it out of one"
             )
         gradient, by_steps = path.endswith(".grad"), self._clock.by_steps or self._functions
@@ -309,7 +309,7 @@ class Listener(PlaceRecorder):
 
 _REMEMBERED = 4096
 """Forwards whose iterations are known: a value passes in one of the latest, or after it. Gradients bring their own."""
-_NOT_ASSIGNED = "it was not assigned after the recording had begun: the function was not called, or did not reach it"
+_NOT_ASSIGNED = "it was not assigned while recording: the function was not called, or did not reach it"
 
 
 def _in_words(where: Any) -> str:

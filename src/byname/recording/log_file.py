@@ -71,7 +71,7 @@ class LogStore(Store):
             with defer_signals(also_repeated=True):
                 self._descriptor: int | None = self._created({"run": facts, "gzip": level}, overwrite)
         except FileExistsError as reason:
-            raise RecordingExistsError(f"{shown} is being recorded to by another process") from reason
+            raise RecordingExistsError(f"another process is recording to {shown}") from reason
         except OSError as reason:
             raise recording_error(f"{shown} cannot be written: {printable(str(reason))}", reason) from reason
 
@@ -220,7 +220,7 @@ class LogStore(Store):
         text = f"{printable(str(self._log))} can no longer be written ({printable(str(reason))}); in it: {kept}"
         self._failure = recording_error(text, reason)
         self._failure.__cause__ = reason
-        warnings.warn(f"{text}; the program goes on, and is not recorded", RecordingWarning, stacklevel=4)
+        warnings.warn(f"{text}; the program goes on without being recorded", RecordingWarning, stacklevel=4)
 
     def _make_hdf5(self) -> None:
         assert self._descriptor is not None, "only before it is let go"
@@ -228,7 +228,7 @@ class LogStore(Store):
             finish_log(RecordingFile(OpenFile(self._log, self._descriptor)), self.path)
         except BaseException as reason:  # of the file system or h5py; or what a signal raises, which goes on
             why = printable(str(reason)) or type(reason).__name__
-            text = f"{printable(str(self._log))} is whole, but no HDF5 file was made of it ({why})"
+            text = f"{printable(str(self._log))} is complete, but could not be made an HDF5 file ({why})"
             advice = f"{text}; byname.open reads it as it is, and byname.finish makes the file"
             warnings.warn(advice, RecordingWarning, stacklevel=4)
             if not isinstance(reason, RecordingError | OSError | RuntimeError | ValueError | KeyError | TypeError):
@@ -243,7 +243,7 @@ def _level_of(compression: Any) -> int | None:
     if name == "gzip" and type(level) is int and 0 <= level <= 9:
         return level
     raise BadArgumentError(
-        f"compression={compression!r:.60} is not known; there are None, 'gzip', and ('gzip', 0) (fast) to ('gzip', 9)"
+        f"compression={compression!r:.60} is unknown; use None, 'gzip', or ('gzip', 0) (fast) to ('gzip', 9)"
     )
 
 
@@ -258,17 +258,17 @@ def _free_log(path: Path, overwrite: bool) -> Path:
     shown, file = printable(str(log)), printable(str(path))
     if is_log(path):
         raise RecordingExistsError(
-            f"{file} is the log of a recording, and was not touched; record to the name without .log, or to another"
+            f"{file} is the log of a recording and was not changed; record to its name without .log, or to another"
         )
     if is_log(log):
         if not overwrite:
             raise RecordingExistsError(
-                f"{shown} is there already: a recording to {file} that runs, or was not finished. byname.finish makes "
-                "the file of it; overwrite=True replaces it"
+                f"{shown} exists: a recording to {file} is running, or was not finished. byname.finish makes the "
+                "file from it; overwrite=True replaces it"
             )
     elif os.path.lexists(log):
         raise RecordingExistsError(
-            f"{shown} is there, was not made by a recording, and was not touched; a recording to {file} needs this "
-            "name: move it away, or record to another name"
+            f"{shown} exists, is not from a recording, and was not changed; a recording to {file} needs this name: "
+            "move it away, or record to another name"
         )
     return log

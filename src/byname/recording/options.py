@@ -102,7 +102,7 @@ def placed(where: Any, defaults: Options) -> list[tuple[Options, Any]]:
     if not isinstance(where, Mapping):
         return [(defaults, where)]
     if not where:
-        raise BadArgumentError("where is an empty mapping: it maps places to their options, {'fc1': {'every': 10}}")
+        raise BadArgumentError("where is an empty dict: map places to their options, {'fc1': {'every': 10}}")
     found: list[tuple[Options, list[Any]]] = []
     for place, own in where.items():
         options = _own(place, own, defaults)
@@ -119,13 +119,13 @@ def _own(place: Any, own: Any, defaults: Options) -> Options:
     asked = named(place)
     if not isinstance(own, Mapping):
         raise BadArgumentError(
-            f"`{asked}` is mapped to {type(own).__name__}: a place is mapped to its options, {{'every': 10}}"
+            f"`{asked}` is mapped to {type(own).__name__}: map it to a dict of options, {{'every': 10}}"
         )
     for name in own:
         if name not in names:
             close = difflib.get_close_matches(str(name), names, 1)
-            advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
-            raise BadArgumentError(f"`{asked}`: no place has an option {name!r}; {advice}")
+            advice = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(names)}"
+            raise BadArgumentError(f"`{asked}`: there is no option {name!r}; {advice}")
     try:
         options = replace(defaults, **own)
         options.check(str(asked))

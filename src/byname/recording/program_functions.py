@@ -131,7 +131,7 @@ def _fitting(place: Place, candidates: Iterable[tuple[Any, str]]) -> Any:
             fitting.setdefault(id(_function_of(spots[0])), (raw, where))
     if len(fitting) > 1:
         ways = [f"`{where}.{place}`" for _, where in fitting.values()]
-        raise BadArgumentError(f"`{place}` may mean {listed(ways, 8)}: write which")
+        raise BadArgumentError(f"`{place}` may mean {listed(ways, 8)}: write one of them")
     return next((raw for raw, _ in fitting.values()), None)
 
 
@@ -201,16 +201,16 @@ def _check_running(spot: Spot) -> None:
     code = stands_for[function.__code__]
     if spot.alone and any(stands_for[frame.f_code] is code for frame, _, _ in running_frames()):
         raise BadArgumentError(
-            f"`{spot.full}`: {function.__qualname__} runs already, and code that runs cannot report. Record before it "
-            "is called, or move the body of its loop to a function; `byname run --record` is there from the beginning"
+            f"`{spot.full}`: {function.__qualname__} is already running, and cannot be recorded. Record before it is "
+            "called, or move the body of its loop to a function; `byname run --record` records from the start"
         )
 
 
 def _unmatched(place: Place, root: Namespace) -> str:
     near = _near(place, root, 0.5)
     return (
-        f"`{place}` means no variable of a function of this program{near and f'; close to it: {near}'}. Without a "
-        "model a place is written `module.function.variable`, and the module must have been imported"
+        f"`{place}` matches no variable of a function of this program{near and f'; close to it: {near}'}. Without a "
+        "model, write `module.function.variable`; the module must have been imported"
     )
 
 

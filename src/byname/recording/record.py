@@ -166,22 +166,22 @@ def record(
 
 
 _ONE_WINDOW = (
-    "before_gather and after_gather are called with windows, and without gather_every= the whole run is one: it is in "
-    "memory, and nothing of it in the file, until the recorder is closed. gather_every=100 has a window written every "
-    "100 iterations; at_end= is for what is made of the whole run"
+    "before_gather and after_gather are called with windows, and without gather_every= the whole run is one window: it "
+    "stays in memory, and nothing is in the file, until the recorder is closed. gather_every=100 writes a window every "
+    "100 iterations; at_end= is called with the whole run"
 )
 
 
 def _check(to: Any, gather_every: Any, keep: Any, **callbacks: Callbacks) -> None:
     """Refuse invalid arguments before anything is installed or written."""
     if gather_every is not None and (type(gather_every) is not int or gather_every < 1):
-        raise BadArgumentError(f"gather_every is a whole number of iterations from 1 on, not {gather_every!r}")
+        raise BadArgumentError(f"gather_every= takes an integer of at least 1, not {gather_every!r}")
     if gather_every is not None and keep is not None:
-        raise BadArgumentError("keep= keeps in each process by its own values: leave out gather_every")
+        raise BadArgumentError("keep= chooses iterations in each process alone: leave out gather_every=")
     for moment, given in callbacks.items():
         callables(given, moment)
     if not (to is None or isinstance(to, str | os.PathLike)) or (isinstance(to, str) and not to):
-        raise BadArgumentError(f"to is the path of a file such as 'run.h5', not {to!r:.60}")
+        raise BadArgumentError(f"to= takes the path of a file such as 'run.h5', not {to!r:.60}")
 
 
 def _with_first(first: str | Place, where: Any) -> Any:
@@ -202,13 +202,13 @@ def _program(asked: Asked, root: Namespace | None) -> ProgramFunctions:
     program = ProgramFunctions(root)
     for options, places in asked:
         if options.mode == "eval":
-            raise BadArgumentError("mode='eval' is a mode of a model: without one every iteration is of mode 'train'")
+            raise BadArgumentError("mode='eval' needs a model: without one, every iteration has mode 'train'")
         for one in several(places):
             if not _is_path(one):
                 raise BadArgumentError(f"without a model a place is a path such as 'train.step.loss', not {one!r:.80}")
             program.find(_place(one))
     if not program.spots:
-        raise BadArgumentError("without a model a place is a path such as 'train.step.loss', and there is none")
+        raise BadArgumentError("without a model, record needs a path such as 'train.step.loss'; none was given")
     return program
 
 
@@ -232,7 +232,7 @@ def _listeners(
                 raise error
             return [listen(*one) for one in rooted if one[1]], program
         except NoMatchError as lacking:
-            near = f". Variables of functions that are close to it: {program.near}" if program.near else ""
+            near = f". Close variables of functions: {program.near}" if program.near else ""
             raise NoMatchError(f"{lacking}{near}") from None
 
 
@@ -253,8 +253,8 @@ def _refuse_twice(listeners: Sequence[Listener]) -> None:
         for path in listener.paths:
             if path in seen:
                 raise BadArgumentError(
-                    f"`{path}` is matched by {seen[path].asked} and by {listener.asked}, which ask for different "
-                    "things; leave it out of one of them"
+                    f"{seen[path].asked} and {listener.asked} match `{path}` and ask for different things; leave it "
+                    "out of one"
                 )
             seen[path] = listener
 

@@ -55,7 +55,7 @@ def open(path: str | os.PathLike[str]) -> Recording:
     """
     named = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(named, str):
-        raise BadArgumentError(f"a recording is opened by the path of its file, not by {type(path).__name__}")
+        raise BadArgumentError(f"open takes the path of a recording's file, not {type(path).__name__}")
     try:
         return _opened(Path(named), printable(named))
     except BynameError:
@@ -140,7 +140,7 @@ def _of_ranks(asked: Path, ranks: dict[int, Path]) -> Recording:
     chief = next((one for one in sources if one.run.get("rank") == 0), None)  # each run has one, and writes it anew
     chief = chief or max(sources, key=lambda source: str(source.run.get("started", "")))
     for source in [one for one in sources if not _same_run(one, chief)]:
-        missing.append(f"{printable(source.file.path.name)} is of another run, and was left out")
+        missing.append(f"{printable(source.file.path.name)} is from another run and was left out")
         sources.remove(source)
         source.file.close()
     world = chief.run.get("world_size")

@@ -105,7 +105,7 @@ class RecordingFile:
             raise self.file.damaged("it ends before anything was recorded")
         run, self.level = frame.facts.get("run"), frame.facts.get("gzip")
         if type(run) is not dict or (self.level is not None and self.level not in range(10)):
-            raise self.file.damaged("it does not begin as a recording")
+            raise self.file.damaged("it does not begin like a recording")
         try:
             while frame is not None:
                 if frame.facts.get("anew") is True:
@@ -119,7 +119,7 @@ class RecordingFile:
         except RecordingError as reason:
             if not log:
                 raise
-            after = f"what came after byte {at} ({self.file.size - at} bytes)"
+            after = f"the part after byte {at} ({self.file.size - at} bytes)"
             self.damage = f"{after} cannot be read: {reason}"
             self.missing.append(self.damage)
             self.ended = True
@@ -129,9 +129,9 @@ class RecordingFile:
         self.complete &= not self.missing
         if log and not self.ended:
             last = index.last()
-            after = f"what came after iteration {last}" if last >= 0 else "what was recorded"
+            after = f"everything after iteration {last}" if last >= 0 else "all it recorded"
             self.missing.append(
-                f"the recording was not closed: it still runs, or its process ended before; {after} is not in the file"
+                f"the recording was not closed: it still runs, or its process ended early; {after} is not in the file"
             )
 
     def _note(self, facts: Mapping[str, Any]) -> None:
@@ -140,7 +140,7 @@ class RecordingFile:
             for path, times in facts.get("ends", ()):
                 self.ends.setdefault(path, []).extend((str(mode), int(iteration)) for mode, iteration in times)
         except (TypeError, ValueError) as reason:
-            raise self.file.damaged("a fact of it cannot be read") from reason
+            raise self.file.damaged("its list of missing values cannot be read") from reason
         self.ended = self.ended or facts.get("closed") is True
         self.complete = facts.get("complete") is True
 
@@ -154,7 +154,7 @@ def _marked(file: OpenFile) -> tuple[bytes, int]:
         raise _foreign(file, start)
     _, identity, whole, begin, checksum = MARK.unpack(mark)
     if zlib.crc32(mark[:-4]) != checksum:
-        raise file.damaged("its mark is not what was written")
+        raise file.damaged("its header does not match its checksum")
     if file.size < whole:
         raise file.damaged(f"it has {file.size} of {whole} bytes")
     return identity, begin
@@ -176,10 +176,10 @@ def _foreign(file: OpenFile, start: bytes) -> Exception:
             return RecordingError(
                 f"{file.shown} was written by an older byname, in format 1 or 2: one from before 2026-11-26 reads it"
             )
-        return NotARecordingError(f"{file.shown} is HDF5, but no recording of byname")
+        return NotARecordingError(f"{file.shown} is HDF5, but not a recording of byname")
     zipped = (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05")
-    found = "Python's pickle or a zip file" if start[:2] in zipped else "no HDF5"
-    return NotARecordingError(f"{file.shown} is no recording: it begins as {found}, with {start[:8]!r}")
+    found = "Python's pickle or a zip file" if start[:2] in zipped else "neither HDF5 nor a log"
+    return NotARecordingError(f"{file.shown} is not a recording: it begins like {found}, with {start[:8]!r}")
 
 
 def needs_h5py(what: str) -> None:
@@ -214,7 +214,7 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
             raise NotAFolderError(f"{shown} cannot be written: {printable(str(file))} is a file, not a directory")
         raise NoFolderError(f"there is no directory {printable(str(path.parent))} to write to; {nearest(path.parent)}")
     if is_there and not overwrite:
-        raise RecordingExistsError(f"{shown} is there already, and was not touched; overwrite=True replaces it")
+        raise RecordingExistsError(f"{shown} exists already and was not changed; overwrite=True replaces it")
     return path
 
 
@@ -224,7 +224,7 @@ def nearest(path: Path) -> str:
     try:
         names = sorted(one.name for one in above.iterdir())
     except OSError as reason:
-        return f"{printable(str(above))} is there, and cannot be listed ({reason.strerror})"
+        return f"{printable(str(above))} exists, but cannot be listed ({reason.strerror})"
     missing = path.relative_to(above).parts[0]
     inside = f"; in it: {printable(closest(missing, names))}" if names else ", and is empty"
-    return f"the closest there is: {printable(str(above))}{inside}"
+    return f"the closest that exists: {printable(str(above))}{inside}"

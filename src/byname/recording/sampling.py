@@ -45,7 +45,7 @@ class IterationSchedule:
             if self.stop <= self.start:
                 raise BadArgumentError(
                     f"stop={self.stop} is not after start={self.start}: nothing would be recorded; `stop` is the first "
-                    "iteration that is left out"
+                    "iteration left out"
                 )
         if self.mode not in MODES:
             raise BadArgumentError(f"mode is one of {', '.join(map(repr, MODES))}, not {self.mode!r}")
@@ -71,7 +71,7 @@ class IterationSchedule:
 
 def _whole(name: str, number: object, least: int) -> None:
     if type(number) is not int or number < least:
-        raise BadArgumentError(f"{name} is a whole number from {least} on, not {number!r}")
+        raise BadArgumentError(f"{name}= takes an integer of at least {least}, not {number!r}")
 
 
 _USUAL = IterationSchedule()
@@ -145,7 +145,7 @@ class Sampling:
         """
         read = {name: facts[name] for name in cls.__slots__ if name in facts}
         if any(type(fact) is not (int if name in _NUMBERS else str) for name, fact in read.items()):
-            raise TypeError("a fact of another type")
+            raise TypeError("an entry has the wrong type")
         if "," in read.get("reduce", ""):
             read["reduce"] = tuple(read["reduce"].split(","))
         return cls(**read | {"on_change": bool(read["on_change"]), "on_value": _split(read.get("on_value", ""))})

@@ -84,7 +84,7 @@ class Series(SeriesRecords):
         """
         if mode is None and self._several:
             raise BadArgumentError(
-                f'{self.path} was recorded in training and evaluation: say mode="train" or mode="eval"'
+                f'{self.path} was recorded in training and evaluation: give mode="train" or mode="eval"'
             )
         order, iterations, calls = self._in_order(rank, mode)
         low = bisect_left(iterations, iteration)
@@ -96,7 +96,7 @@ class Series(SeriesRecords):
         if self._several and stored < iteration and self._changed_in_the_other_mode(last, rank):
             raise BadArgumentError(
                 f"{self.path} was stored at {mode} iteration {stored}, then changed in the other "
-                f"mode, and whether before iteration {iteration} no record tells; record with on_change=False"
+                f"mode; no record tells whether before iteration {iteration}. Record with on_change=False"
             )
         for ended, end in self.ends:
             if ended == mode and stored < end <= iteration:
@@ -281,13 +281,13 @@ def _numbers(which: Any, series: Series) -> Positions:
     size, path = len(series), printable(series.path)
     if asked.dtype == bool:
         if len(asked) != size:
-            raise IndexError(f"the mask has {len(asked)} values, and {path} {counted(size, 'record')}")
+            raise IndexError(f"the mask has {len(asked)} values, but {path} has {counted(size, 'record')}")
         return np.flatnonzero(asked)
     if asked.size and asked.dtype.kind not in "iu":
-        raise TypeError(f"records of {path} are picked by whole numbers or by a mask, not {asked.dtype}")
+        raise TypeError(f"index records of {path} with integers or a mask, not with {asked.dtype}")
     numbers = asked.astype(np.int64)
     if numbers.size and not (-size <= numbers.min() and numbers.max() < size):
-        raise IndexError(f"{path} has {counted(size, 'record')}; {numbers.tolist()[:8]} go beyond them")
+        raise IndexError(f"{path} has {counted(size, 'record')}; {numbers.tolist()[:8]} is out of range")
     return numbers % max(size, 1)
 
 
@@ -299,7 +299,7 @@ def concatenated(parts: Sequence[Series]) -> Series:
     """
     paths = sorted({one.path for one in parts})
     if len(paths) != 1:
-        raise BadArgumentError(f"series of one place can be joined, not of {', '.join(paths) or 'none'}")
+        raise BadArgumentError(f"only series of one place can be joined, not of {', '.join(paths) or 'none'}")
     if len(parts) == 1:
         return parts[0]
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kind for one in parts for kind in one.kinds))}

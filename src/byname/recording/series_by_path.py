@@ -187,8 +187,8 @@ def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> A
     for one in (str(asked), path.removesuffix(".forward"), f"{path}.forward"):
         if one in known:
             return get(one)
-    there = printable(closest(path, known)) or "nothing at all"
-    raise NoMatchError(f"nothing was recorded at `{printable(path)}`; there is {there}")
+    there = printable(closest(path, known)) or "nothing"
+    raise NoMatchError(f"nothing was recorded at `{printable(path)}`; recorded: {there}")
 
 
 def _fits(asked: Place, path: str) -> bool:

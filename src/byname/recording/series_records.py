@@ -120,11 +120,11 @@ def one_each(values: Any, size: int, path: str) -> Any:
         values, kind = torch.from_numpy(values), Tensor
     several = values.ndim > 0 if issubclass(kind, Tensor) else issubclass(kind, Sequence)
     if not several or issubclass(kind, str | bytes):
-        raise BadArgumentError(f"values of {path} are a sequence or a tensor with one a record, not {kind.__name__}")
+        raise BadArgumentError(f"give {path} a sequence or a tensor with one value a record, not {kind.__name__}")
     if len(values) != size:
         raise BadArgumentError(
             f"{path} has {counted(size, 'record')} and was given {counted(len(values), 'value')}: "
-            "with_values takes one for each; a callback may return a single value that stands for all"
+            "with_values takes one for each record; a callback may also return one value for all"
         )
     return list(values) if issubclass(kind, list | tuple) else values
 
@@ -246,8 +246,8 @@ def _check(path: str, size: int, columns: dict[str, Sequence[Any]]) -> None:
     ]
     if wrong:
         raise BadArgumentError(
-            f"a series of {printable(path)} has {counted(size, 'value')} and {', '.join(wrong)}: "
-            "series.with_values(...) keeps the columns, series[a:b] takes some records"
+            f"a series of {printable(path)} has {counted(size, 'value')} but {', '.join(wrong)}: "
+            "series.with_values(...) keeps the columns, series[a:b] cuts them all"
         )
     if other := sorted({*map(str, columns["modes"])} - {*MODES}):
         raise BadArgumentError(f"modes of {printable(path)} are 'train' or 'eval', not {listed(other, 4)}")

@@ -55,7 +55,7 @@ class Source(ABC):
     def read(self, at: int, size: int) -> Bytes:
         """Return some of the bytes, in memory of their own."""
         if at < 0 or size < 0 or at + size > self.size:
-            raise self.damaged(f"it speaks of {size} bytes at {at}, and has {self.size}")
+            raise self.damaged(f"it refers to {size} bytes at {at}, but ends at byte {self.size}")
         out = numpy.empty(size, numpy.uint8)
         if size:
             self.read_into(out.data, at)
@@ -88,7 +88,7 @@ class OpenFile(Source):
         self.path, self.shown = path, printable(str(path))
         kind = path.stat().st_mode if descriptor is None else os.fstat(descriptor).st_mode
         if not stat.S_ISREG(kind):  # to open a pipe would wait for somebody who writes to it
-            raise NotARecordingError(f"{self.shown} is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, and no file")
+            raise NotARecordingError(f"{self.shown} is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, not a file")
         try:
             self.descriptor = opened(path, flags) if descriptor is None else os.dup(descriptor)
         except PermissionError as reason:
@@ -147,11 +147,11 @@ class PackedArray(Source):
         self._chunks = [(operator.index(at), operator.index(size)) for at, size in about["chunks"]]
         self._whole, self._each = operator.index(about["chunk"]), operator.index(about["each"])
         if not 0 < self._each <= 64 or not 0 < self._whole <= 1 << 40 or self._whole % self._each:
-            raise ValueError("chunks of a size that none has")
+            raise ValueError("an invalid size of chunks")
         if any(self._whole > 2048 * (size + 64) for _, size in self._chunks):  # gzip packs no better
-            raise file.damaged("it has chunks that are larger than what they can be unpacked to")
+            raise file.damaged("its chunks claim to unpack to more than gzip can hold")
         if sum(size for _, size in self._chunks) > file.size:
-            raise file.damaged("it has chunks that are larger than itself")
+            raise file.damaged("its chunks are larger than the file")
         self.size = len(self._chunks) * self._whole
         self._latest: tuple[int, Bytes] | None = None
 
@@ -170,9 +170,9 @@ class PackedArray(Source):
             try:
                 raw = zlib.decompressobj().decompress(packed, self._whole)
             except zlib.error as reason:
-                raise self.damaged(f"a chunk of it cannot be unpacked ({reason})") from reason
+                raise self.damaged(f"a chunk cannot be unpacked ({reason})") from reason
             if len(raw) != self._whole:
-                raise self.damaged("a chunk of it unpacks to something else")
+                raise self.damaged("a chunk unpacks to the wrong size")
             whole = numpy.frombuffer(raw, numpy.uint8).reshape(self._each, -1).T
             latest = self._latest = number, numpy.ascontiguousarray(whole).reshape(-1)
         return latest[1]
@@ -228,7 +228,7 @@ class StoredValues(Sequence[Any]):
         except RecordingError as reason:
             raise self.source.damaged(str(reason)) from reason
         except (ValueError, TypeError, IndexError, RuntimeError, OverflowError) as reason:
-            raise self.source.damaged(f"a value of it cannot be read ({type(reason).__name__})") from reason
+            raise self.source.damaged(f"a value cannot be read ({type(reason).__name__})") from reason
 
     @property
     def tail(self) -> tuple[tuple[int, ...], numpy.dtype[Any]] | None:
@@ -245,7 +245,7 @@ class StoredValues(Sequence[Any]):
         at, sizes = self.at[there], self.sizes[there]
         total, done = int(sizes.sum()), 0
         if total > self.source.size:
-            raise self.source.damaged(f"{len(there)} values of it take {total} bytes, and it has less")
+            raise self.source.damaged(f"{len(there)} values would take {total} bytes, more than it has")
         out = numpy.empty(total, numpy.uint8)
         for start, stop in neighbours(at, sizes, BLOCK):
             size = int(sizes[start:stop].sum())

@@ -49,7 +49,7 @@ class Grid:
         """
         if "mode" in self.axes:
             raise BynameError(
-                "fill= needs the records of one mode: a value that changes in one is changed in the other"
+                "fill= needs the records of one mode: a value that changes in one mode also changes in the other"
             )
         steps, ranks, calls = self.where.shape
         in_order = self.where.transpose(1, 0, 2).reshape(ranks, steps * calls)
@@ -79,7 +79,7 @@ def _asked(iterations: Sequence[int]) -> Positions:
         found = np.unique(np.asarray(iterations))
         if found.size == 0 or found.dtype.kind in "iu":
             return found.astype(np.int64)
-    raise BadArgumentError("fill= takes True, or the iterations at which values are wanted, such as range(100)")
+    raise BadArgumentError("fill= takes True or the iterations to fill, such as range(100)")
 
 
 def grid_of(series: SeriesRecords) -> Grid:
@@ -92,7 +92,7 @@ def grid_of(series: SeriesRecords) -> Grid:
     where = np.full(shape, -1, np.int64)
     where[tuple(inverses)] = np.arange(size)
     if np.count_nonzero(where >= 0) < size:
-        raise BynameError(f"{series.path} has {_twice(series)}: as an array one would hide the other; use .values")
+        raise BynameError(f"{series.path} has {_twice(series)}: an array holds only one; use .values")
     named = dict(zip(("mode", "iteration", "rank", "call"), axes, strict=True))
     if shape[0] < 2:
         where = where.reshape(shape[1:])
@@ -111,7 +111,7 @@ def bounded(elements: int, own: int, what: str) -> None:
     if elements > MOST and elements > 4 * own:
         raise BynameError(
             f"one array {what} would have {elements:,} elements, of which {own:,} have a value. Take a part "
-            "of the series (series[:1000]), or use .values or .to_pandas(), which hold no empty cells"
+            "of the series (series[:1000]), or use .values or .to_pandas(), which have no empty cells"
         )
 
 
@@ -179,7 +179,7 @@ def _in_chunks(cells: _Cells, dims: Sequence[str], asked: int | str | Mapping[st
     each = sizes["iteration"]
     if each != "auto" and (type(each) is not int or each < 1):
         raise BadArgumentError(
-            f'chunks= is a number of iterations, "auto", or a dict of sizes by dimension, not {each!r}'
+            f'chunks= takes a number of iterations, "auto", or a dict of sizes by dimension, not {each!r}'
         )
     with needs("to_xarray(chunks=...)", "dask"):
         import dask.array  # noqa: F401
@@ -219,8 +219,8 @@ def _own_dims(
     right = all(type(name) is str and name not in outer for name in names) and len({*names}) == len(names)
     if len(names) != len(inner) or not right:
         raise BadArgumentError(
-            f"dims= has a name of its own for each dimension of the values of {series.path}, which have shape {inner}; "
-            f"not {names!r:.80}, and none of {', '.join(outer)}"
+            f"dims= takes one name for each dimension of the values of {series.path}, which have shape {inner}; no "
+            f"name twice, and none of {', '.join(outer)}; not {names!r:.80}"
         )
     return names
 
@@ -271,9 +271,7 @@ def _padded(series: SeriesRecords, shapes: list[tuple[int, ...]], inner: tuple[i
 
 def _unlike(series: SeriesRecords) -> BynameError:
     types = sorted({str(getattr(value, "dtype", type(value).__name__)) for value in series.values})
-    return BynameError(
-        f"the values of {series.path} are of types that no array holds together ({', '.join(types)}): use .values"
-    )
+    return BynameError(f"one array cannot hold the values of {series.path}, of types {', '.join(types)}: use .values")
 
 
 def _missing(array: AnyArray) -> Any:
@@ -290,5 +288,5 @@ def _in_pieces(series: SeriesRecords) -> _Source:
         return _Source(partial(read, series.values), tail[0], tail[1], _missing(np.zeros(0, tail[1])))
     array = to_numpy(series.values, series.shapes) if len(shapes) <= 1 else np.zeros(0, object)
     if array.dtype == object:
-        raise BynameError(f"chunks= is for numbers of one shape, which those of {series.path} are not: leave it out")
+        raise BynameError(f"chunks= needs numbers of one shape, unlike those of {series.path}: leave it out")
     return _of_array(array)

@@ -42,7 +42,7 @@ class Unrecorded:
     def remedy(self) -> str:
         """What to do where values belong to no iteration."""
         part = f", record({self.part}, ...)," if self.part else ""
-        return f'give `record` the part that runs{part} or count="step" and call `step()`'
+        return f'record the part that runs{part} or give count="step" and call `step()`'
 
     def note(self, path: str, time: Time | None, model: nn.Module | None) -> None:
         """Note a value that was not recorded: that of no iteration, or of one that is not due."""
@@ -101,17 +101,17 @@ def _undue(schedule: IterationSchedule, clock: Clock) -> str:
         return f'{were} in {_MODE[other]}, and mode="{schedule.mode}"; mode="both" records both'
     if max(mine.values()) <= schedule.start:
         in_mode = "" if schedule.mode == "both" else f" in {_MODE[schedule.mode]}"
-        return f"start={schedule.start}, and there were {counted(max(mine.values()), 'iteration')}{in_mode}"
+        return f"start={schedule.start}, but there were only {counted(max(mine.values()), 'iteration')}{in_mode}"
     return ""
 
 
 def _came_undue(came: Mapping[str, int], schedule: IterationSchedule) -> str:
     modes = [mode for mode, number in came.items() if number]
     if schedule.mode != "both" and schedule.mode not in modes:
-        came_in = f"its {counted(sum(came.values()), 'value')} came in {_MODE[modes[0]]}"
+        came_in = f"its {counted(sum(came.values()), 'value')} occurred in {_MODE[modes[0]]}"
         return f'{came_in}, and mode="{schedule.mode}"; mode="both" records both'
     stop = "" if schedule.stop is None else f", stop={schedule.stop}"
-    return f"it came only in iterations that are not due with every={schedule.every}, start={schedule.start}{stop}"
+    return f"it had values only in iterations left out by every={schedule.every}, start={schedule.start}{stop}"
 
 
 def _running(model: nn.Module) -> str:

@@ -81,11 +81,11 @@ class ValueType:
         (row,) = map(_shape, rows) if rows else (None,)
         found = cls(kind, dtype, _shape(shape), own, part, row)
         if kind not in (*NUMBERS, "tensor", "str", "nested") or type(dtype) is not str:
-            raise ValueError("a kind that no values have")
+            raise ValueError("an unknown kind of values")
         if kind != "tensor" and (dtype or found.shape or own is not None or row is not None):
-            raise ValueError("a dtype and a shape, which only tensors have")
+            raise ValueError("a dtype or a shape for a value that is no tensor")
         if any(other is not None and len(other) != len(found.shape) for other in (own, row)):
-            raise ValueError("shapes that do not fit")
+            raise ValueError("shapes of different numbers of dimensions")
         if row is not None and any(map(int.__gt__, found.shape, row)):
             raise ValueError("a value that is larger than its row")
         try:
@@ -93,7 +93,7 @@ class ValueType:
         except RecordingError as reason:
             raise ValueError(str(reason)) from reason
         if any(math.prod(filter(None, one)) > _LARGEST for one in (found.shape, found.own_shape, row or ())):
-            raise ValueError("a size that no value has")
+            raise ValueError("a size that is too large")
         return found
 
     def value(self, raw: NDArray[numpy.uint8]) -> Any:
@@ -123,7 +123,7 @@ class ValueType:
 def _shape(facts: Any) -> tuple[int, ...]:
     shape = tuple(facts)
     if len(shape) > _DIMENSIONS or any(type(size) is not int or not 0 <= size < 2**62 for size in shape):
-        raise ValueError("sizes that no tensor has")
+        raise ValueError("sizes that are not valid")
     return shape
 
 
@@ -197,5 +197,5 @@ def json_of(raw: NDArray[numpy.uint8]) -> str:
     """Return the JSON in the bytes of a nested value."""
     words = int(raw[:8].view(_EACH)[0]) if raw.size >= 8 else -1
     if not 0 <= words <= raw.size - 8:
-        raise RecordingError("a nested value has a text that is longer than itself")
+        raise RecordingError("the text of a nested value is longer than the value")
     return raw[8 : 8 + words].tobytes().decode()

@@ -19,7 +19,7 @@ def recorded(path, **how):
 @pytest.mark.parametrize("name", ["none/run.h5", "none/deep/er/run.h5"])
 def test_a_missing_folder_is_a_file_not_found_error(name, tmp_path):
     with pytest.raises(
-        RecordingError, match=r"there is no directory .*none.* to write to; the closest there is:"
+        RecordingError, match=r"there is no directory .*none.* to write to; the closest that exists:"
     ) as error:
         recorded(tmp_path / name)
     assert isinstance(error.value, FileNotFoundError) and isinstance(error.value, BynameError)
@@ -43,7 +43,7 @@ def test_a_folder_is_an_is_a_directory_error(tmp_path):
 
 def test_a_file_that_is_there_is_a_file_exists_error(tmp_path):
     (tmp_path / "run.h5").write_bytes(b"mine")
-    with pytest.raises(RecordingError, match="is there already") as error:
+    with pytest.raises(RecordingError, match="exists already") as error:
         recorded(tmp_path / "run.h5")
     assert isinstance(error.value, FileExistsError)
 

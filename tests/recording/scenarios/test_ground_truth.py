@@ -101,7 +101,7 @@ SCHEDULES = {
 @pytest.mark.grid(fast=1)
 def test_each_place_keeps_its_own_schedule(run_recorded):
     model = noted()
-    with pytest.warns(RecordingWarning, match="`forward.low`: start=40, and there were 40 iterations in training"):
+    with pytest.warns(RecordingWarning, match="`forward.low`: start=40, but there were only 40 iterations in training"):
         results = run_recorded(model, SCHEDULES, lambda recorder: train(model, 40), whole=False, mode="train")
     schedules = {path: options for path, options in SCHEDULES.items() if path != "forward.low"}
     assert compare(model, results, schedules) == []

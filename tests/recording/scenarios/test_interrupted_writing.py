@@ -107,7 +107,7 @@ def test_ctrl_c_at_a_line_of_close_leaves_a_whole_recording(step, tmp_path):
             except KeyboardInterrupt:
                 pressed = True
         said += any(
-            "is whole, but no HDF5 file was made of it (KeyboardInterrupt)" in str(one.message) for one in warned
+            "is complete, but could not be made an HDF5 file (KeyboardInterrupt)" in str(one.message) for one in warned
         )
         writer.close()
         left = {one.name for one in directory.iterdir()}

@@ -295,7 +295,7 @@ tell(error=error, caught=[str(one.message) for one in caught if one.category is 
 leave()
 """,
     )
-    assert "is there already" in first[0]["error"] and (tmp_path / "run.h5").read_text() == "mine"
+    assert "exists already" in first[0]["error"] and (tmp_path / "run.h5").read_text() == "mine"
     assert second[0]["error"] is None and "rank 0 cannot be reached" in second[0]["caught"][0]
     assert first[0]["threads"] == second[0]["threads"] == []
     with byname.open(tmp_path / "run.rank1.h5") as recording:

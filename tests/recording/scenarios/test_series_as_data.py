@@ -111,5 +111,5 @@ def test_a_plot_of_several_places_is_drawn_where_it_is_asked_for(recording):
 
 
 def test_what_has_no_numbers_is_refused():
-    with pytest.raises(BynameError, match="no numbers to draw at loss"):
+    with pytest.raises(BynameError, match="no numbers to draw: loss"):
         scalars(["a", "b"]).plot()

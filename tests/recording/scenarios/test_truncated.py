@@ -64,14 +64,14 @@ def test_what_is_no_recording_is_named(tmp_path):
         "empty.h5": "is empty",
         "text.h5": "hello",
         "model.pt": "zip",
-        "other.h5": r"is HDF5, but no recording of byname",
+        "other.h5": r"is HDF5, but not a recording of byname",
     }.items():
         with pytest.raises(NotARecordingError, match=words) as error:
             byname.open(tmp_path / name)
         assert "\x1b" not in str(error.value)
     with pytest.raises(NotARecordingError, match="is a directory; in it: empty.h5, other.h5, text.h5"):
         byname.open(tmp_path)
-    with pytest.raises(RecordingError, match="there is no file .*; the closest there is: .*other.h5"):
+    with pytest.raises(RecordingError, match="there is no file .*; the closest that exists: .*other.h5"):
         byname.open(tmp_path / "othr.h5")
 
 

@@ -60,7 +60,7 @@ def assembled(series: Series) -> Series:
         moment = (series.modes[record], series.iterations[record], series.calls[record])
         group = groups.setdefault(moment, {})
         if shard.coordinate in group and shard.coordinate:
-            raise RecordingError(f"{_at(series.path, moment)} has the part at {shard.coordinate} of its mesh twice")
+            raise RecordingError(f"{_at(series.path, moment)} has two parts at {shard.coordinate} of its mesh")
         if shard.coordinate or not shard.mesh:  # a rank outside of the mesh has no part
             group[shard.coordinate] = record
     wholes = [
@@ -83,8 +83,8 @@ def _shards_of(series: Series) -> list[Shard]:
     shards = [shard for shard in series.shards if shard is not None]
     if len(shards) != len(series):
         raise BadArgumentError(
-            f"{len(series) - len(shards)} of {len(series)} records of {series.path} are no parts of distributed "
-            "tensors, so there is nothing to put together: their values are what each rank had"
+            f"{len(series) - len(shards)} of {len(series)} records of {series.path} are not parts of distributed "
+            "tensors and cannot be put together: each is the whole value of its rank"
         )
     return shards
 
@@ -97,7 +97,7 @@ def _whole(at: str, shards: Sequence[Shard], records: Mapping[Coordinate, int], 
     parts: Parts = {coordinate: values[record] for coordinate, record in records.items()}
     kinds = {(part.dtype, part.device) for part in parts.values()}
     if len(kinds) > 1:
-        raise RecordingError(f"the parts of {at} are of several kinds: {', '.join(sorted(map(str, kinds)))}")
+        raise RecordingError(f"the parts of {at} differ in dtype or device: {', '.join(sorted(map(str, kinds)))}")
     parts = _without_replicas(at, first, parts)
     parts = _reduced(at, first, parts)
     return _placed(at, first, parts)
@@ -127,7 +127,7 @@ def _without_replicas(at: str, shard: Shard, parts: Parts) -> Parts:
             if not _same(first, replica):
                 raise RecordingError(
                     f"{at} is replicated, but its values at {where} and {other} of the mesh {shard.mesh} differ: "
-                    "either can be read by its rank, and neither is the whole"
+                    "read each by its rank"
                 )
         kept[common] = first
     return kept
@@ -147,7 +147,7 @@ def _reduced(at: str, shard: Shard, parts: Parts) -> Parts:
     if not partial:
         return parts
     if len(operations) > 1 or not operations <= set(_REDUCTIONS):
-        raise RecordingError(f"{at} is {', '.join(shard.placements)}, and how these values are reduced is not known")
+        raise RecordingError(f"{at} is {', '.join(shard.placements)}, and byname does not know how to reduce these")
     (operation,) = operations
     reduced = {}
     for common, terms in _merged(parts, partial).items():
@@ -155,7 +155,7 @@ def _reduced(at: str, shard: Shard, parts: Parts) -> Parts:
         same = [number for number, placement in enumerate(shard.placements) if placement == "Replicate()"]
         missing = set(itertools.product(*due)) - {_zeroed(one, same) for one in terms}
         if missing:
-            raise _missing(at, shard, sorted(missing), "one of the values that its partial ones are reduced from")
+            raise _missing(at, shard, sorted(missing), "a term of its reduction")
         reduced[common] = _reduction(operation, list(terms.values()))
     return reduced
 
@@ -177,7 +177,7 @@ def _placed(at: str, shard: Shard, parts: Parts) -> Tensor:
     due = [range(size) if cuts(text) else (0,) for size, text in zip(shard.mesh, shard.placements, strict=True)]
     others = [text for text in shard.placements if not cuts(text) and text.partition("(")[0] not in _KNOWN]
     if others:
-        raise RecordingError(f"{at} is {', '.join(shard.placements)}, and what {others[0]} means is not known")
+        raise RecordingError(f"{at} is {', '.join(shard.placements)}, and byname does not know {others[0]}")
     places = {}
     for coordinate in itertools.product(*due):
         here = Shard(shard.mesh, shard.names, coordinate, shard.placements, shard.shape, ())
@@ -188,7 +188,7 @@ def _placed(at: str, shard: Shard, parts: Parts) -> Tensor:
             raise _missing(at, shard, [coordinate], f"{math.prod(expected)} elements of it")
         if part is not None and tuple(part.shape) != expected:
             raise RecordingError(
-                f"the part of {at} at {coordinate} of its mesh has shape {tuple(part.shape)}, where {expected} was due"
+                f"the part of {at} at {coordinate} of its mesh has shape {tuple(part.shape)} instead of {expected}"
             )
         places[coordinate] = where
     some = next(iter(parts.values()))  # nothing is allocated before all parts are known to be there
@@ -220,5 +220,5 @@ def _missing(at: str, shard: Shard, coordinates: Sequence[Coordinate], what: str
     names = f" ({', '.join(shard.names)})" if shard.names else ""
     return RecordingError(
         f"{at} cannot be put together: the part at {shown} of its mesh {shard.mesh}{names} was not recorded, and with "
-        f"it {what}; read the parts that there are by their ranks"
+        f"it {what}; read the recorded parts by their ranks"
     )

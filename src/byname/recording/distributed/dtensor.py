@@ -56,8 +56,8 @@ def _local_part(local: Any, spec: Any) -> tuple[Tensor, Shard]:
     if tuple(local.shape) != expected:
         raise NotStorableError(
             f"a distributed tensor of shape {shape} with placements {list(placements)} has a part of shape "
-            f"{tuple(local.shape)} at {held.coordinate} of its mesh {sizes}, where {expected} was due: nothing says "
-            "where in the whole it belongs; record what `to_local()` gives instead"
+            f"{tuple(local.shape)} instead of {expected} at {held.coordinate} of its mesh {sizes}: its position in "
+            "the whole is unknown; record the result of `to_local()` instead"
         )
     offset = tuple(ranges[0].start if ranges else size for ranges, size in zip(where, shape, strict=True))
     return local, Shard(sizes, names, held.coordinate, placements, shape, offset)
@@ -74,9 +74,9 @@ def checked(shard: Shard) -> Shard:
     if any(type(one) is not int or not 0 <= one < 2**63 for one in numbers) or any(
         type(one) is not str for one in texts
     ):
-        raise ValueError("sizes are numbers, and names and placements texts")
+        raise ValueError("a size is not a number, or a name or placement not a string")
     if 0 in shard.mesh or math.prod(shard.mesh) > _MOST:
-        raise ValueError("no mesh has this size")
+        raise ValueError("the mesh has an invalid size")
     within = zip(shard.coordinate, shard.mesh, strict=False)
     fits = (
         len(shard.placements) == len(shard.mesh),
@@ -88,7 +88,7 @@ def checked(shard: Shard) -> Shard:
         raise ValueError("the mesh, the placements and the tensor have different numbers of dimensions")
     for cut in filter(None, map(cuts, shard.placements)):
         if not 0 <= cut[0] < len(shard.shape) or not 0 < cut[1] <= _MOST:
-            raise ValueError("a placement cuts what the tensor has not")
+            raise ValueError("a placement shards a dimension that the tensor does not have")
     return shard
 
 

@@ -62,9 +62,9 @@ def _private_group(timeout: float, world: int) -> Any:
         return torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     except RuntimeError as error:  # DistError and what gloo itself raises
         raise RecordingError(
-            f"gather_every= needs all {world} ranks to call byname.record, and {timeout:g} s after this one not all "
-            f"had, or they cannot reach each other ({str(error).splitlines()[0]:.200}). Call it on every rank, also "
-            "where nothing is to be recorded, or leave gather_every away: then each rank writes a file of its own"
+            f"gather_every= needs all {world} ranks to call byname.record; {timeout:g} s after this one, some had not, "
+            f"or they cannot reach each other ({str(error).splitlines()[0]:.200}). Call it on every rank, also on "
+            "those that record nothing, or leave out gather_every=: then each rank writes its own file"
         ) from error
 
 
@@ -238,9 +238,7 @@ class Sending(Gatherer):
         except BynameError as error:
             with self._changed:
                 self._kept += [window for _, window in parcel]
-                self._sentences.append(
-                    f"window {parcel[0][0]} cannot be sent ({error}): it is in a file of its rank's own"
-                )
+                self._sentences.append(f"window {parcel[0][0]} cannot be sent ({error}): its rank's own file has it")
         else:
             self._send(*tensors)
         with self._changed:
@@ -264,16 +262,16 @@ class Sending(Gatherer):
             self._waiting.clear()
             self._kept += [window for _, window, _ in left]
             if reason:
-                many = f"{len(left)} windows that it has not stored" if left else "what comes from now on"
-                self._sentences.append(f"{reason}: {many} are kept in a file of this rank's own")
+                many = f"{len(left)} windows that it has not stored" if left else "all later windows"
+                self._sentences.append(f"{reason}: {many} are kept in this rank's own file")
         self._changed.notify_all()
 
     def _note_full(self, number: int) -> None:
         if not self._full:
             self._full = True
             self._sentences.append(
-                f"rank 0 has not stored what this rank sent, and {self._limit >> 20} MiB are waiting: window {number} "
-                "and those after it, until there is room again, are in a file of this rank's own"
+                f"rank 0 has not yet stored {self._limit >> 20} MiB that this rank sent: window {number} and those "
+                "after it, until there is room again, are in this rank's own file"
             )
 
 
@@ -429,11 +427,11 @@ class Receiving(Gatherer):
         self._deaf = True
         for peer in self._open():
             self._sentences.append(
-                f"rank {peer} had not closed its recording, {timeout:g} s after rank 0 had: {self._after(peer)} "
-                "here, and in a file of its own if it runs on"
+                f"rank {peer} had not closed its recording {timeout:g} s after rank 0 closed: {self._after(peer)} "
+                "here, and in its own file if it still runs"
             )
             self._move(peer, math.inf)
 
     def _after(self, peer: int) -> str:
         last = self._last[peer]
-        return "none of its values came" if last is None else f"its values after iteration {last} are missing"
+        return "all its values are missing" if last is None else f"its values after iteration {last} are missing"

@@ -102,7 +102,7 @@ def body_length(head: Tensor) -> tuple[int, int]:
     """
     mark, windows, length = (int(number) for number in head)
     if mark != _MARK or not 0 <= windows <= length <= _LONGEST:
-        raise RecordingError("another process sent what this version of byname does not know: is it the same?")
+        raise RecordingError("another process sent data in an unknown format: use the same byname on every rank")
     return windows, length
 
 

@@ -176,7 +176,7 @@ class Copies:
         if not tensor.is_cuda:
             return _fetched(tensor)
         if torch.cuda.is_current_stream_capturing():
-            raise Refused("is being captured into a CUDA graph, and has no values yet. Record what the graph returns")
+            raise Refused("is being captured into a CUDA graph and has no values yet. Record the graph's result")
         stream = self._stream(tensor.device)
         steady = tensor.clone(memory_format=torch.contiguous_format)
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)

@@ -154,8 +154,8 @@ _BASES: dict[type, Callable[[Any], Any]] = {
 """How the base class reads a child of it."""
 
 _ANYTHING = (
-    "Recordings hold tensors, numbers, strings, None, and dicts, lists and tuples of these: record a part of it by its "
-    "own path, or let `on_value` return something of these types"
+    "Recordings hold tensors, numbers, strings, None, and dicts, lists and tuples of these: record a part of it by the "
+    "part's path, or let `on_value` return one of these types"
 )
 _ADVICE: dict[type, str] = {
     set: "It has no order: let `on_value` return `sorted(value)`",
@@ -195,7 +195,7 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
             return list(read(value))
         except RuntimeError:  # another thread has put something in meanwhile
             continue
-    raise Refused("is being changed by another thread all the time. Let `on_value` return what is wanted of it")
+    raise Refused("keeps being changed by another thread. Let `on_value` return the part you need")
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
@@ -212,8 +212,8 @@ def _slot(value: Any, name: str) -> Any:
     descriptor: Any = found_in(type(value), name)
     if type(descriptor) is not types.MemberDescriptorType:
         raise Refused(
-            f"is a {_named(type(value))} whose field {name!r} is no plain attribute: to read it would run code. Let "
-            "`on_value` return a dict of the fields"
+            f"is a {_named(type(value))} whose field {name!r} is not a plain attribute: reading it would run code. "
+            "Let `on_value` return a dict of the fields"
         )
     try:
         return descriptor.__get__(value)
@@ -232,7 +232,7 @@ def _from_array(array: Any) -> torch.Tensor:
         return torch.from_numpy(plain).clone()  # PyTorch's own memory, as everywhere else
     except TypeError:  # PyTorch's answer for strings, dates, records and objects
         raise Refused(
-            f"is a numpy array of dtype {plain.dtype}, for which there are no tensors. Let `on_value` return a list"
+            f"is a numpy array of dtype {plain.dtype}, which tensors do not have. Let `on_value` return a list"
         ) from None
 
 
@@ -240,7 +240,7 @@ def _from_scalar(scalar: Any) -> Any:
     plain = numpy.generic.item(scalar)
     if type(plain) not in ATOMS:
         raise Refused(
-            f"is a {_named(type(scalar))}, for which Python has no number. Let `on_value` return a number or a string"
+            f"is a {_named(type(scalar))}, which Python has no number for. Let `on_value` return a number or a string"
         )
     return plain
 
@@ -285,7 +285,7 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while inside.is_functorch_wrapped_tensor(tensor):
         if inside.is_batchedtensor(tensor):
             raise Refused(
-                "is a part of a batch inside `torch.vmap` (a BatchedTensor), and has no values of its own there. "
+                "is a BatchedTensor inside `torch.vmap` and has no values of its own there. "
                 "Record a value outside of the transformed function"
             )
         if not inside.is_gradtrackingtensor(tensor):
@@ -301,7 +301,7 @@ def _check(tensor: torch.Tensor) -> None:
     name = type(tensor).__name__
     if fact(tensor, "is_meta") or issubclass(type(tensor), torch._subclasses.FakeTensor):
         raise Refused(
-            f"is a {'meta' if type(tensor) in PLAIN else name} tensor of shape {list(fact(tensor, 'shape'))}, and has "
+            f"is a {'meta' if type(tensor) in PLAIN else name} tensor of shape {list(fact(tensor, 'shape'))} and has "
             "no values. Record while the model runs on a real device"
         )
     if torch._C.TensorBase.__dict__["is_quantized"].__get__(tensor):
@@ -309,8 +309,8 @@ def _check(tensor: torch.Tensor) -> None:
     check_dtype(fact(tensor, "dtype"))
     if torch._is_functional_tensor(tensor) or not _has_numbers(tensor):
         raise Refused(
-            f"is of type {name}, which stands for other tensors and has no memory of its own. Let `on_value` return "
-            "the tensor in it that is wanted"
+            f"is of type {name}, which wraps other tensors and has no memory of its own. Let `on_value` return the "
+            "tensor inside"
         )
 
 

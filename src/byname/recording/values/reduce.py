@@ -192,10 +192,10 @@ def reduction(reduce: Asked, path: str) -> Callable[[Any], Any] | None:
         one = _one(reduce, path)
         return lambda value: _reduced(value, one)
     if type(reduce) not in (list, tuple) or not reduce:
-        raise BadArgumentError(f"reduce={reduce!r} is no reduction: there are {', '.join(FIGURES)}; or give a function")
+        raise BadArgumentError(f"reduce={reduce!r} is not a reduction: use {', '.join(FIGURES)}, or a function")
     several = {name_of(each): _one(each, path) for each in reduce}
     if len(several) < len(reduce):
-        raise BadArgumentError(f"reduce={reduce!r} has two of one name; each needs a name of its own")
+        raise BadArgumentError(f"reduce={reduce!r} has two reductions of one name; give each its own")
     return lambda value: _reduced(value, lambda tensor: {name: take(tensor) for name, take in several.items()})
 
 
@@ -208,7 +208,7 @@ def _one(reduce: Any, path: str) -> Reduction:
         return lambda tensor: _by_user(tensor, reduce, path)
     if type(reduce) is not str or reduce not in FIGURES:
         near = closest(reduce, FIGURES) if type(reduce) is str else ", ".join(FIGURES)
-        raise BadArgumentError(f"there is no reduction {reduce!r}: there are {near}; or give a function")
+        raise BadArgumentError(f"there is no reduction {reduce!r}; there are {near}, or give a function")
     return lambda tensor: _figure(tensor, reduce, path)
 
 
@@ -244,7 +244,7 @@ def _of_unusual(tensor: torch.Tensor, name: str) -> Any:
 
 def _taken(tensor: torch.Tensor, name: str) -> Any:
     if name in ORDERED and tensor.is_complex():
-        raise Refused("is complex, and complex numbers have no order. Take 'mean', 'std', 'norm' or a function of it")
+        raise Refused("is complex, and complex numbers have no order. Use 'mean', 'std', 'norm' or a function")
     return FIGURES[name](tensor)
 
 
@@ -281,11 +281,11 @@ def _by_user(tensor: torch.Tensor, function: Callable[[torch.Tensor], Any], path
             raise
     if before is not None and given._version != before:
         raise BadArgumentError(
-            f"reduce={name} has changed the tensor at `{path}` in place, and so the program's own. Work on a copy in "
-            "it, or use the operators without an underscore"
+            f"reduce={name} changed the tensor at `{path}` in place, which the program uses. Let it work on a copy, "
+            "or use the methods without an underscore"
         )
     if result is None:
-        raise BadArgumentError(f"reduce={name} returned None for `{path}`. Return what is to be recorded")
+        raise BadArgumentError(f"reduce={name} returned None for `{path}`. Return the value to record")
     return result
 
 
@@ -300,7 +300,7 @@ def conversion(dtype: Any) -> torch.dtype | None:
     name = dtype.removeprefix("torch.") if type(dtype) is str else _numpy_name(dtype)
     found = getattr(torch, name, None) if name in _DTYPES else None
     if type(found) is not torch.dtype:
-        raise BadArgumentError(f"dtype={dtype!r} is no dtype of PyTorch; there are {closest(name, _DTYPES)}")
+        raise BadArgumentError(f"dtype={dtype!r} is not a dtype of PyTorch; there are {closest(name, _DTYPES)}")
     return found
 
 
@@ -318,7 +318,7 @@ def converted(dtype: torch.dtype, path: str, warn: Callable[[str], None]) -> Cal
             if _narrows(tensor.dtype, dtype):
                 wrong = _misfit(_dense(tensor.detach()), _dense(new))
         if wrong is not None and dtype.is_floating_point | dtype.is_complex:
-            warn(f"`{path}`: there are finite numbers beyond {_limits(dtype).max:g}, the largest of dtype={name!r}")
+            warn(f"`{path}` has finite numbers beyond {_limits(dtype).max:g}, the largest of dtype={name!r}")
         elif wrong is not None:
             raise NotStorableError(f"`{path}`: {wrong} does not fit into dtype={name!r}")
         return new
