@@ -65,7 +65,7 @@ class NoMatchError(BynameError, LookupError):
 
 
 class NotCapturedError(NoMatchError, KeyError):
-    """Raised when a capture or a result has no such place; the message lists the places it has."""
+    """Raised when a capture, a recording or a result has no such place; the message lists the places it has."""
 
     __str__ = Exception.__str__  # a KeyError would print the quoted message
 

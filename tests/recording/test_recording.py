@@ -34,6 +34,9 @@ def test_an_unknown_path_names_the_closest(recording):
         recording["layers.0.mpl"]
     with pytest.raises(NoMatchError):
         recording["encoder.*"]
+    with pytest.raises(KeyError):
+        recording["layers.0.mpl"]
+    assert recording.get("layers.0.mpl") is None and recording.get("encoder.*", 0) == 0, "as of any mapping"
 
 
 def test_the_attributes_of_the_run_come_back(recording):

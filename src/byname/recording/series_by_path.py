@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import BadPathError, NoMatchError
+from byname.errors import BadPathError, NotCapturedError
 from byname.extras import needs
 from byname.place import Place, parse
 from byname.recording import export
@@ -175,7 +175,7 @@ def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> A
     """Return what is recorded at a path: what `get` gives, or a `SeriesByPath` for a path with wildcards.
 
     Raises:
-        NoMatchError: if nothing is, with the closest paths that there are.
+        NotCapturedError: if nothing is, with the closest paths that there are.
     """
     if path in known:
         return get(path)
@@ -188,7 +188,7 @@ def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> A
         if one in known:
             return get(one)
     there = printable(closest(path, known)) or "nothing"
-    raise NoMatchError(f"nothing was recorded at `{printable(path)}`; recorded: {there}")
+    raise NotCapturedError(f"nothing was recorded at `{printable(path)}`; recorded: {there}")
 
 
 def _fits(asked: Place, path: str) -> bool:
