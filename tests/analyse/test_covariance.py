@@ -28,6 +28,7 @@ def check_covariance(found, whole):
     error = np.abs(found.covariance().numpy() - expected)
     assert (error <= 1e-8 * np.outer(spread, spread)).all()
     np.testing.assert_allclose(found.variance(), whole.var(0, ddof=1), rtol=1e-8)
+    np.testing.assert_allclose(found.std(ddof=0), whole.std(0), rtol=1e-8)
     np.testing.assert_allclose(found.mean(), whole.mean(0), rtol=1e-8, atol=1e-8 * spread.max())
     assert found.covariance().dtype is torch.float64
 

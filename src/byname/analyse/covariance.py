@@ -129,6 +129,10 @@ class Covariance(CovarianceStatistic):
         """Return the diagonal of the covariance."""
         return divided(known(self._squares), self._counts - ddof)
 
+    def std(self, ddof: float = 1) -> Tensor:
+        """Return the root of the variance."""
+        return self.variance(ddof).sqrt()
+
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
         rows = rows_of(samples, weights, self.nan)
         self._take_rows(rows, rows.values.shape[1], rows.values.shape[1])
