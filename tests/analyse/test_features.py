@@ -155,6 +155,23 @@ def test_the_spectrum_is_that_of_the_covariance(shape, dtype):
         assert figures["eigenvalues"].dtype is torch.float64
 
 
+def test_every_analyser_of_channels_takes_tokens_as_samples():
+    model, values = nn.Sequential(nn.Linear(8, 6), nn.ReLU()), torch.randn(4, 5, 8)
+    tokens = FeatureStatistics(samples="tokens"), Outliers(samples="tokens"), Rank(samples="tokens")
+    whole = Spectrum(samples="batch")
+    with byname.observe(model, "1", whole):
+        model(values)
+    for one in tokens:
+        byname.observe(model, "1", one)
+    with torch.no_grad():
+        rows = np.concatenate([model(part).double().reshape(-1, 6).numpy() for part in (values, values[:, :2])])
+    features, outliers, rank = (one.result()["1"] for one in tokens)
+    assert features["samples"] == outliers["samples"] == rank["samples"] == 28 and "note" not in features
+    np.testing.assert_allclose(features["mean"], rows.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(features["variance"], rows.var(0, ddof=1), rtol=1e-9)
+    assert outliers["max_abs"] == np.abs(rows).max() and whole.result()["1"]["dimension"] == 30
+
+
 @pytest.mark.parametrize(
     "layer", [nn.Linear(6, 4), nn.Conv2d(3, 5, 2), nn.Embedding(7, 3), nn.BatchNorm1d(4)], ids=repr
 )

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from byname.analyse.analyser import Analyser, Sample
-from byname.analyse.batches import checked_choice
 from byname.analyse.extremes import Extremes
-from byname.analyse.layout import ChannelTally, OfChannels, highest, lowest, positions_of, with_channel
+from byname.analyse.layout import ChannelTally, OfChannels, highest, lowest, with_channel
 from byname.analyse.moments import Moments, Variance
 from byname.analyse.state import callable_name
 from byname.analyse.statistic import Statistic
@@ -43,6 +42,7 @@ class FeatureStatistics(OfChannels):
 
     Args:
         channel_dim: the dimension of the channels; by default found from the modules around the place.
+        samples: ``"batch"``, or ``"tokens"`` if each position is a sample of its own, as the tokens of language models.
 
     Raises:
         BadArgumentError: in a forward, if the number of channels is another than before.
@@ -56,14 +56,14 @@ class FeatureStatistics(OfChannels):
         Otherwise the figures of channels come from the features as long as samples have one shape.
         """
         kept = super().begin(sample)
-        return kept if sample.value.ndim == 2 else {**kept, "features": {}}
+        return kept if sample.value.ndim == 2 or self.samples == "tokens" else {**kept, "features": {}}
 
     def take(self, kept: Any, sample: Sample) -> None:
         """Add the values."""
         value = with_channel(sample.value)
         channels = self.by_channel(kept["layout"], sample, value)
         kept["zeros"].add(channels)
-        if "features" not in kept and value.ndim > 2:  # until now a sample was no more than its channels
+        if "features" not in kept and channels.ndim > 2:  # until now a sample was no more than its channels
             kept["features"] = {(channels.shape[1],): Variance()}
         shape = tuple(sample.value.shape[1:])
         if self._takes_features(kept, shape):
@@ -147,6 +147,7 @@ class Outliers(OfChannels):
 
     Args:
         channel_dim: the dimension of the channels; by default found from the modules around the place.
+        samples: ``"batch"``, or ``"tokens"`` if each position is a sample of its own, as the tokens of language models.
 
     Raises:
         BadArgumentError: in a forward, if the number of channels is another than before.
@@ -308,16 +309,11 @@ class DeadUnits(OfChannels):
     SETTINGS = ("channel_dim", "fires")
 
     def __init__(self, *, fires: Fires = None, channel_dim: int | None = None, samples: str = "batch") -> None:
-        super().__init__(channel_dim=channel_dim)
-        self.samples = checked_choice(samples, "samples", ("batch", "tokens"))
+        super().__init__(channel_dim=channel_dim, samples=samples)
         number = isinstance(fires, int | float) and not isinstance(fires, bool) and not math.isnan(fires)
         if not (fires is None or callable(fires) or number):
             raise BadArgumentError(f"fires is a number, or a function of the value that returns bools, not {fires!r}")
         self.fires = fires
-
-    def settings(self) -> dict[str, Any]:
-        """Return the dimension of the units, the rule by which they fire, and the samples if they are tokens."""
-        return {**super().settings(), **({"samples": self.samples} if self.samples != "batch" else {})}
 
     def begin(self, sample: Sample) -> dict[str, Any]:
         """No firings yet, by the rule of the place."""
@@ -335,7 +331,6 @@ class DeadUnits(OfChannels):
         else:
             rest, nans = Rest(*kept["firings"].rule), 0
         units = self.by_channel(kept["layout"], sample, value)
-        units = positions_of(units, 1) if self.samples == "tokens" else units
         fired, unknown = rest.fired(units, [*range(2, units.ndim)])
         kept["firings"].add(fired)
         kept["firings"].nans += nans + unknown

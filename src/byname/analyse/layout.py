@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.analyser import Analyser, Sample
-from byname.analyse.batches import comparable, may_hold_nan
+from byname.analyse.batches import checked_choice, comparable, may_hold_nan
 from byname.analyse.statistic import Folded, Statistic
 from byname.errors import BadArgumentError
 from byname.table import listed
@@ -21,9 +21,14 @@ class OfChannels(Analyser):
 
     SETTINGS: ClassVar[tuple[str, ...]] = ("channel_dim",)
 
-    def __init__(self, *, channel_dim: int | None = None) -> None:
+    def __init__(self, *, channel_dim: int | None = None, samples: str = "batch") -> None:
         super().__init__()
         self.channel_dim = checked_channel(channel_dim)
+        self.samples = checked_choice(samples, "samples", ("batch", "tokens"))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the class, and the samples if they are tokens."""
+        return {**super().settings(), **({"samples": self.samples} if self.samples != "batch" else {})}
 
     def begin(self, sample: Sample) -> dict[str, Any]:
         """Return an empty layout, and the statistics of the class."""
@@ -34,8 +39,10 @@ class OfChannels(Analyser):
         return self.by_channel(kept["layout"], sample, with_channel(sample.value))
 
     def by_channel(self, layout: Layout, sample: Sample, value: Tensor) -> Tensor:
-        """Return a value that has channels with them as dimension 1, and note its layout."""
+        """Return a value that has channels with them as dimension 1, and note its layout; tokens as rows."""
         dim = layout.take(sample, value, self.channel_dim)
+        if self.samples == "tokens":
+            return positions_of(value, dim)
         return value if dim == 1 else value.movedim(dim, 1)
 
 

@@ -91,9 +91,10 @@ class OfMatrices(OfChannels):
 
     SETTINGS: ClassVar[tuple[str, ...]] = ("rows", "channel_dim")
 
-    def __init__(self, *, rows: str = "positions", channel_dim: int | None = None) -> None:
+    def __init__(self, *, rows: str = "positions", channel_dim: int | None = None, samples: str = "tokens") -> None:
         super().__init__(channel_dim=channel_dim)
-        self.rows = checked_choice(rows, "rows", ("positions", "samples"))
+        whole = checked_choice(samples, "samples", ("batch", "tokens")) == "batch"
+        self.rows = "samples" if whole else checked_choice(rows, "rows", ("positions", "samples"))
 
     def begin(self, sample: Sample) -> dict[str, Any]:
         """No rows yet."""
@@ -142,6 +143,7 @@ class Rank(OfMatrices):
         centred: whether the mean of the rows is taken off first; of a weight it never is.
         rows: ``"positions"``, or ``"samples"`` for one row a sample, flattened.
         channel_dim: the dimension of the channels; by default found from the modules around the place.
+        samples: as of other analysers: ``"batch"`` is ``rows="samples"``, ``"tokens"`` is as by default.
 
     Raises:
         BadArgumentError: if an argument is none of these; in a forward, if the number of columns is another than
@@ -150,8 +152,15 @@ class Rank(OfMatrices):
 
     SETTINGS = ("rows", "channel_dim", "centred")
 
-    def __init__(self, *, centred: bool = False, rows: str = "positions", channel_dim: int | None = None) -> None:
-        super().__init__(rows=rows, channel_dim=channel_dim)
+    def __init__(
+        self,
+        *,
+        centred: bool = False,
+        rows: str = "positions",
+        channel_dim: int | None = None,
+        samples: str = "tokens",
+    ) -> None:
+        super().__init__(rows=rows, channel_dim=channel_dim, samples=samples)
         self.centred = centred
 
     def figures(self, kept: Any) -> dict[Any, Any]:
@@ -205,6 +214,7 @@ class Spectrum(OfMatrices):
     Args:
         rows: ``"positions"``, or ``"samples"`` for one row a sample, flattened.
         channel_dim: the dimension of the channels; by default found from the modules around the place.
+        samples: as of other analysers: ``"batch"`` is ``rows="samples"``, ``"tokens"`` is as by default.
 
     Raises:
         BadArgumentError: if an argument is none of these; in a forward, if the number of columns is another than
