@@ -35,6 +35,7 @@ def test_sizes_stay_on_one_line():
 
 def test_a_finding_breaks_its_lines_between_words_and_is_escaped():
     html = Finding("free-leaf", "a < b")._repr_html_()
+    assert Finding("free-leaf", "a < b").to_pandas()["message"].tolist() == ["a < b"]
     assert "word-break:normal" in html and "a &lt; b" in html
 
 

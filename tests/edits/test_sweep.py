@@ -59,6 +59,7 @@ def test_activation_patching_is_that_by_hooks(mode):
         values = [clean[f"transformer.h.{layer}"] for layer in LAYERS]
         found, expected = swept(model, clean, other), by_hand(model, values, other)
     assert np.array_equal(found.values, expected)
+    assert np.array_equal(swept(model, clean, other, batch=4).values, expected)
     assert same()
     array = found.to_xarray()
     assert array.dims == ("layer", "position") and array.sel(layer=1, position=4).item() == expected[1, 4]
@@ -318,7 +319,7 @@ def test_an_error_names_the_point_and_leaves_nothing():
         ({"where": ["blocks.0"]}, {"metric": lambda output: output}, r"not a tensor of shape \(3, 4\)"),
         ({"where": ["blocks.0"]}, {"metric": lambda output: None}, "not a value of type NoneType"),
         ({"where": ["blocks.0"]}, {"edit": lambda model, where: None}, "returns a handle"),
-        ({"where": ["blocks.0"]}, {"batch": 4}, "cannot share one"),
+        ({"where": ["blocks.0"]}, {"batch": 0}, "1 or more"),
     ],
 )
 def test_what_is_no_sweep_is_refused(over, options, match):

@@ -11,6 +11,7 @@ from typing import Any
 from byname.naming.name import Name
 from byname.reading.objects import attributes_of
 from byname.source.location import Site
+from byname.table import Rows
 from byname.text import printable, printable_lines
 
 
@@ -73,6 +74,8 @@ class Finding:
     def rows(self) -> list[dict[str, Any]]:
         """Return the row of the finding in a list, since every result of byname has ``rows()``."""
         return [self.row()]
+
+    to_pandas = Rows.to_pandas
 
     def __str__(self) -> str:
         lines = [f"{self.cause}: {self.message}", *_shown(self.sites), *(f"  {line}" for line in self.details)]

@@ -40,7 +40,7 @@ def sweep(
     over: Mapping[str, Iterable[Any]],
     metric: Callable[[Any], Any],
     example: Any,
-    batch: None = None,
+    batch: int | None = None,
     progress: bool = True,
 ) -> Sweep:
     """Make an edit at each of many points, run the model, and return the metric of each output.
@@ -73,7 +73,8 @@ def sweep(
         metric: a function of the model's output that returns a number, or a tensor of one number.
         example: the arguments to run the model with: a tensor; a tuple of positional arguments; a dict of keyword
             arguments; or ``(args, kwargs)``.
-        batch: None alone: an edit holds for all samples of a forward, so that no two points can share one.
+        batch: the most points in one forward. It changes nothing: an edit holds for all samples of a forward, so that
+            each point has a forward of its own.
         progress: whether a terminal shows a bar if the sweep takes longer than a second.
 
     Raises:
@@ -82,8 +83,8 @@ def sweep(
     """
     from byname.analyse.evaluation import followed
 
-    if batch is not None:
-        raise BadArgumentError("batch= is None: an edit holds for all samples of a forward, so points cannot share one")
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise BadArgumentError(f"batch= is a number of points, 1 or more, or None; not {batch!r}")
     root, choices = unwrapped(model), _choices(over)
     args, kwargs = arguments_of(example)
     paths = {id(module): path for path, module in modules_by_path(root).items()}
