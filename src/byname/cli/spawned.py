@@ -56,16 +56,23 @@ def run_inside(watchers_of: Callable[[], Sequence[AbstractContextManager[object]
     bootstrap: Any = BaseProcess._bootstrap  # type: ignore[attr-defined]
 
     def watched(process: Any, *args: Any, **named: Any) -> Any:
-        run = process.run
-
-        def inside() -> None:
-            with ExitStack() as stack:
-                for watcher in watchers_of():
-                    stack.enter_context(watcher)
-                run()
-
         if "torch" in sys.modules:
-            process.run = inside
+            if getattr(process._target, "__module__", None) == "torch.multiprocessing.spawn":  # catches what it raises
+                process._args = (_inside(watchers_of, process._args[0]), *process._args[1:])
+            else:
+                process.run = _inside(watchers_of, process.run)
         return bootstrap(process, *args, **named)
 
     BaseProcess._bootstrap = watched  # type: ignore[attr-defined]
+
+
+def _inside(
+    watchers_of: Callable[[], Sequence[AbstractContextManager[object]]], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    def inside(*args: Any) -> Any:
+        with ExitStack() as stack:
+            for watcher in watchers_of():
+                stack.enter_context(watcher)
+            return function(*args)
+
+    return inside
