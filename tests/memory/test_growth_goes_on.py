@@ -35,6 +35,21 @@ def test_the_state_of_a_parameter_that_is_used_late_is_no_growth():
     assert [row.name for row in growth] == []
 
 
+def test_the_states_of_optimizers_that_are_made_anew_and_kept_are_growth():
+    layer, optimizers = nn.Linear(3, 3), []
+    with byname.growth() as growth:
+        for _ in range(5):
+            optimizers.append(torch.optim.Adam(layer.parameters()))
+            layer(torch.ones(2, 3)).sum().backward()
+            optimizers[-1].step()
+            growth.mark()
+    assert {(row.name, row.cause) for row in growth} == {
+        ("optimizers[*].state[*]['exp_avg']", "stored-optimizer"),
+        ("optimizers[*].state[*]['exp_avg_sq']", "stored-optimizer"),
+        ("optimizers[*].state[*]['step']", "stored-optimizer"),
+    }
+
+
 @pytest.mark.slow
 def test_state_of_parameters_that_are_gone_is_growth():
     optimizer = torch.optim.Adam([torch.ones(3, requires_grad=True)])

@@ -390,8 +390,8 @@ def _is_state_of_parameters(group: Group) -> bool:
         return False
     passed = {id(one): one for named in group.ways for one in named.way.passed}
     optimizers: list[Any] = [one for one in passed.values() if issubclass(type(one), torch.optim.Optimizer)]
-    parameters = sum(len(part["params"]) for one in optimizers for part in one.param_groups)
-    return len({id(one) for one in group.tensors}) <= parameters
+    parameters = {id(parameter) for one in optimizers for part in one.param_groups for parameter in part["params"]}
+    return len({id(one) for one in group.tensors}) <= len(parameters)
 
 
 def _order(group: Group, before: Size, now: Size) -> tuple[int, int, int, int, Key]:
