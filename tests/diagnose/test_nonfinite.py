@@ -203,6 +203,44 @@ def test_an_overflow_with_usual_parameters_is_not_called_divergence():
     assert "diverges" not in one.message and "learning rate" not in one.remedy
 
 
+def test_an_overflow_after_steps_may_be_one_of_a_growth_that_no_single_parameter_shows():
+    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(8)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e4)
+    with watched() as found:
+        for _ in range(2):
+            model(torch.ones(4, 1)).square().mean().backward()
+            optimizer.step()
+            nn.utils.vector_to_parameters(torch.full((16,), 3e4), model.parameters())
+    one = found[0]
+    assert "its input goes up to" in one.message and "float32 ends at 3.4e+38" in one.message
+    assert one.remedy.startswith("if the numbers have grown from step to step, lower the learning rate")
+
+
+def test_what_takes_the_mean_of_nothing_is_told_so():
+    output = nn.Linear(2, 3)(torch.ones(4, 2))
+    ignored = torch.full((4,), -100)
+    with watched() as found:
+        (output[output.detach() > 1e6].mean() + output.sum()).backward(retain_graph=True)
+        (nn.functional.cross_entropy(output, ignored) + output.sum()).backward(retain_graph=True)
+        (nn.functional.mse_loss(output[:0], output[:0].detach()) + output.sum()).backward()
+    assert [one.message.rpartition(": ")[2] for one in found] == [
+        "its input has no elements",
+        "all its targets are -100",
+        "its input has no elements",
+    ]
+    assert all("leave the term out where nothing is selected" in one.remedy for one in found)
+
+
+def test_inf_under_a_mask_that_multiplies_is_to_be_replaced_before():
+    scores, mask = leaf(1.0, 2.0), torch.tensor([1.0, 0.0])
+    with watched() as found:
+        hidden = scores.masked_fill(mask == 0, -torch.inf)
+        (hidden * mask).sum().backward()
+    (one,) = found
+    assert "`mul`" in one.message and "turned Inf into NaN" in one.message
+    assert "0 times Inf" in one.remedy and "masked_fill" in one.remedy
+
+
 def test_what_was_overwritten_is_forgotten():
     with watched() as found:
         data = torch.zeros(2).log()

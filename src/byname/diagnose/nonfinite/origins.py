@@ -16,6 +16,8 @@ from torch.utils._device import DeviceContext
 from torch.utils.weak import WeakIdKeyDictionary
 
 from byname.diagnose.nonfinite.reasons import (
+    DIVERGING,
+    OVERFLOW,
     Numbers,
     is_finite,
     kind_of,
@@ -54,10 +56,12 @@ class Origins:
     Attributes:
         known: the origin of each, as long as the tensor lives.
         overflow: the last square or product in which finite float16 numbers became Inf, which a mask never means.
+        stepped: whether an optimizer has made a step.
     """
 
     known: MutableMapping[torch.Tensor, Origin] = field(default_factory=WeakIdKeyDictionary)
     overflow: Origin | None = None
+    stepped: bool = False
 
 
 class OriginsMode(TorchFunctionMode):
@@ -145,11 +149,17 @@ class OriginsMode(TorchFunctionMode):
             line=NO_LINE if frame is None else Line(frame.f_code, frame.f_lasti),
             numbers=numbers,
             why=why(operation, _operands(function, args, bad), bad) if turned and not made_nan else "",
-            remedy=remedy_for(operation, bad.dtype, numbers.kind == "Inf") if turned else "",
+            remedy=self._remedy(operation, bad, numbers, made_nan) if turned else "",
             source=weakref.ref(sources[0]) if sources and not turned else None,
             result=weakref.ref(bad),
             was="Inf" if made_nan else "finite numbers",
         )
+
+    def _remedy(self, operation: str, bad: torch.Tensor, numbers: Numbers, from_inf: bool) -> str:
+        remedy = remedy_for(operation, bad.dtype, numbers.kind == "Inf", from_inf)
+        if remedy == OVERFLOW and self._origins.stepped:
+            return f"if the numbers have grown from step to step, {DIVERGING}; if not, {OVERFLOW}"
+        return remedy
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:

@@ -75,7 +75,18 @@ def why(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
         clause = _clause(rule, tensor.detach(), bad)
         if clause:
             return clause
+    if torch.isnan(result.detach()).any().item():
+        return _mean_of_nothing(operation, tensors)
     return _range(operation, tensors, result)
+
+
+def _mean_of_nothing(operation: str, tensors: Tensors) -> str:
+    """Return a clause about an input without elements, or about targets that are all the same, so all ignored."""
+    given, target = tensors.get("self"), tensors.get("other") if operation in _OF_TARGETS else None
+    if given is not None and not given.numel():
+        return "its input has no elements"
+    labels = set() if target is None or not is_readable(target) else set(target.flatten().tolist())
+    return f"all its targets are {labels.pop()}" if len(labels) == 1 else ""
 
 
 def _clause(rule: _Rule, tensor: torch.Tensor, bad: torch.Tensor) -> str:
@@ -95,8 +106,8 @@ def _range(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
         return ""
     end = torch.finfo(result.dtype).max
     given = tensors.get("self")
-    if operation in _GROWING and given is not None and given.numel() and not given.dtype.is_complex:
-        largest = float(given.detach().abs().max().item())
+    largest = largest_of(given) if operation in _GROWING and given is not None else 0.0
+    if largest:
         return f"its input goes up to {largest:g} in magnitude, and {_type(result)} ends at {end:.3g}"
     return f"{_type(result)} ends at {end:.3g}" if result.dtype in _SHORT else ""
 
@@ -105,7 +116,11 @@ def _type(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-_GROWING = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "square")
+_OF_TARGETS = ("cross_entropy", "nll_loss")
+_MEANS = "mean mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy".split()
+_MEANS += ["binary_cross_entropy_with_logits", *_OF_TARGETS]
+"""Functions that turn finite numbers into NaN only where they take the mean of nothing."""
+_GROWING = "exp exp2 expm1 sinh cosh pow square mse_loss mul mm matmul linear bmm conv2d".split()
 _SHORT = (torch.float16, torch.bfloat16)
 
 
@@ -141,19 +156,30 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
 }
 
 
-def remedy_for(operation: str, dtype: torch.dtype, overflow: bool) -> str:
-    """Return advice against values of a dtype that are not finite; `overflow` says that all of them are Inf."""
-    known = "" if overflow and dtype is torch.float16 and operation == "pow" else _REMEDIES.get(operation, "")
+def remedy_for(operation: str, dtype: torch.dtype, overflow: bool, from_inf: bool = False) -> str:
+    """Return advice against values of a dtype that are not finite.
+
+    `overflow` says that all of them are Inf, `from_inf` that they were computed from Inf.
+    """
+    if from_inf:
+        return _REMEDIES["softmax"] if operation in ("softmax", "log_softmax", *_OF_TARGETS) else _FROM_INF
+    lost = overflow and (operation in _MEANS or (operation == "pow" and dtype is torch.float16))
+    known = "" if lost else _REMEDIES.get(operation, "")
     if dtype is torch.float16 and overflow and not known:
         return _HALF
-    return known or (_OVERFLOW if overflow else _GENERAL)
+    return known or (OVERFLOW if overflow else _GENERAL)
 
 
+_FROM_INF = (
+    "0 times Inf, Inf minus Inf and Inf / Inf are NaN: replace Inf before this operation by torch.where or "
+    "masked_fill, not by a mask that multiplies"
+)
 _HALF = (
     "float16 ends at 65504: let torch.amp.GradScaler skip such steps and lower its scale, or compute this in bfloat16 "
     "or float32"
 )
-_OVERFLOW = "scale the numbers down before this operation, or compute it in a wider dtype"
+OVERFLOW = "scale the numbers down before this operation, or compute it in a wider dtype"
+DIVERGING = "lower the learning rate, normalise the inputs and targets, or clip the gradients before each step"
 _GENERAL = "keep its inputs away from points where the operation, or its slope, is infinite or undefined"
 _EPS_INSIDE = "add a small eps inside, before the root: torch.sqrt(x + eps)"
 _LOG_REMEDY = "keep its input above 0: x.clamp_min(eps), torch.log1p, or log_softmax instead of log of softmax"
@@ -162,7 +188,12 @@ _DISTINCT = (
     "its gradient divides by differences of these values: keep them distinct, as by a little random noise on the "
     "matrix, or compute the loss from the values alone (torch.linalg.eigvalsh, torch.linalg.svdvals)"
 )
+_NO_MEAN = (
+    "the mean of nothing is NaN: leave the term out where nothing is selected, or where all targets are ignored "
+    "(ignore_index); or divide a sum by max(1, the number)"
+)
 _REMEDIES = {
+    **dict.fromkeys(_MEANS, _NO_MEAN),
     "linalg.eigh": _DISTINCT,
     "linalg.svd": _DISTINCT,
     "ctc_loss": "a target longer than its input (a repeated label needs one step more) gives Inf: leave it out, or "

@@ -24,7 +24,7 @@ from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
 from byname.diagnose.nonfinite.origins import Origin, Origins, OriginsMode
-from byname.diagnose.nonfinite.reasons import call_of, is_finite, largest_of, looking, numbers_of, site_of
+from byname.diagnose.nonfinite.reasons import DIVERGING, call_of, is_finite, largest_of, looking, numbers_of, site_of
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.history import name_at
 from byname.naming.name import Name
@@ -104,6 +104,7 @@ class FiniteWatch:
     @dynamo_skip
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         """Report a parameter that a step has made NaN or Inf, though it and its gradient were finite."""
+        self._origins.stepped = True
         fine = [one for reference in vars(self._local).pop("fine", ()) if (one := reference()) is not None]
         spoilt = next((one for one in fine if not is_finite(one)), None)
         if spoilt is not None and (frame := caller()) is not None:
@@ -252,11 +253,8 @@ def _turned(root: _Root) -> Iterator[Facts]:
     grown = None if root.hidden else _grown(root.walk, origin)
     if grown is not None:
         words = ". {leaf} holds numbers up to {size:.1e} by then: most likely, training diverges"
-        so, remedy = tell(words, leaf=_name_of(grown[0]), size=grown[1]), _DIVERGING
+        so, remedy = tell(words, leaf=_name_of(grown[0]), size=grown[1]), DIVERGING
     yield {"why": origin.why and f": {origin.why}", "so": so, "remedy": remedy}
-
-
-_DIVERGING = "lower the learning rate, normalise the inputs and targets, or clip the gradients before each step"
 
 
 def _there(root: _Root) -> Iterator[Facts]:
