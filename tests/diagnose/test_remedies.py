@@ -351,6 +351,26 @@ def test_a_copy_of_a_tensor_made_in_inference_mode_can_be_used(statement, tmp_pa
     assert run(put_before(source, line, statement), tmp_path) is None
 
 
+def test_a_tensor_of_inference_mode_in_a_list_of_pairs_is_copied_under_the_name_that_the_line_reads(tmp_path):
+    statement = "loss = head(features).sum()"
+    source = f"""
+encoder, head = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 1)
+@torch.inference_mode()
+def embed(x):
+    return encoder(x)
+bank = [(embed(torch.ones(2, 3)), label) for label in range(2)]
+for features, label in bank:
+    {statement}
+    loss.backward()
+"""
+    why = explained(source, tmp_path)
+
+    assert [str(name) for name in why.culprits] == ["features"]
+    assert [site.line for site in why.sites] == [5, 8]
+    line = re.search("put `(.*?)` on the line before this one", why.remedy)[1]
+    assert run(source.replace(statement, f"{line}\n    {statement}"), tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("views", "statement"),
     [

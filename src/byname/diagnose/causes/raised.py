@@ -154,18 +154,19 @@ def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
 
 def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
     """Yield the first tensor that the failing expression reads, or parameter of a module in it, made in this mode."""
-    parts = context.failing_parts()
-    values = [failing.value(node) for failing, node in parts if isinstance(node, ast.Name | ast.Attribute)]
-    modules = [value for value in values if issubclass(type(value), nn.Module)]
-    held = [parameter for module in modules for parameter in nn.Module.parameters(module)]
-    made = [one for one in [*values, *held] if is_tensor(one) and torch.Tensor.is_inference(one)]
-    for tensor in made[:1]:
-        name, copy = context.name(tensor), "use a .clone() of it"
-        if name.path:
-            copy = f"put `{name.path} = {name.path}.clone()` on the line before this one"
+    parts = [(failing.value(node), node) for failing, node in context.failing_parts()]
+    read = [(value, ast.unparse(node)) for value, node in parts if isinstance(node, ast.Name | ast.Attribute)]
+    modules = [value for value, _ in read if issubclass(type(value), nn.Module)]
+    read += [(one, "") for module in modules for one in nn.Module.parameters(module)]
+    refused = [one for one in read if is_tensor(one[0]) and torch.Tensor.is_inference(one[0])]
+    for tensor, path in refused[:1]:
+        path = next((word for one, word in reversed(refused) if one is tensor and word), path)  # x in x.T
+        copy = f"put `{path} = {path}.clone()` on the line before this one"
         if issubclass(type(tensor), nn.Parameter):
             copy = "build the module outside of torch.inference_mode()"
-        yield {"tensor": name, "made": made_at(tensor), "copy": copy}
+        cuts = [cut.line.site for log in logs() for cut in log.cuts_of(tensor) if cut.reason == "inference"]
+        name, made = variable(path) if path else context.name(tensor), made_at(tensor)
+        yield {"tensor": name, "made": made, "computed": cuts[: made is None], "copy": copy}
 
 
 def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
@@ -342,8 +343,8 @@ def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
 RAISED: tuple[Cause[FailureContext], ...] = (
     Cause("inference-tensor", Raised(RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)"),
         _made_in_inference_mode,
-        "{tensor} was made under torch.inference_mode(){made:at}, and is used outside of it{noticed:at}: autograd can "
-        "neither save nor change such a tensor",
+        "{computed:-}{tensor} was made under torch.inference_mode(){made:at}, and is used outside of it{noticed:at}: "
+        "autograd can neither save nor change such a tensor",
         "{copy}, or make it under torch.no_grad() instead of torch.inference_mode()"),
     Cause("unused-input", Raised(RuntimeError, r"differentiated Tensor.* not have been used in the graph"),
         _unused_inputs,
