@@ -1,5 +1,7 @@
 """What is said of the calls that may have cut a parameter off."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -28,3 +30,22 @@ def test_calls_on_one_line_are_told_once(rows_of):
     assert "The path may be cut here" in finding.message
     assert finding.message.count("is detached from the graph") == 1
     assert finding.message.count("is converted to plain numbers") == 1
+
+
+class Embedder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.EmbeddingBag(10, 4), nn.Linear(4, 4)
+
+    @torch.no_grad()
+    def embed(self, tokens):
+        return nn.functional.normalize(self.out(self.table(tokens)), dim=-1)
+
+
+def test_what_a_decorated_function_returns_is_a_result_and_no_parameter_is_said_to_be_computed():
+    model = Embedder()
+    with pytest.raises(RuntimeError) as error, byname.explaining():
+        model.embed(torch.randint(10, (3, 5))).sum().backward()
+    (note,) = error.value.__notes__
+    assert re.search(r": a result of `model\.\w+\.weight` at \S+ is computed while gradients are switched off", note)
+    assert "outside of that block (a decorator of the function is one, too)" in note

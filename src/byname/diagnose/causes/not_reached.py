@@ -20,7 +20,7 @@ from byname.diagnose.context import FailureContext, assigned_on
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding
 from byname.naming.children.torch import gathered_parameters, is_sharded
-from byname.naming.name import Name, at, quote, unnamed
+from byname.naming.name import Name, at, quote, unnamed, with_relation
 from byname.reading.frames import NO_LINE
 from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.tensor import fact, is_tensor
@@ -44,11 +44,10 @@ def _cut_off_by(context: FailureContext, cut: DetachPoint) -> Name:
             return name
     if (named := assigned_on(cut.line)) is not None:
         return named
-    for reference, _ in cut.inputs:
-        tensor = reference()
-        if tensor is not None and context.name(tensor).path:
-            return context.name(tensor)
-    return unnamed(cut.line.site)
+    given = (tensor for reference, _ in cut.inputs if (tensor := reference()) is not None)
+    if (read := next((name for tensor in given if (name := context.name(tensor)).path), None)) is None:
+        return unnamed(cut.line.site)
+    return read if not cut.reason and cut.name in (*_DETACHES, *_NUMBERS) else with_relation(read, "a result of")
 
 
 def _without_graph(context: FailureContext) -> torch.Tensor | None:
@@ -144,7 +143,7 @@ def _words_of(cut: DetachPoint) -> tuple[str, str]:
     return next(((why, remedy) for names, why, remedy in _KINDS if cut.name in names), otherwise)
 
 
-_OUTSIDE = "compute what the loss depends on outside of that block"
+_OUTSIDE = "compute what the loss depends on outside of that block (a decorator of the function is one, too)"
 _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isclose isnan isfinite logical_and".split()
 _POSITIONS = "argmax argmin argsort nonzero argwhere searchsorted bucketize multinomial".split()
 _POSITIONS += "max min topk sort median nanmedian mode kthvalue cummax cummin".split()  # their values have gradients
@@ -167,7 +166,7 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
     (_POSITIONS, "is a position or a choice, which has no gradient",
         "compute the loss from the scores themselves (cross_entropy takes logits); positions are for metrics"),
     (_NUMBERS, "is converted to plain numbers outside of PyTorch",
-        "keep the tensor for the loss (torch.stack joins several), and convert to numbers only for logging"),
+        "keep the tensor for the loss, without .item() or float() (torch.stack joins several); numbers are for logs"),
     ("tensor as_tensor asarray array from_numpy".split(),
         "is made anew from the numbers of others, which have no gradient then",
         "join the tensors: torch.stack(list) if they have no dimension, torch.cat(list) if each has one element"),
