@@ -155,6 +155,14 @@ class TestFindings:
         assert (finding.cause, culprits(finding)) == ("not-in-optimizer", ["temperature"])
         assert "the optimizer (SGD) does not have it" in finding.message
 
+    def test_the_line_that_made_what_the_optimizer_lacks_is_shown(self, net, optimizer):
+        with byname.explaining():
+            net.head = nn.Linear(8, 1)
+            finding = byname.check(loss_of(net), model=net, optimizer=optimizer)[0]
+
+        assert finding.cause == "not-in-optimizer"
+        assert [site.statement for site in finding.sites] == ["net.head = nn.Linear(8, 1)"]
+
     def test_a_loss_without_a_graph(self, net):
         with byname.track():
             predicted = net(torch.randn(2, 4)).argmax(1)

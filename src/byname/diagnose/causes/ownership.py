@@ -35,10 +35,11 @@ from byname.text import shape_text
 
 
 class _LeftOut(NamedTuple):
-    """The parameters that a loss reaches and that no optimizer will change, and the lines that use them."""
+    """The parameters that a loss reaches and that no optimizer will change, and the lines that use and make them."""
 
     names: tuple[Name, ...]
     uses: tuple[Site, ...]
+    made: list[Site]
     hidden: dict[int, tuple[str, str]]  # those that PyTorch does not find: where they are, and what to use there
     lost: bool  # no variable and no module holds them any more
 
@@ -80,7 +81,8 @@ def _left_out_of(context: FailureContext) -> _LeftOut:
     names = tuple([leaf.name for leaf in mine])
     uses = tuple([use.site for leaf in mine for use in leaf.consumers if use.site is not None])
     lost = all(leaf.name.how == "graph" or not leaf.name.path for leaf in mine)
-    return _LeftOut(names, uses, hidden, bool(uses) and lost)
+    made = dict.fromkeys([one.site for one in mine if one.site is not None and not is_library(one.site.file)])
+    return _LeftOut(names, uses, [*made][:3], hidden, bool(uses) and lost)
 
 
 def _is_stray(context: FailureContext, leaf: Leaf) -> bool:
@@ -94,21 +96,21 @@ def _registered(context: FailureContext) -> set[int]:
 
 
 def _wrapped_too_early(context: FailureContext) -> Iterator[Facts]:
-    names, uses, _, lost = context.once(_left_out_of)
+    names, uses, _, _, lost = context.once(_left_out_of)
     if names and lost and all(map(_wraps_too_early, uses)):
         yield from (_as_target(use, names[0].scope) for use in uses)
 
 
 def _made_in_forward(context: FailureContext) -> Iterator[Facts]:
     """Yield the parameters that no variable and no module holds any more, as of a layer made in a forward."""
-    names, uses, _, lost = context.once(_left_out_of)
+    names, uses, _, _, lost = context.once(_left_out_of)
     if names and lost and not all(map(_wraps_too_early, uses)):
         number = counted(len(names), "parameter")
         yield {"count": len(names), "number": number, "used": uses[0], "those": _those(context)}
 
 
 def _left_out(context: FailureContext) -> Iterator[Facts]:
-    names, _, hidden, lost = context.once(_left_out_of)
+    names, _, made, hidden, lost = context.once(_left_out_of)
     if not names or lost:
         return
     remedy: str = tell(
@@ -128,6 +130,7 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
         remedy = f"if the cut is on the wrong side, move it to {them}; if not, {remedy}"
     yield {
         "names": names,
+        "made": made,
         "lack": f"{_those(context)} {'has' if _several(context) else 'does not have'}",
         "beside": beside,
         "cut": None if cut is None else cut.line.site,
@@ -277,7 +280,7 @@ OWNERSHIP: tuple[Cause[FailureContext], ...] = (
         "parameter made in a function is new in each call, and {those} cannot have {count:it|them}",
         "make it once, in __init__ of the module, and build the optimizer after that"),
     Cause("not-in-optimizer", before_it_runs, _left_out,
-        "{names:-}{names} {names:gets|get} a gradient, but {lack} {names:it|them}{beside}{cut:-}", "{remedy}"),
+        "{names:-}{made:-}{names} {names:gets|get} a gradient, but {lack} {names:it|them}{beside}{cut:-}", "{remedy}"),
     Cause("orphaned-parameter", before_it_runs, _orphaned,
         "{names:-}{holder} has {old}, which the model does not have and this loss does not reach{replaced}",
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"),
