@@ -64,6 +64,10 @@ FORWARD = {
     "rtruediv": (lambda x: 1 / x, (0.0, 2.0), "div", "Inf", "its denominator is 0 at 1"),
     "exp": (lambda x: x.exp() / x.exp().sum(), (1000.0, 1.0), "exp", "Inf", "its input goes up to 1000"),
     "acos": (lambda x: x.acos(), (2.0, 0.5), "acos", "NaN", "its input is beyond 1 or -1 at 1"),
+    "log1p": (lambda x: x.log1p(), (-1.0, 0.5), "log1p", "Inf", "its input is -1 or below at 1"),
+    "logit": (lambda x: x.logit(), (1.0, 0.5), "logit", "Inf", "its input is 0 or 1 at 1"),
+    "erfinv": (lambda x: x.erfinv(), (1.0, 0.5), "erfinv", "Inf", "its input is 1 or -1 at 1"),
+    "atanh": (lambda x: x.arctanh(), (1.0, 0.5), "atanh", "Inf", "its input is 1 or -1 at 1"),
     "in place": (lambda x: (x * 1).log_(), (0.0, 1.0), "log", "Inf", ""),
     "a masked row": (lambda x: x.masked_fill(x == x, -torch.inf).softmax(0), (1.0, 2.0), "softmax", "NaN", ""),
 }

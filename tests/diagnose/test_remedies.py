@@ -371,6 +371,21 @@ for features, label in bank:
     assert run(source.replace(statement, f"{line}\n    {statement}"), tmp_path) is None
 
 
+def test_a_gradient_is_asked_of_the_input_that_stands_in_for_the_unused_one(tmp_path):
+    source = """
+critic, real = nn.Linear(3, 1), torch.randn(4, 3, requires_grad=True)
+mix = torch.lerp(real.detach(), torch.randn(4, 3), 0.5).requires_grad_()
+score = critic(mix)
+slope, = torch.autograd.grad(score.sum(), real, create_graph=True)
+"""
+    why = explained(source, tmp_path)
+
+    assert why.cause == "unused-input" and "materialize_grads" not in why.remedy
+    assert [str(name) for name in why.culprits] == ["real", "mix"]
+    asked = re.match("ask for the gradient with respect to `(.*?)`", why.remedy)[1]
+    assert run(source.replace("sum(), real", f"sum(), {asked}"), tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("views", "statement"),
     [

@@ -31,6 +31,7 @@ from byname.reading.quiet import DisableTorchFunction, collection_paused, modes_
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site
 from byname.text import printable
+from byname.tracking.log import logs
 from byname.tracking.lookup import SiteLookup, site_of_tensor
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def why_no_graph(tensor: torch.Tensor, site: Site | None) -> str:
     return (
         f"{asked}. Either nothing it was computed from requires grad, or it was made under torch.no_grad(), or it was "
         "cut off by .detach(), .data, .item() or numpy"
-        + ("" if site else "; byname.track() around the computation remembers which line made it")
+        + ("" if site or logs() else "; byname.track() around the computation remembers which line made it")
     )
 
 

@@ -146,9 +146,8 @@ def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | Non
         how = "the checkpointed part saved a different number of tensors when backward recomputed it"
         return {"how": how, "remedy": _REMEDY}
     how = tell(
-        _SAME + ": the tensor saved for {tensor}{made:at} was {then} the first time and is {now} the second time",
-        tensor=context.variable(node),
-        made=context.site(node),
+        _SAME + ": what was saved for {tensor} was {then} the first time and is {now} the second time",
+        tensor=Subject(context.variable(node), context.site(node)),
         then=_shape(then[number]),
         now=_shape(now[number]),
     )

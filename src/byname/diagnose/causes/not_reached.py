@@ -201,7 +201,7 @@ def _unseen(context: FailureContext) -> Iterator[Facts]:
     if root is not None:
         made, name = site_of_tensor(root), quote(context.name(root))
         why = why_no_graph(root, made)
-        remedy = "byname.explaining() around the forward remembers which line cut it off" if made is None else ""
+        remedy = "" if made or logs() else "byname.explaining() around the forward remembers which line cut it off"
         yield {"name": name, "why": why, "made": made, "remedy": remedy}
 
 

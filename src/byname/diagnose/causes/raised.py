@@ -57,6 +57,10 @@ def _unused_inputs(context: FailureContext) -> Iterator[Facts]:
         beside = tell(": {it} is, and {part} was computed from it{made:at} beside that", it=it, part=part, made=made)
         remedy = f"ask for the gradient with respect to {quote(it)} and take its part, or compute {outputs} from {part}"
         remedy += ", as by torch.cat of the slices"
+    elif (other := _stand_in(context, unused)) is not None:
+        beside = tell(": {other}{made:at}, of the same shape, is", other=context.name(other), made=made_at(other))
+        remedy = f"ask for the gradient with respect to {quote(context.name(other))}, or compute {outputs} from "
+        remedy += quote_all(names)
     unnamed = names if whole is None else ()
     yield {"names": names, "unnamed": unnamed, "outputs": outputs, "beside": beside, "remedy": remedy}
 
@@ -65,6 +69,13 @@ _UNUSED = (
     "pass materialize_grads=True (their gradient is then zeros), or leave them out; with allow_unused=True alone it is "
     "None, which arithmetic refuses"
 )
+
+
+def _stand_in(context: FailureContext, unused: list[Any]) -> torch.Tensor | None:
+    """Return the only leaf besides parameters that outputs are computed from, if it looks like the one unused input."""
+    free = [one for one in (*context.leaves, *unused) if not issubclass(type(one), nn.Parameter)]
+    alike = len(unused) == 1 and len(free) == 2 and fact(free[0], "shape") == fact(unused[0], "shape")
+    return free[0] if alike else None
 
 
 def _used_whole(context: FailureContext, part: torch.Tensor) -> torch.Tensor | None:

@@ -36,7 +36,7 @@ def operation_of(name: str) -> str:
 _ALIASES = {
     "truediv": "div", "rtruediv": "div", "rdiv": "div", "divide": "div", "true_divide": "div", "idiv": "div",
     "itruediv": "div", "linalgvectornorm": "norm", "vector_norm": "norm", "linalg_vector_norm": "norm", "rpow": "pow",
-    "ipow": "pow", "arccos": "acos", "arcsin": "asin",
+    "ipow": "pow", "arccos": "acos", "arcsin": "asin", "arctanh": "atanh",
 }  # fmt: skip
 
 
@@ -143,14 +143,13 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "rsqrt": (_INPUT_ZERO, _INPUT_NEGATIVE, _Rule("result", torch.isinf, "its result is Inf")),
     "norm": (_RESULT_ZERO,),
     "std": (_RESULT_ZERO,),
-    "log": _LOG,
-    "log2": _LOG,
-    "log10": _LOG,
+    **dict.fromkeys(("log", "log2", "log10"), _LOG),
     "div": (_Rule("other", lambda tensor: tensor == 0, "its denominator is 0"),),
     "reciprocal": (_INPUT_ZERO,),
     "pow": (_INPUT_ZERO, _INPUT_NEGATIVE),
-    "acos": _ARC,
-    "asin": _ARC,
+    "log1p": (_Rule("self", lambda tensor: tensor <= -1, "its input is -1 or below"),),
+    "logit": (_Rule("self", lambda tensor: (tensor == 0) | (tensor == 1), "its input is 0 or 1"),),
+    **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), _ARC),
     "linalg.eigh": (_Rule("eigenvalues", _repeated, "eigenvalues are equal to others"),),
     "linalg.svd": (_Rule("S", _repeated, "singular values are equal to others"),),
 }
@@ -181,7 +180,6 @@ _HALF = (
 OVERFLOW = "scale the numbers down before this operation, or compute it in a wider dtype"
 DIVERGING = "lower the learning rate, normalise the inputs and targets, or clip the gradients before each step"
 _GENERAL = "keep its inputs away from points where the operation, or its slope, is infinite or undefined"
-_EPS_INSIDE = "add a small eps inside, before the root: torch.sqrt(x + eps)"
 _LOG_REMEDY = "keep its input above 0: x.clamp_min(eps), torch.log1p, or log_softmax instead of log of softmax"
 _LINEAR = "keep its input strictly between -1 and 1: x.clamp(-1 + eps, 1 - eps)"
 _DISTINCT = (
@@ -194,22 +192,20 @@ _NO_MEAN = (
 )
 _REMEDIES = {
     **dict.fromkeys(_MEANS, _NO_MEAN),
-    "linalg.eigh": _DISTINCT,
-    "linalg.svd": _DISTINCT,
+    **dict.fromkeys(("linalg.eigh", "linalg.svd"), _DISTINCT),
     "ctc_loss": "a target longer than its input (a repeated label needs one step more) gives Inf: leave it out, or "
     "pass zero_infinity=True",
-    "sqrt": _EPS_INSIDE,
+    "sqrt": "add a small eps inside, before the root: torch.sqrt(x + eps)",
     "rsqrt": "add a small eps inside: torch.rsqrt(x + eps)",
     "norm": "add a small eps inside the norm: (x.square().sum() + eps).sqrt()",
-    "log": _LOG_REMEDY,
-    "log2": _LOG_REMEDY,
-    "log10": _LOG_REMEDY,
+    **dict.fromkeys(("log", "log2", "log10"), _LOG_REMEDY),
     "div": "keep the denominator away from 0: add a small eps to it, or clamp_min(eps)",
     "reciprocal": "keep its input away from 0: add a small eps to it",
     "exp": "subtract the maximum first, as torch.softmax and torch.logsumexp do, or clamp the input",
     "pow": "keep the base above 0, or add a small eps to it, where the exponent is below 1 or not a whole number",
-    "acos": _LINEAR,
-    "asin": _LINEAR,
+    "log1p": "keep its input above -1: x.clamp_min(-1 + eps); for log(1 - sigmoid(z)) write logsigmoid(-z)",
+    "logit": "keep its input away from 0 and 1, torch.logit(p, eps=1e-6), or compute with the logits themselves",
+    **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), _LINEAR),
     "atan2": "keep its two inputs from both being 0",
     "std": "a standard deviation needs two elements or more, and its slope at 0 is not finite: add a small eps, or "
     "unbiased=False",
