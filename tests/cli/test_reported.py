@@ -75,7 +75,7 @@ def test_a_recording_of_an_earlier_run_is_not_taken_for_this_one(run, files, for
         (["run", "--report", "nowhere/page.html", "ends.py"], 2, b"there is no folder nowhere"),
         (["report", "--tail", "reported.h5", "other.h5"], 2, b"--tail follows one recording"),
         (["report", "none.h5"], 1, b"there is no file none.h5"),
-        (["report", "failing.py"], 1, b"failing.py is no recording"),
+        (["report", "failing.py"], 1, b"failing.py is not a recording"),
         (["report", "reported.h5", "--to", "reported.h5"], 1, b"should end in .html"),
     ],
 )

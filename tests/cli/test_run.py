@@ -1,21 +1,14 @@
 """``byname run`` against ``python``: the same program, the same arguments, the same output, errors and exit code."""
 
-import pickle
 import platform
 import textwrap
 from importlib import metadata
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from forking import run_plainly, run_started
 from programs import AT_THE_END, BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
-from torch.multiprocessing.spawn import _wrap
 
 import byname
-from byname.cli.spawned import run_inside
 
 
 @pytest.mark.grid(fast=20)
@@ -221,21 +214,3 @@ def test_errors_in_processes_with_a_python_of_their_own_are_explained_if_they_ha
     done = forks.run(tmp_path, ["run", "train.py"])
     assert done.out.decode() == "[]\n"
     assert "byname: backward-twice: this backward at train.py:9 goes through" in done.err.decode()
-
-
-def test_an_error_that_the_spawn_of_pytorch_catches_and_prints_is_explained_before(tmp_path, monkeypatch):
-    def work(rank):
-        loss = torch.ones(2, requires_grad=True).exp()
-        loss.backward()
-
-    def start(process):
-        process._target(*process._args)
-
-    monkeypatch.setattr(BaseProcess, "_bootstrap", start)
-    run_inside(lambda: [byname.explaining()])
-    process = SimpleNamespace(_target=_wrap, _args=(work, 0, (), str(tmp_path / "error")))
-    with pytest.raises(SystemExit):
-        BaseProcess._bootstrap(process)
-    printed = pickle.loads((tmp_path / "error").read_bytes())
-    assert "byname: non-scalar-backward: backward at test_run.py:" in printed
-    assert str(Path(byname.__file__).parent) not in printed
