@@ -1,7 +1,9 @@
 """Leaves: the tensors in which the graph of a loss ends, and their names."""
 
+import gc
 import itertools
 import random
+import weakref
 
 import pytest
 import torch
@@ -264,3 +266,17 @@ def test_a_leaf_that_only_an_iterator_holds_is_the_programs():
     assert [one.held for one in byname.leaves(loss)] == ["program"]
     del kept
     assert [one.held for one in byname.leaves(loss)] == ["graph"]
+
+
+def test_names_that_are_read_later_are_those_of_the_call_and_keep_nothing_alive():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    trainer = {"model": model}
+    optimizer = torch.optim.Adam(model.parameters())
+    seen = byname.graph(model(torch.ones(1, 2)).sum())
+    weight = weakref.ref(model[1].weight)
+    trainer["model"] = model = optimizer = None
+    gc.collect()
+    assert weight() is None
+    names = next(leaf.names for leaf in seen.leaves if str(leaf.name) == "model[1].weight")
+    assert [one.path for one in names[1:]] == ["trainer['model'][1].weight", "optimizer.param_groups[0]['params'][2]"]
+    assert "view of model[1].weight" in [str(row.name) for row in seen.saved]

@@ -42,7 +42,7 @@ class Describer:
         self._graph = graph
         self._index = index
         self._lookup = graph.lookup
-        self._views: dict[tuple[Any, int], Name | None] = {}
+        self._views: dict[tuple[Any, int], Name | Names | None] = {}
         self._given: dict[tuple[Hashable, ...], Name | None] = {}
         self._modules: dict[int, str] = {}
         self._histories: dict[int, tuple[Past, Expression]] = {}
@@ -50,23 +50,26 @@ class Describer:
     def leaf(self, number: int, leaf: torch.Tensor, uses: Iterable[tuple[int, int]]) -> Names:
         """Return the names of a leaf; `uses` are the nodes that use it, each with its position among their inputs."""
         made, former = self._history(leaf)
-        own = self._index.every_name(leaf, made)
+        own = self._index.every_name(leaf)
         if own is not None:
-            return own
+            return own.of(made)
         name = self._overwritten(leaf, uses, made) or former or self._nearest(number)
-        return Names([name or self._index.related_name(leaf, made) or self._index.unnamed(made)], None)
+        return Names((), None, name or self._index.related_name(leaf, made) or self._index.unnamed(made))
 
-    def saved(self, number: int, slot: str, tensor: torch.Tensor, facts: Facts) -> Name:
+    def saved(self, number: int, slot: str, tensor: torch.Tensor, facts: Facts) -> Name | Names:
         """Return the name of a tensor that a node saved in a slot."""
         site, former = self._history(tensor)
         met = self._index.met(tensor)
-        own = self._index.own_name(tensor) if met else None
-        named = former if own is None else with_site(own, site)
+        own = self._index.every_name(tensor)
+        if own is not None and not self._lookup:
+            return own.of(site)
+        named = former if own is None else own.of(site).best
         if named is not None:
             return named if named.exact else self._taken_by(number, tensor) or named
-        name = None if met else self._same_result(number, slot, facts) or self._viewed(tensor)
+        name: Name | Names | None = None
+        name = name if met else self._same_result(number, slot, facts) or self._viewed(tensor)
         name = name or (self._taken_by(number, tensor) if met else None)
-        if name is None and facts[STORAGE] in self._index.by_storage():
+        if name is None and facts[STORAGE] in self._index.by_storage:
             name = self._index.related_name(tensor, site)
         return name or with_site(NAMELESS, site)
 
@@ -136,12 +139,12 @@ class Describer:
     def _same_result(self, number: int, slot: str, facts: Facts) -> Name | None:
         """Return the name of the node's own result, which PyTorch saves as a new object in the same memory."""
         node = self._graph.nodes[number]
-        for tensor in self._index.by_storage().get(facts[STORAGE], ()):
+        for tensor in self._index.by_storage.get(facts[STORAGE], ()):
             if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(facts_of(tensor))):
                 return self._index.own_name(tensor)
         return self._name_at(node, 0) if slot == "result" else None
 
-    def _viewed(self, tensor: torch.Tensor) -> Name | None:
+    def _viewed(self, tensor: torch.Tensor) -> Name | Names | None:
         """Return the name of the variable that a tensor is a view of, going back through nodes that only view."""
         node = fact(tensor, "grad_fn")
         for _ in range(_VIEWS_IN_A_ROW):
@@ -156,11 +159,12 @@ class Describer:
             node = before[0]
         return None
 
-    def _view_of_output(self, node: Any, output: int) -> Name | None:
-        if node is None:
-            return None
+    def _view_of_output(self, node: Any, output: int) -> Name | Names | None:
         variable = getattr(node, "variable", None)
-        name = self._name_at(node, output) if variable is None else self._index.own_name(variable)
+        if variable is not None:
+            names = self._index.every_name(variable)
+            return None if names is None else names.of(relation="view of")
+        name = None if node is None else self._name_at(node, output)
         return None if name is None else with_relation(name, "view of")
 
     def _nearest(self, number: int) -> Name | None:

@@ -14,6 +14,7 @@ from byname.autograd.slots import Slot, slots_of
 from byname.autograd.walk import Walk
 from byname.naming.name import NAMELESS, Name
 from byname.naming.names import NameIndex, Question
+from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, facts_of
@@ -101,6 +102,8 @@ class Saved(Totals[SavedTensor]):
         card = None if facts is None else card_from(facts)
         rows = () if card is None else self._rows_by_storage.get(card.storage, ())
         node, slot, state, name, site, module, number = fields
+        if isinstance(name, Names):
+            module, name = module or name.owner(), name.best
         return SavedTensor(node, slot, state, card, name, site, module, number, position, rows)
 
     @cached_property
@@ -127,8 +130,8 @@ class Saved(Totals[SavedTensor]):
         return self.opaque
 
 
-_Fields: TypeAlias = tuple[str, str, str, Name, Site | None, str, int]
-"""A row without its card: node, slot, state, name, site, module, number."""
+_Fields: TypeAlias = tuple[str, str, str, Name | Names, Site | None, str, int]
+"""A row without its card: node, slot, state, name, site, module, number. `Names` know the module that owns a tensor."""
 
 
 def saved(root: Any) -> Saved:
@@ -193,27 +196,28 @@ def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Sa
     lookup = walk.lookup
     describer = Describer(walk, index)
     sites = walk.site if lookup else None
-    storages, met = index.by_storage(), index.met
+    storages, met = index.by_storage, index.met
     fields: list[_Fields] = []
     facts: list[Facts | None] = []
     add_fields, add_facts = fields.append, facts.append
     seen: dict[int, Facts] = {}
     last, name, site = 0, "", None
+    called: Name | Names
     for slot in slots or ():
         number, shown, state, tensor = slot
         if number != last:
             last, name, site = number, walk.name(number), None if sites is None else sites(number)
-        fact = None
+        fact, called = None, NAMELESS
         if tensor is not None:
             fact = seen.get(id(tensor))
             if fact is None:
                 fact = seen[id(tensor)] = facts_of(tensor)
+            if sites is not None or fact[STORAGE] in storages or met(tensor):
+                called = describer.saved(number, shown, tensor, fact)
         add_facts(fact)
-        if fact is None or sites is not None or fact[STORAGE] in storages or met(tensor):
-            called = NAMELESS if tensor is None or fact is None else describer.saved(number, shown, tensor, fact)
-            add_fields((name, shown, state, called, site, describer.module(number, tensor), number))
-        else:  # no log, no name, and no name in the same memory
-            add_fields((name, shown, state, NAMELESS, site, "", number))
+        add_fields(
+            (name, shown, state, called, site, "" if sites is None else describer.module(number, tensor), number)
+        )
     unread = [not_ended("saved tensors are missing")] if slots is None else []
     return Saved(fields, facts, (*unread, *opaque_notes(walk), *index.bound()))
 

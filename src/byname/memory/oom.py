@@ -72,7 +72,7 @@ def _group_of(look: HeapSnapshot, kinds: Kinds, block: StorageRegion) -> Hashabl
 def _owner(way: ReferencePath) -> str:
     owners = (nn.Module, torch.optim.Optimizer)
     paths = (to for to, one in zip(way.parts(), way.passed, strict=False) if issubclass(type(one), owners))
-    return next(paths, next(way.parts())).source
+    return next(paths, next(way.parts())).text.source
 
 
 _OWNED = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "optimizer": "state"}

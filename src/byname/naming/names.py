@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import CodeType
 from typing import Any, NamedTuple
@@ -13,13 +13,12 @@ from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed, with_relation, with_site
-from byname.naming.reference_path import Names, ReferencePath, Unwritten
-from byname.naming.roots import FOREIGN, LOOP, Root, all_roots, given_root, given_roots
+from byname.naming.reference_path import Branch, Names, ReferencePath, rank
+from byname.naming.roots import FOREIGN, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor, storage_of
 from byname.source.location import Site
-from byname.text import printable
 from byname.tracking.lookup import SiteLookup
 
 
@@ -95,16 +94,13 @@ class NameIndex:
     Args:
         searches: the searches, the first of them from the variables.
         unheld: the ids of tensors that no Python object holds, so that PyTorch alone keeps them alive.
-        known: the cache of other indexes of the same searches.
     """
 
-    def __init__(
-        self, searches: Sequence[SearchResult], unheld: frozenset[int] = frozenset(), known: _NameCache | None = None
-    ) -> None:
+    def __init__(self, searches: Sequence[SearchResult], unheld: frozenset[int] = frozenset()) -> None:
         self.searches = searches
         self.unheld = unheld
-        self._known = known or _NameCache()
-        self._owners: dict[int, str] = {}
+        self._names: dict[int, Names | None] = {}
+        self._own: dict[int, tuple[Named, ...]] = {}
         self._relations: dict[tuple[int | None, int], Name | None] = {}
 
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
@@ -116,38 +112,35 @@ class NameIndex:
 
     def own_name(self, tensor: torch.Tensor) -> Name | None:
         """Return the best name by which the program reaches this very tensor, or None. It makes no other name."""
-        if not self.met(tensor):
+        return None if (names := self.every_name(tensor)) is None else names.best
+
+    def every_name(self, thing: object) -> Names | None:
+        """Return the names by which the program reaches this very object, or None. It writes none of them yet."""
+        if not self.met(thing):
             return None
-        best = self._known.best
-        if id(tensor) not in best:
-            best[id(tensor)] = next((one.name() for one, _ in self._ranked(tensor)), None)
-        return best[id(tensor)]
+        if id(thing) not in self._names:
+            found = [branch for reached in self.searches for branch in reached.branches_to(thing)]
+            if [branch for branch in found if branch.stateful]:  # a step into an optimizer's state holds the parameter
+                ways = map(self._with_parameters, self._ways_to(thing))
+                found = [Branch.along(way) for way in ways if way is not None]
+            self._names[id(thing)] = Names(found) if found else None
+        return self._names[id(thing)]
 
     def own_ways(self, tensor: torch.Tensor) -> tuple[Named, ...]:
         """Return the names by which the program reaches this very tensor, each with its reference path, best first."""
         if not self.met(tensor):
             return ()
-        known = self._known.own.get(id(tensor))
+        known = self._own.get(id(tensor))
         if known is None:
             found: dict[tuple[str, str], Named] = {}
-            for one, way in self._ranked(tensor):
-                name = one.name()
-                found.setdefault((name.path, name.scope), Named(name, way))
-            known = self._known.own[id(tensor)] = tuple(found.values())
-        return known
-
-    def every_name(self, tensor: torch.Tensor, site: Site | None) -> Names | None:
-        """Return the names by which the program reaches this very tensor, or None. It writes none of them yet."""
-        found = [one for one, _ in self._ranked(tensor)] if self.met(tensor) else ()
-        return Names(found, site) if found else None
-
-    def _ranked(self, tensor: torch.Tensor) -> Iterator[tuple[Unwritten, ReferencePath]]:
-        ways = self._known.ranked.get(id(tensor))
-        if ways is None:
             every = self._ways_to(tensor)
-            ways = [way for way in every if way.root.how != "given"] or every  # prefer any name to "model"
-            ways = self._known.ranked[id(tensor)] = sorted(ways, key=_rank) if len(ways) > 1 else ways
-        return ((one, way) for way in ways if (one := self._unwritten(way)) is not None)
+            ways = [way for way in every if way.root.how != "given"] or every
+            named = [(Branch.along(one), way) for way in ways if (one := self._with_parameters(way)) is not None]
+            for branch, way in sorted(named, key=lambda one: rank((one[0].starts[0], one[0]))):
+                name = branch.name(branch.starts[0])
+                found.setdefault((name.path, name.scope), Named(name, way))
+            known = self._own[id(tensor)] = tuple(found.values())
+        return known
 
     def _ways_to(self, thing: object) -> list[ReferencePath]:
         return [way for reached in self.searches for way in reached.ways_to(thing)]
@@ -176,15 +169,14 @@ class NameIndex:
     def tensors(self) -> list[torch.Tensor]:
         return [tensor for reached in self.searches for tensor in reached.tensors()]
 
+    @cached_property
     def by_storage(self) -> Mapping[int | None, Sequence[torch.Tensor]]:
-        """Return the tensors met by their storages. Callers hold `DisableTorchFunction`."""
-        found = self._known.by_storage
-        if found is None:
-            found = self._known.by_storage = {}
-            for tensor in self.tensors():
-                storage = storage_of(tensor)
-                if storage is not None:
-                    found.setdefault(storage, []).append(tensor)
+        """The tensors met by their storages. Callers hold `DisableTorchFunction`."""
+        found: dict[int | None, list[torch.Tensor]] = {}
+        for tensor in self.tensors():
+            storage = storage_of(tensor)
+            if storage is not None:
+                found.setdefault(storage, []).append(tensor)
         return found
 
     def related_name(self, tensor: torch.Tensor, site: Site | None = None) -> Name | None:
@@ -195,7 +187,7 @@ class NameIndex:
         storage, base = storage_of(tensor), fact(tensor, "_base")
         key = storage, id(base)
         if key not in self._relations:
-            named = ((other, self.own_name(other)) for other in self.by_storage().get(storage, ()))
+            named = ((other, self.own_name(other)) for other in self.by_storage.get(storage, ()))
             other, name = next(((other, name) for other, name in named if name is not None), (None, None))
             relation = "view of" if base is other else "in the memory of"
             self._relations[key] = None if name is None else with_relation(name, relation)
@@ -209,33 +201,23 @@ class NameIndex:
 
     def path_of(self, thing: object) -> str:
         """Return the best path to any object, such as a module; empty if the searches did not meet it."""
-        ways = self._ways_to(thing)
-        return printable(min(ways, key=_rank).source) if ways else ""
+        return "" if (names := self.every_name(thing)) is None else names.path()
 
     def owner_of(self, tensor: torch.Tensor) -> str:
         """Return the path of the module that owns a tensor as parameter or buffer; empty if there is none."""
-        if not self.met(tensor):
-            return ""
-        if id(tensor) not in self._owners:
-            ways = self._ways_to(tensor)
-            owned = [way for way in ways if way.last is not None and way.last.kind in ("parameter", "buffer")]
-            best = min(owned, key=_rank) if len(owned) > 1 else next(iter(owned), None)
-            before = None if best is None else best.before
-            self._owners[id(tensor)] = "" if before is None else printable(before.source)
-        return self._owners[id(tensor)]
+        return "" if (names := self.every_name(tensor)) is None else names.owner()
 
-    def _unwritten(self, way: ReferencePath) -> Unwritten | None:
-        """Return a path as text; None for a path into the optimizer state of an unnamed parameter."""
-        how = _how(way)
-        if way.stateful:
-            steps, passed = [self._with_parameter(step, way.root) for step in way.steps], way.passed
-            way = ReferencePath(way.root)
-            for step, holder in zip(steps, passed, strict=True):
-                if step is None:
-                    return None
-                way = way.then(step, holder)
-            return Unwritten(way.text, None, how, way.root.scope)  # such a step holds the parameter
-        return Unwritten((way if way.before is None else way.before).text, way.last, how, way.root.scope)
+    def _with_parameters(self, way: ReferencePath) -> ReferencePath | None:
+        """Return a path with the names of parameters in steps into an optimizer's state; None if one has no name."""
+        if not way.stateful:
+            return way
+        steps, passed = [self._with_parameter(step, way.root) for step in way.steps], way.passed
+        way = ReferencePath(way.root)
+        for step, holder in zip(steps, passed, strict=True):
+            if step is None:
+                return None
+            way = way.then(step, holder)
+        return way
 
     def _with_parameter(self, step: Reference, root: Root) -> Reference | None:
         """Return a step, with the parameter's name in a step into an optimizer's state; None if it has no name.
@@ -250,19 +232,7 @@ class NameIndex:
         if name is None:
             return None
         write = suffix(f".state[{name.path}][{step.key!r}]")
-        return step._replace(write=write, evaluates=step.evaluates and bool(near) and name.exact)
-
-
-class _NameCache:
-    """Cache that several indexes of the same searches share: names without a location, and facts."""
-
-    __slots__ = ("best", "by_storage", "own", "ranked")
-
-    def __init__(self) -> None:
-        self.ranked: dict[int, list[ReferencePath]] = {}
-        self.best: dict[int, Name | None] = {}
-        self.own: dict[int, tuple[Named, ...]] = {}
-        self.by_storage: dict[int | None, list[torch.Tensor]] | None = None
+        return step._replace(write=write, parameter=None, evaluates=step.evaluates and bool(near) and name.exact)
 
 
 class Question:
@@ -276,7 +246,7 @@ class Question:
         held = {id(root.value) for root in roots}
         roots += [given_root(value) for value in given if id(value) not in held]
         self._roots = roots
-        self._known: dict[int, _NameCache] = {}
+        self._known: dict[bool, NameIndex] = {}
 
     @cached_property
     def near(self) -> SearchResult:
@@ -308,43 +278,11 @@ class Question:
                 climbed = climb(missing)
                 return NameIndex([*searches, climbed.reached], unheld | climbed.unheld)
         far = len(searches) > 1 and len(self._far) > 0
-        return NameIndex(searches, unheld, self._known.setdefault(far, _NameCache()))
+        index = self._known.setdefault(far, NameIndex(searches))
+        index.unheld |= unheld
+        return index
 
 
 def find(tensors: Targets, *, given: Iterable[object] = (), deep: bool = True) -> NameIndex:
     """Search for the names of some tensors, as `Question` does."""
     return Question(given).find(tensors, deep=deep)
-
-
-_KINDS = {"tag": 0, "parameter": 1, "buffer": 2, "optimizer": 3}
-_ORDER = {"attribute": 0, "local": 1, "global": 2, "item": 3, "closure": 4}
-
-
-_HOW = {"given": "attribute", "module": "attribute", "traceback": "local", "task": "attribute"} | dict.fromkeys(
-    ("cache", "hook", "held"), "item"
-)
-
-
-def _rank(way: ReferencePath) -> tuple[bool, bool, int, bool, int, int, int, int, int]:
-    """Return the sort key of a path: of two names, the better one has the lower rank."""
-    how = _how(way)
-    return (
-        how != "tag",
-        way.root.quality >= LOOP or way.hidden,
-        _KINDS.get(how, 4),
-        way.internal,
-        way.root.quality,
-        way.length,
-        _ORDER.get(how, 5),
-        way.root.distance,
-        way.labels,
-    )
-
-
-def _how(way: ReferencePath) -> str:
-    if way.root.how == "tag":
-        return "tag"
-    if way.stateful:
-        return "optimizer"
-    kind = way.root.how if way.last is None else way.last.kind
-    return _HOW.get(kind, kind)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from byname.naming.children.reference import Reference, writable
-from byname.naming.name import Name, with_site
-from byname.naming.roots import Root, is_of_a_library
+from byname.naming.name import Name, with_relation, with_site
+from byname.naming.roots import LOOP, Root, is_of_a_library
 from byname.source.location import Site
 from byname.text import printable
 
@@ -19,33 +19,22 @@ class ReferencePath:
     The parameters of a module share the path to the module, and so its text, which is written once.
 
     Attributes:
-        before, last: the path to the holder and the last reference; None for the path to the root's own value.
-        length, labels: the number of references, and of the characters in their notes.
-        hidden: whether it leads through a place that a program does not show, such as a suspended function or a queue.
-        stateful: whether it leads through an optimizer's state.
+        before, last, holder: the path to the holder, the last reference and the holder; None for the path to the root's
+            own value.
+        length: the number of references.
     """
 
-    __slots__ = ("_holder", "_internal", "_text", "before", "hidden", "labels", "last", "length", "root", "stateful")
+    __slots__ = ("_text", "before", "holder", "last", "length", "root")
 
     def __init__(
-        self,
-        root: Root,
-        before: ReferencePath | None = None,
-        step: Reference | None = None,
-        holder: object = None,
+        self, root: Root, before: ReferencePath | None = None, step: Reference | None = None, holder: object = None
     ) -> None:
         self.root = root
         self.before = before
         self.last = step
-        self._holder = holder
+        self.holder = holder
         self._text: Text | None = None
-        self._internal: bool | None = None
-        if before is None or step is None:
-            self.length, self.labels, self.hidden, self.stateful = 0, 0, False, False
-        else:
-            self.length, self.labels = before.length + 1, before.labels + len(step.label)
-            self.hidden = before.hidden or step.kind in _HIDDEN
-            self.stateful = before.stateful or step.kind == "state"
+        self.length: int = 0 if before is None else before.length + 1
 
     def then(self, step: Reference, holder: object) -> ReferencePath:
         """Return the path that goes on from its end, the object `holder`, by one reference."""
@@ -62,20 +51,12 @@ class ReferencePath:
     @property
     def passed(self) -> tuple[object, ...]:
         """The objects on the way, from the root's value on, without the one at the end."""
-        return tuple([path._holder for path in self.parts() if path.before is not None])
+        return tuple([path.holder for path in self.parts() if path.before is not None])
 
     @property
-    def internal(self) -> bool:
-        """Whether it leads through a private attribute of a library's object, or the list of an optimizer's group."""
-        if self._internal is None:
-            before, step = self.before, self.last
-            self._internal = before is not None and (before.internal or _is_internal(step, self._holder))
-        return self._internal
-
-    @property
-    def source(self) -> str:
-        """The path as the program would write it."""
-        return self.text.source
+    def stateful(self) -> bool:
+        """Whether the path leads through an optimizer's state."""
+        return any(step.kind == "state" for step in self.steps)
 
     @property
     def text(self) -> Text:
@@ -94,10 +75,11 @@ class ReferencePath:
         return reversed(parts)
 
 
-def _is_internal(step: Reference | None, holder: object) -> bool:
-    if step is None or step.kind != "attribute":
-        return step is not None and step.kind == "item" and step.write("") == "['params']"
-    return step.write("").startswith("._") and is_of_a_library(type(holder))
+def _is_internal(step: Reference, holder: object) -> bool:
+    """Return whether a step reads a private attribute of a library's object, or the list of an optimizer's group."""
+    if step.kind == "attribute":
+        return step.write("").startswith("._") and is_of_a_library(type(holder))
+    return step.kind == "item" and step.write("") == "['params']"
 
 
 _HIDDEN = frozenset({"local", "traceback", "cache", "hook", "held", "task"})
@@ -136,52 +118,196 @@ def _start(root: Root) -> Text:
     return Text(root.text, root.text, "", root.evaluates, False)
 
 
-class Unwritten(NamedTuple):
-    """A name before its text is made: the path to the holder, the last step, kind and scope. It holds no objects."""
+class Start(NamedTuple):
+    """Text and rank of a reference path, without its objects; `how` is the kind of its last step, or of its root."""
 
-    before: Text
-    step: Reference | None
+    text: Text
     how: str
     scope: str
+    given: bool
+    stateful: bool
+    dubious: bool
+    internal: bool
+    quality: int
+    length: int
+    distance: int
+    labels: int
 
-    def name(self) -> Name:
-        text = (self.before if self.step is None else self.before.then(self.step)).whole()
+    @classmethod
+    def of(cls, way: ReferencePath) -> Start:
+        """Return the text and rank of a path."""
+        root, steps = way.root, way.steps
+        kinds = [root.how, *(step.kind for step in steps)]
+        how = "tag" if root.how == "tag" else "state" if "state" in kinds else kinds[-1]
+        dubious = root.quality >= LOOP or not _HIDDEN.isdisjoint(kinds[1:])
+        internal = any(map(_is_internal, steps, way.passed))
+        labels = sum(len(step.label) for step in steps)
+        ranked = "state" in kinds, dubious, internal, root.quality, way.length, root.distance, labels
+        return cls(way.text, how, root.scope, root.how == "given", *ranked)
+
+
+class Branch:
+    """Some paths to an object: a few to one place, its `starts`, and the same references from there. Holds no objects.
+
+    The modules of a model that many variables lead to share the paths to the model, and each has one reference more
+    than the module that holds it. So a branch costs the same however many paths it stands for.
+    """
+
+    __slots__ = ("_best", "_texts", "before", "hidden", "internal", "labels", "length", "starts", "stateful", "step")
+
+    def __init__(
+        self,
+        starts: Sequence[Start],
+        before: Branch | None = None,
+        step: Reference | None = None,
+        holder: object = None,
+    ) -> None:
+        self.starts, self.before, self.step = starts, before, step
+        self._best: Start | None = None
+        self._texts: dict[int, Text] | None = None
+        if before is None or step is None:
+            self.hidden = self.internal = False
+            self.stateful = any(start.stateful for start in starts)
+            self.length = self.labels = 0
+        else:
+            self.hidden = before.hidden or step.kind in _HIDDEN
+            self.internal = before.internal or _is_internal(step, holder)
+            self.stateful = before.stateful or step.kind == "state"
+            self.length, self.labels = before.length + 1, before.labels + len(step.label)
+
+    @classmethod
+    def along(cls, way: ReferencePath) -> Branch:
+        """Return a branch of one path, of which the last step is known."""
+        if way.before is None:
+            return cls([Start.of(way)])
+        starts = [Start.of(way.before)]
+        return cls(starts, cls(starts), way.last, way.holder)
+
+    @property
+    def best(self) -> Start:
+        """The start of the best path: that of the best path to the holder, unless the last step changes their order."""
+        if self._best is None:
+            before = self.before
+            same = before and before.step and (before.hidden, before.internal) == (self.hidden, self.internal)
+            self._best = before.best if before and same else min(self.starts, key=lambda start: rank((start, self)))
+        return self._best
+
+    def text(self, start: Start) -> Text:
+        """Return the text of one of the paths."""
+        if self.before is None or self.step is None:
+            return start.text
+        return self.before.remembered(start).then(self.step)
+
+    def remembered(self, start: Start) -> Text:
+        """Return the text of one of the paths, which is written once for all paths that go on from it."""
+        self._texts = self._texts or {}
+        if id(start) not in self._texts:
+            self._texts[id(start)] = self.text(start)
+        return self._texts[id(start)]
+
+    def how(self, start: Start) -> str:
+        """Return the kind of the name that one of the paths writes."""
+        how = start.how if self.step is None or start.how in ("tag", "state") else self.step.kind
+        return _HOW.get(how, how)
+
+    def name(self, start: Start) -> Name:
+        """Return the name that one of the paths writes."""
+        text = self.text(start).whole()
         said = "" if text.words == text.source else printable(text.words)
-        return Name(printable(text.source), self.how, self.scope, text.evaluates, text=said)
+        return Name(printable(text.source), self.how(start), start.scope, text.evaluates, text=said)
+
+
+_HOW = {"given": "attribute", "module": "attribute", "task": "attribute", "traceback": "local", "state": "optimizer"}
+_HOW |= dict.fromkeys(("cache", "hook", "held"), "item")
+_KINDS = {"tag": 0, "parameter": 1, "buffer": 2, "optimizer": 3}
+_ORDER = {"attribute": 0, "local": 1, "global": 2, "item": 3, "closure": 4}
+
+
+def rank(path: tuple[Start, Branch]) -> tuple[bool, bool, int, bool, int, int, int, int, int]:
+    """Return the sort key of a path: of two names, the better one has the lower rank."""
+    start, branch = path
+    how = branch.how(start)
+    return (
+        how != "tag",
+        start.dubious or branch.hidden,
+        _KINDS.get(how, 4),
+        start.internal or branch.internal,
+        start.quality,
+        start.length + branch.length,
+        _ORDER.get(how, 5),
+        start.distance,
+        start.labels + branch.labels,
+    )
 
 
 class Names:
-    """The names of a tensor that was made at a site, the best first. They are written on request, for few are read."""
+    """The names of a tensor, the best first. They are written on request, for few are read. They hold no objects.
 
-    __slots__ = ("_best", "_site", "_unwritten")
+    Args:
+        branches: the paths to the tensor.
+        site: where it was made, if that is known.
+        best: its only name, where no path leads to it.
+        relation: the relation of another tensor, which the names are for, to this one (`Name.relation`).
+    """
 
-    def __init__(self, unwritten: Sequence[Unwritten | Name], site: Site | None) -> None:
-        self._unwritten, self._site = unwritten, site
-        self._best: Name | None = None
+    __slots__ = ("_best", "_branches", "_relation", "_site")
+
+    def __init__(
+        self, branches: Sequence[Branch], site: Site | None = None, best: Name | None = None, relation: str = ""
+    ) -> None:
+        self._branches, self._site, self._best, self._relation = branches, site, best, relation
+
+    def of(self, site: Site | None = None, relation: str = "") -> Names:
+        """Return the names with the site that made the tensor, or those of a tensor with a relation to this one."""
+        return Names(self._branches, site, relation=relation) if site or relation else self
 
     @property
     def best(self) -> Name:
         if self._best is None:
-            self._best = self._written(self._unwritten[0])
+            path = _best_of(self._branches)
+            self._best = self._written(min(self._paths(), key=rank) if path[0].given else path)
         return self._best
+
+    def path(self) -> str:
+        """Return the source of the best path."""
+        start, branch = _best_of(self._branches)
+        return printable(branch.text(start).source)
+
+    def owner(self) -> str:
+        """Return the path of the module that owns this very tensor as parameter or buffer; empty if there is none."""
+        branches = () if self._relation else self._branches
+        owned = [one for one in branches if one.step and one.step.kind in ("parameter", "buffer")]
+        start, branch = _best_of(owned) if owned else (None, None)
+        before = branch and branch.before
+        return printable(before.remembered(start).source) if start and before else ""
 
     def __str__(self) -> str:
         return str(self.best)
 
-    def _written(self, one: Unwritten | Name) -> Name:
-        return with_site(one.name() if isinstance(one, Unwritten) else one, self._site)
+    def _paths(self) -> list[tuple[Start, Branch]]:
+        every = [(start, branch) for branch in self._branches for start in branch.starts]
+        return [path for path in every if not path[0].given] or every  # prefer any name to "model"
+
+    def _written(self, path: tuple[Start, Branch]) -> Name:
+        start, branch = path
+        name = with_site(branch.name(start), self._site)
+        return with_relation(name, self._relation) if self._relation else name
 
     @property
-    def hows(self) -> list[str]:
-        """The kind of reference of each name (`Name.how`)."""
-        return [one.how for one in self._unwritten]
+    def hows(self) -> set[str]:
+        """The kinds of reference of the names (`Name.how`)."""
+        return {branch.how(start) for start, branch in self._paths()} or {self.best.how}
 
     def all(self) -> tuple[Name, ...]:
         """Return all names, each once."""
         found = {(self.best.path, self.best.scope): self.best}
-        for name in map(self._written, self._unwritten[1:]):
+        for name in map(self._written, sorted(self._paths(), key=rank)):
             found.setdefault((name.path, name.scope), name)
         return tuple(found.values())
+
+
+def _best_of(branches: Iterable[Branch]) -> tuple[Start, Branch]:
+    return min([(branch.best, branch) for branch in branches], key=rank)
 
 
 def pattern_of(way: ReferencePath) -> str:

@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from byname.naming.children.reference import Held, Reference
+from byname.naming.children.reference import Reference
 from byname.naming.children.registry import Children
-from byname.naming.reference_path import ReferencePath
+from byname.naming.children.torch import are_bare
+from byname.naming.reference_path import Branch, ReferencePath, Start
 from byname.naming.roots import Root
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
@@ -66,7 +67,8 @@ class SearchResult:
         self._steps: dict[int, list[_Into]] = OursById()
         self._levels: list[int] = []
         self._paths: list[dict[int, list[ReferencePath]]] = [OursById() for _ in range(_DETOURS + 1)]
-        self._owners: dict[int, Held | None] = OursById()
+        self._branches: dict[tuple[int, int], tuple[Branch, frozenset[int]]] = {}
+        self._owners: dict[int, list[Any] | None] = OursById()
         self._contents: dict[int, dict[int, list[_Into]] | None] = OursById()
 
     def start(self, root: Root) -> None:
@@ -78,7 +80,7 @@ class SearchResult:
         self._roots.setdefault(number, []).append(root)
 
     def descend(
-        self, holders: Iterable[int], level: int, only: Collection[int] | None, budget: int, width: int
+        self, holders: Sequence[int], level: int, only: Collection[int] | None, budget: int, width: int
     ) -> range:
         """Add the objects of some holders to a level; return the numbers of the new ones.
 
@@ -86,13 +88,13 @@ class SearchResult:
         of more than `width` objects waits, and so do all but modules once the level has as many new objects.
         """
         values, numbers, first, others, full = self._values, self.numbers, self._first, self._others, self._full
-        children = self._children.of
+        children, bare = self._children.of, len(holders) <= width and are_bare([values[holder] for holder in holders])
         count = before = len(values)
         for holder in holders:
             if count > budget:
                 break
             kind = type(values[holder])
-            held = self._in_owner(holder) if issubclass(kind, _OWNERS) else children(values[holder])
+            held = self._in_owner(holder) if issubclass(kind, _OWNERS) else children(values[holder], bare)
             if not held:  # as nearly every tensor
                 continue
             if len(held) > width or (count - before > width and not issubclass(kind, torch.nn.Module)):
@@ -119,8 +121,9 @@ class SearchResult:
         return range(before, count)
 
     def _in_owner(self, number: int) -> list[object]:
-        """Return the objects that a module or optimizer has, and keep the steps to them, for most tensors are there."""
-        held = self._owners[number] = [*self._children.list(self._values[number])]
+        """Return the objects that a module or optimizer has, and keep the steps from a module: most names need some."""
+        held = self._children.list(self._values[number])
+        self._owners[number] = held if type(held) is list else None
         return [one for _, _, one in held]
 
     def __len__(self) -> int:
@@ -158,6 +161,42 @@ class SearchResult:
         number = self.numbers.get(id(value))
         return [] if number is None else self._paths_to(number, _DETOURS)[:limit]
 
+    def branches_to(self, value: object) -> list[Branch]:
+        """Return the paths that `ways_to` gives, as branches: one for each reference to the object, and for its roots.
+
+        Where that gives too many paths, or one that passes through the object, each of its paths is a branch.
+        """
+        number = self.numbers.get(id(value))
+        if number is None:
+            return []
+        roots, level = self._roots.get(number, ()), self._levels[number]
+        found, count = [Branch([Start.of(ReferencePath(root)) for root in roots])] if roots else [], len(roots)
+        for before, make, key in self._into(number):
+            if before != number:
+                branch, passed = self._branch(before, _DETOURS if self._levels[before] < level else _DETOURS - 1)
+                count += len(branch.starts)
+                if count > MOST_PATHS or number in passed:
+                    return list(map(Branch.along, self._paths_to(number, _DETOURS)))
+                if branch.starts:
+                    found.append(Branch(branch.starts, branch, make(key), self._values[before]))
+        return found
+
+    def _branch(self, number: int, detours: int) -> tuple[Branch, frozenset[int]]:
+        """Return the paths of `_paths_to` to an object as one branch, and the numbers of all objects on them."""
+        known = self._branches.get((number, detours))
+        if known is None:
+            into = self._into(number)
+            if len(into) == 1 and number not in self._roots and self._levels[into[0][0]] < self._levels[number]:
+                before, make, key = into[0]
+                branch, passed = self._branch(before, detours)  # no path goes through the object: it leaves by `before`
+                branch = Branch(branch.starts, branch, make(key), self._values[before])
+            else:
+                paths = self._paths_to(number, detours)
+                branch = Branch(list(map(Start.of, paths)))
+                passed = frozenset([self.numbers[id(one)] for way in paths for one in way.passed])
+            known = self._branches[number, detours] = branch, passed | {number}
+        return known
+
     def _paths_to(self, number: int, detours: int) -> list[ReferencePath]:
         """Return the shortest paths to an object: the paths to its holders, computed once a holder, and one more step.
 
@@ -175,14 +214,10 @@ class SearchResult:
                 continue
             if len(found) >= MOST_WAYS:
                 break
-            paths = known.get(before) if rises else None
-            if paths is None:
-                paths = self._paths_to(before, detours if rises else detours - 1)
+            paths = self._paths_to(before, detours if rises else detours - 1)
             step, holder = make(key), self._values[before]
-            if rises and len(paths) == 1:  # the path of the search itself, which passes no object twice
-                found.append(paths[0].then(step, holder))
-            else:
-                found += [one.then(step, holder) for one in paths if not one.passes(value)]
+            only = rises and len(paths) == 1  # the path of the search itself, which passes no object twice
+            found += [one.then(step, holder) for one in paths if only or not one.passes(value)]
         if len(found) > 1:
             found = sorted(found, key=attrgetter("length"))[:MOST_PATHS]
         known[number] = found
@@ -197,36 +232,38 @@ class SearchResult:
         """
         found = self._steps.get(number)
         if found is None:
-            found = self._steps[number] = []
             value, first = self._values[number], self._first[number]
-            ways: list[list[_Into]] = []
-            for holder in (*([] if first == _NOBODY else [first]), *self._others.get(number, ())):
-                contents = self._contents.get(holder)
-                ways.append(self._read(holder, value) if contents is None else contents.get(id(value), []))
-            turns: Iterable[_Into] = chain.from_iterable(ways)
-            if max(map(len, ways), default=0) > 1:  # which is rare
-                taken = chain.from_iterable(zip_longest(*(way[:MOST_PATHS] for way in ways)))
-                turns = (way for way in taken if way is not None)
-            found += islice(turns, MOST_WAYS)
+            holders = [*([] if first == _NOBODY else [first]), *self._others.get(number, ())]
+            ways = [self._read(holder, value) for holder in holders]
+            found = [one for way in ways for one in way]
+            if len(found) > sum(map(bool, ways)):  # which is rare
+                turns = chain.from_iterable(zip_longest(*(way[:MOST_PATHS] for way in ways)))
+                found = list(filter(None, turns))
+            self._steps[number] = found = found[:MOST_WAYS]
         return found
 
     def _read(self, holder: int, value: object) -> list[_Into]:
         """Return the makers of the steps from a holder to a value. A second call for a large holder reads it whole."""
-        with DisableTorchFunction():
-            held = self._owners.get(holder) or self._children.list(self._values[holder])
-            if holder not in self._contents and (type(held) is not list or len(held) > _FEW):
-                self._contents[holder] = None
-                return list(islice(((holder, make, key) for make, key, one in held if one is value), MOST_PATHS))
-            contents = self._contents[holder] = {}
-            for make, key, one in held:
-                contents.setdefault(id(one), []).append((holder, make, key))
+        contents = self._contents.get(holder)
+        if contents is None:
+            kept = self._owners.get(holder)
+            if kept is not None and len(kept) <= _FEW:
+                return [(holder, make, key) for make, key, one in kept if one is value]
+            with DisableTorchFunction():
+                held = kept or self._children.list(self._values[holder])
+                if holder not in self._contents:
+                    self._contents[holder] = None
+                    return list(islice(((holder, make, key) for make, key, one in held if one is value), MOST_PATHS))
+                contents = self._contents[holder] = {}
+                for make, key, one in held:
+                    contents.setdefault(id(one), []).append((holder, make, key))
         return contents.get(id(value), [])
 
 
 _OWNERS = torch.nn.Module, torch.optim.Optimizer
 
-_FEW = 64
-"""A holder of at most so few objects is read whole at once, because mostly the other objects are wanted too."""
+_FEW = 16
+"""A module with at most so few objects is looked through for each that is wanted."""
 
 _Into: TypeAlias = tuple[int, Callable[[Any], Reference], Any]
 """The number of a holder, with the function that makes the step from it, and its argument."""
@@ -241,11 +278,7 @@ _WIDTHS = 4096, 65_536, sys.maxsize
 
 
 def search(
-    roots: Iterable[Root],
-    *,
-    only: Collection[int] | None = None,
-    depth: int = DEPTH,
-    budget: int = BUDGET,
+    roots: Iterable[Root], *, only: Collection[int] | None = None, depth: int = DEPTH, budget: int = BUDGET
 ) -> SearchResult:
     """Search the objects within `depth` steps of the roots, at most `budget` of them, the nearest first.
 

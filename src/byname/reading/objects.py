@@ -79,7 +79,8 @@ _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 def snapshot(mapping: Any) -> list[tuple[Any, Any]]:
     """Return the items of a dict that other threads may be changing; an empty list if it changes too fast."""
-    return steady((OrderedDict if issubclass(type(mapping), OrderedDict) else dict).items, mapping)
+    kind = type(mapping)
+    return steady(OrderedDict.items if kind is not dict and issubclass(kind, OrderedDict) else dict.items, mapping)
 
 
 def steady(read: Callable[[Any], Iterable[T]], changing: Any) -> list[T]:

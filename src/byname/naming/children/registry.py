@@ -50,14 +50,17 @@ class Children:
         kind = type(obj)
         return (self._readers.get(id(kind)) or self._learn(kind))(obj)
 
-    def of(self, obj: Any) -> Sequence[object]:
-        """Return only the objects that `list` gives, in its order. Plain containers and tensors have a fast path."""
+    def of(self, obj: Any, bare: bool) -> Sequence[object]:
+        """Return only the objects that `list` gives, in its order. A fast path reads plain lists, tuples and dicts.
+
+        It takes less time for a tensor of PyTorch's own class that is known to be `bare` (`are_bare`).
+        """
         kind = type(obj)
         if kind is list or kind is tuple:
             return [value for value in obj if type(value) not in ATOMS]
         if kind is dict:
             return values_in(obj)
-        if (kind is torch.Tensor or kind is nn.Parameter) and (gradient := gradient_alone(obj)) is not None:
+        if (kind is torch.Tensor or kind is nn.Parameter) and (gradient := gradient_alone(obj, bare)) is not None:
             return gradient
         return [held[2] for held in self.list(obj)]
 
@@ -90,13 +93,14 @@ def _function(obj: Any) -> Held:
             continue
         if type(value) not in ATOMS:
             yield same, _cell(position, names[position], obj.__qualname__), value
-    by_position, by_name = enumerate(obj.__defaults__ or ()), snapshot(obj.__kwdefaults__ or {})
-    defaults = [(f".__defaults__[{key}]", one) for key, one in by_position]
-    defaults += [(f".__kwdefaults__[{key!r}]", one) for key, one in by_name]
+    defaults = [(f".__defaults__[{key}]", one) for key, one in enumerate(obj.__defaults__ or ())]
+    if obj.__kwdefaults__:
+        defaults += [(f".__kwdefaults__[{key!r}]", one) for key, one in snapshot(obj.__kwdefaults__)]
     for source, value in defaults:
         if type(value) not in ATOMS:
             yield same, Reference("item", suffix(source)), value
-    yield from in_dict(obj.__dict__, attribute)
+    if obj.__dict__:
+        yield from in_dict(obj.__dict__, attribute)
 
 
 def _cell(position: int, variable: str, function: str) -> Reference:

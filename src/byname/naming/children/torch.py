@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -167,20 +167,20 @@ def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
 
 
 def held_by_optimizer(obj: Any) -> Held:
-    """Return an optimizer's state, each tensor under its parameter, then its groups and other attributes."""
+    """Yield an optimizer's state, each tensor under its parameter, then its groups and other attributes."""
     attributes, own = attributes_of(obj), partial(instance_attribute, type(obj))
-    found: list[tuple[Callable[[Any], Reference], Any, object]] = []
     for parameter, entry in _entries(attributes.get("state")):
         if is_tensor(parameter):
-            found += [(_state_step, (parameter, key), one) for key, one in _entries(entry) if type(one) not in ATOMS]
+            for key, one in _entries(entry):
+                if type(one) not in ATOMS:
+                    yield _state_step, (parameter, key), one
     for name, value in snapshot(attributes):
         if type(value) in ATOMS or type(name) is not str or name == "state":
             continue
         if is_hooks(name, value):
-            found += held_by_hooks(name, value, reads_plainly(type(obj)))
+            yield from held_by_hooks(name, value, reads_plainly(type(obj)))
         else:
-            found.append((own, name, value))
-    return found
+            yield own, name, value
 
 
 def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
@@ -192,10 +192,22 @@ def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
     return Reference("state", suffix(".state[?]"), evaluates, parameter=parameter, key=written, wild=pattern)
 
 
-def gradient_alone(tensor: torch.Tensor) -> Sequence[torch.Tensor] | None:
+def are_bare(objects: Iterable[object]) -> bool:
+    """Return whether no tensor of PyTorch's own classes among some objects has attributes or hooks.
+
+    To the collector such a tensor refers to nothing but its class.
+    """
+    tensors = [one for one in objects if (kind := type(one)) is torch.Tensor or kind is nn.Parameter]
+    return {id(one) for one in gc.get_referents(*tensors)} <= _CLASSES
+
+
+_CLASSES = {id(torch.Tensor), id(nn.Parameter)}
+
+
+def gradient_alone(tensor: torch.Tensor, bare: bool) -> Sequence[torch.Tensor] | None:
     """Return the gradient, if any, of a leaf of PyTorch's own class without attributes and hooks; None for others."""
     try:
-        if gc.get_referents(tensor) == [type(tensor)] and tensor.is_leaf:
+        if (bare or are_bare([tensor])) and tensor.is_leaf:
             return () if (gradient := tensor.grad) is None else (gradient,)
     except RuntimeError:  # see `fact`
         pass
