@@ -277,6 +277,24 @@ class TestUnattended:
 
         assert (finding.cause, culprits(finding)) == ("not-in-optimizer", ["net.head.weight", "net.head.bias"])
 
+    @pytest.mark.parametrize("given", [False, True])
+    def test_a_parameter_that_is_replaced_between_steps_is_told_unless_the_optimizer_gets_it(
+        self, net, optimizer, given
+    ):
+        calls = []
+
+        def forward(net):
+            calls.append(net)
+            if len(calls) == 3:
+                net.head.weight = nn.Parameter(net.head.weight.detach().clamp(-0.1, 0.1))
+                if given:
+                    optimizer.add_param_group({"params": [net.head.weight]})
+            return loss_of(net)
+
+        found = [one for one in self.steps(net, optimizer, forward, times=8) if one.cause == "not-in-optimizer"]
+        assert [culprits(one) for one in found] == ([] if given else [["net.head.weight"]])
+        assert all(one.sites[0].target == "net.head.weight" for one in found)
+
 
 def test_what_another_optimizer_has_is_not_told(net):
     critic = nn.Linear(1, 1)

@@ -21,6 +21,7 @@ from byname.diagnose.causes.iterations import GRAPH_GROWS, GRAPH_IN_GRAD
 from byname.diagnose.causes.loss import Loss, is_first
 from byname.diagnose.causes.losses import LOSSES, flat_in
 from byname.diagnose.causes.not_reached import MAY_BE, cut_off
+from byname.diagnose.causes.ownership import LEFT_OUT
 from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING, Rebinding, rebinding_in
 from byname.diagnose.check import problems
 from byname.diagnose.context import FailureContext
@@ -260,6 +261,9 @@ class RunningCheck:
                 known.append(leaf)
         if known:
             self._outside_names += tuple(FailureContext().names(known[:MOST_NAMED]))
+            if all(cause != LEFT_OUT.id for cause, _ in self._told):  # they may have come since the first call
+                optimizers = [one for followed in line.reached.values() if (one := followed.optimizer()) is not None]
+                self._tell_all([LEFT_OUT], loss.context.about(self._models, self._optimizers or optimizers))
         self._look_for_rebinding(loss, free, line)
 
     def _look_for_rebinding(self, loss: Loss, free: Sequence[torch.Tensor], line: _Backwards) -> None:

@@ -269,6 +269,8 @@ _NOT_A_LEAF = (
 )
 
 # fmt: off
+LEFT_OUT: Cause[FailureContext] = Cause("not-in-optimizer", before_it_runs, _left_out,
+    "{names:-}{made:-}{names} {names:gets|get} a gradient, but {lack} {names:it|them}{beside}{cut:-}", "{remedy}")
 OWNERSHIP: tuple[Cause[FailureContext], ...] = (
     Cause("shared-memory", before_it_runs, _sharing_memory,
         "{names:-}{names} share the same memory, and are {number} parameters: each gets a part of the gradient, and "
@@ -279,8 +281,7 @@ OWNERSHIP: tuple[Cause[FailureContext], ...] = (
         "{number} used{used:at} {count:gets|get} a gradient, and no variable leads to {count:it|them}: a module or "
         "parameter made in a function is new in each call, and {those} cannot have {count:it|them}",
         "make it once, in __init__ of the module, and build the optimizer after that"),
-    Cause("not-in-optimizer", before_it_runs, _left_out,
-        "{names:-}{made:-}{names} {names:gets|get} a gradient, but {lack} {names:it|them}{beside}{cut:-}", "{remedy}"),
+    LEFT_OUT,
     Cause("orphaned-parameter", before_it_runs, _orphaned,
         "{names:-}{holder} has {old}, which the model does not have and this loss does not reach{replaced}",
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"),

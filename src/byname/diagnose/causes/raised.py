@@ -173,8 +173,7 @@ def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
     for tensor, path in refused[:1]:
         path = next((word for one, word in reversed(refused) if one is tensor and word), path)  # x in x.T
         copy = f"put `{path} = {path}.clone()` on the line before this one"
-        if issubclass(type(tensor), nn.Parameter):
-            copy = "build the module outside of torch.inference_mode()"
+        copy = "build the module outside of torch.inference_mode()" if issubclass(type(tensor), nn.Parameter) else copy
         cuts = [cut.line.site for log in logs() for cut in log.cuts_of(tensor) if cut.reason == "inference"]
         name, made = variable(path) if path else context.name(tensor), made_at(tensor)
         yield {"tensor": name, "made": made, "computed": cuts[: made is None], "copy": copy}
@@ -329,8 +328,7 @@ def _without_gradients(context: FailureContext) -> Iterator[Facts]:
         optimizer = called["optimizer"]
         parameters = [] if optimizer is None else parameters_of(optimizer)
         if parameters and all(fact(one, "grad") is None for one in parameters):
-            number = counted(len(parameters), "parameter")
-            yield {"method": called["method"], "kind": type(optimizer).__name__, "parameters": number}
+            yield {**called, "kind": type(optimizer).__name__, "parameters": counted(len(parameters), "parameter")}
 
 
 def _given_to_worker(context: FailureContext) -> Iterator[Facts]:
@@ -383,11 +381,8 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "in their order, and None for those that need none",
         "return {wanted} in the order of the inputs{inputs}, None where no gradient is needed{last}"),
     Cause("gradient-shape",
-        Raised(
-            RuntimeError,
-            r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*?\]) but expected shape "
-            r"compatible with (\[.*?\])",
-        ),
+        Raised(RuntimeError, r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*?\]) but "
+            r"expected shape compatible with (\[.*?\])"),
         _gradient_of_another_shape,
         "{backward} returned{returned:at} a gradient of shape {got} for its input {input}, which has shape {wanted}: a "
         "gradient has the shape of its input",
