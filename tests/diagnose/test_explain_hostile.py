@@ -167,7 +167,10 @@ def test_a_custom_function_that_never_reads_what_it_saved_is_not_blamed():
         ("h.copy_(b)", None),
         ("h[0] = 1", None),
         ("for one in [h]: one.clamp_(0, 1)", "one = one.clamp(0, 1); `h` then keeps its values"),
-        ("def f(h): h.mul_(2)\nf(h)", "h = h.mul(2); every other variable of this tensor then keeps its values"),
+        (
+            "def f(h): h.mul_(2)\nf(h)",
+            "h = h.mul(2); every other variable of this tensor then keeps its values: a hook or helper returns",
+        ),
         ("r = h[:2]; r /= r.norm()", "r = r / r.norm(); the tensor that it is a view of then keeps its values"),
     ],
 )

@@ -135,9 +135,9 @@ class _Change:
         where = None if change is None else change.site
         base, others = self._base(), ""
         if base is not self._slot.tensor:
-            others = "the tensor that it is a view of"
+            others = "the tensor that it is a view of then keeps its values"
         elif where is not None and self.saved is not None and where.function != self.saved.function:
-            others = "every other variable of this tensor"
+            others = "every other variable of this tensor then keeps its values: a hook or helper returns the new ones"
         return instead_of(
             "" if where is None else where.statement,
             "" if change is None else change.operation,

@@ -26,7 +26,7 @@ def instead_of(
         sets_item: whether the statement is known to assign an item of a tensor, not of a list.
         reads_it: whether autograd saved the tensor during the same statement.
         keeps_graph: whether the changed tensor is the result of an operation since.
-        others: what else has the changed values, in words; empty if nothing is known to.
+        others: what becomes of all else that has the changed values, in words; empty if nothing is known to have them.
     """
     parsed = parsed_of(statement)
     target = None if parsed is None else _target(parsed, operation)
@@ -41,8 +41,8 @@ def instead_of(
     if not part:
         plain = _rewritten(parsed, operation)
         if variable and isinstance(target, ast.Name) and target.id != variable:
-            others = f"`{variable}`"
-        kept = f"; {others} then keeps its values" if others else ""
+            others = f"`{variable}` then keeps its values"
+        kept = f"; {others}" if others else ""
         return f"write it out of place: {plain}{kept}" if plain else _on_a_copy(target, statement)
     reading = _reading_copies(parsed, ast.unparse(whole)) if reads_it else None
     if reading is not None:
