@@ -123,6 +123,8 @@ def _calls_of_modules(context: FailureContext) -> Iterator[tuple[CodeType, str, 
 def _carried(statement: str) -> list[str]:
     """Return the variables that a statement reads and binds: of ``out, (h, c) = rnn(x, (h, c))`` these are h and c."""
     node = parsed(statement)
+    if isinstance(node, ast.AugAssign):
+        return [ast.unparse(node.target)]
     if not isinstance(node, ast.Assign):
         return []
     read = {ast.unparse(part) for part in ast.walk(node.value) if isinstance(part, ast.expr)}
