@@ -277,6 +277,15 @@ class TestUnattended:
 
         assert (finding.cause, culprits(finding)) == ("not-in-optimizer", ["net.head.weight", "net.head.bias"])
 
+    @pytest.mark.filterwarnings("ignore:Using backward")
+    def test_the_same_parameters_are_told_once_whatever_their_order(self, net, optimizer):
+        def forward(net):
+            loss_of(net).backward(create_graph=True)
+            return sum(one.grad.norm() for one in net.parameters())
+
+        found = self.steps(net, optimizer, forward, times=6)
+        assert causes(found).count("graph-in-grad") == 1
+
     @pytest.mark.parametrize("given", [False, True])
     def test_a_parameter_that_is_replaced_between_steps_is_told_unless_the_optimizer_gets_it(
         self, net, optimizer, given

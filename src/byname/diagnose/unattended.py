@@ -96,7 +96,7 @@ class RunningCheck:
         self._report, self._models, self._optimizers = report, models, optimizers
         self.made = 0
         self._lines: dict[tuple[ThisCode, int], _Backwards] = {}
-        self._told: set[Any] = set()
+        self._told: set[tuple[str, Any]] = set()
         self._made: deque[weakref.ref[Any]] = deque(maxlen=1024)
         self._followed: dict[int, FollowedOptimizer] = {}
         self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
@@ -125,7 +125,7 @@ class RunningCheck:
         return list(self._followed.values())
 
     def tell(self, finding: Finding) -> None:
-        key = (finding.cause, tuple(list(map(str, finding.culprits or finding.sites))))
+        key = (finding.cause, frozenset(map(str, finding.culprits or finding.sites)))  # in any order
         if key not in self._told:
             self._told.add(key)
             self._report(finding)
@@ -370,7 +370,7 @@ class RunningCheck:
 
     def _tell_of(self, followed: FollowedOptimizer) -> None:
         """Report what held in all steps of an optimizer."""
-        if followed.steps < ENOUGH or id(followed) in self._told or self._leaf_losses:
+        if followed.steps < ENOUGH or ("", id(followed)) in self._told or self._leaf_losses:
             return
         followed.over, followed.has_backward, followed.outside = self._over, self._has_backward, self._outside_names
         followed.explained = set()
@@ -379,7 +379,7 @@ class RunningCheck:
                 followed.explained |= keys
                 self.tell(finding)
         if self._tell_all(OVER_STEPS, followed) or followed.explained:
-            self._told.add(id(followed))
+            self._told.add(("", id(followed)))
 
 
 def _is_one_memory(target: Any, source: Any = None) -> bool:
