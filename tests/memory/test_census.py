@@ -124,6 +124,16 @@ def test_collect_frees_what_only_a_cycle_holds(no_collection):
     assert not [row for row in byname.census(collect=True).rows() if row["bytes"] == 49_380]
 
 
+def test_what_a_recorder_or_a_capture_keeps_is_no_garbage():
+    model, x = nn.Linear(2, 1_234), torch.randn(5, 2)
+    recorder, captured = byname.record(model, "forward"), byname.capture(model, "forward")(x)
+    model(x)
+    found = [row["held_by"] for row in byname.census().rows() if row["bytes"] == 5 * 1_234 * 4]
+    assert len(found) == 4 and all("no variable" in by for (by,) in found), "not that a cycle alone holds it"
+    assert recorder.results and captured
+    recorder.close()
+
+
 def test_the_result_keeps_nothing_alive(no_collection):
     trainer = Trainer()
     trainer.step(torch.randn(7, 6))

@@ -222,7 +222,11 @@ def candidates(wanted: Collection[int], codes: Codes) -> numpy.typing.NDArray[nu
 def is_ours(holder: object) -> bool:
     """Return whether an object is no holder in the program: one of byname's, a module, an iterator."""
     kind = type(holder)
-    return kind in _NOT_HOLDERS or str(namespace_of(kind).get("__module__")).startswith("byname.")
+    return kind in _NOT_HOLDERS or str(namespace_of(kind).get("__module__")).startswith(_LOOKING)
+
+
+_LOOKING = tuple(f"byname.{folder}." for folder in ("reading", "tracking", "naming", "autograd", "memory", "diagnose"))
+"""The parts of byname whose objects hold tensors only while they look at them."""
 
 
 _NOT_HOLDERS = frozenset({types.ModuleType} | {type(iter([])), type(iter({}.values())), type(map(id, []))})
