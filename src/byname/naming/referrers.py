@@ -220,7 +220,7 @@ def candidates(wanted: Collection[int], codes: Codes) -> numpy.typing.NDArray[nu
 
 
 def is_ours(holder: object) -> bool:
-    """Return whether an object is no holder in the program: one of byname's, a module, an iterator."""
+    """Return whether an object is no holder in the program: one of byname's that looks, a module, an iterator."""
     kind = type(holder)
     return kind in _NOT_HOLDERS or str(namespace_of(kind).get("__module__")).startswith(_LOOKING)
 
