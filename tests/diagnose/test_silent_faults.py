@@ -186,7 +186,7 @@ def test_a_model_that_stays_in_evaluation_mode_while_it_learns_is_told(after):
     (found,) = findings_of(epochs, nothing, after)
     assert found.cause == "left-in-evaluation"
     assert found.message.startswith("suspicious: BatchNorm1d and Dropout in the model ran in training mode at first")
-    assert "the last 16 of the 20 steps of Adam" in found.message and "`model.train()`" in found.remedy
+    assert "in 16 of the 20 steps of Adam" in found.message and "`model.train()`" in found.remedy
     assert [site.statement for site in found.sites] == ["F.mse_loss(model(x), y).backward()", "optimizer.step()"]
 
 

@@ -68,9 +68,10 @@ class FollowedOptimizer:
         wasted: backward calls since the last step whose gradients were cleared before the next call at the same place.
         wasteful: steps in a row with as many of these.
         modal: the classes of the modules that had to be in training mode in its first forward, in words.
-        evaluating: the last steps in a row in which all of these were in evaluation mode.
+        evaluating: the steps in which all of these were in evaluation mode.
         use: where some of the parameters without a gradient were used.
         flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
+        losses: whether the losses that reached its parameters were exactly 0, of those that were looked at.
         waiting: findings about parameters that a loss does not reach, for those without a gradient at its next step.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
         explained: the parameters without a gradient that such a finding reported, by ``id``.
@@ -100,6 +101,7 @@ class FollowedOptimizer:
         self.waiting: list[tuple[Finding, list[weakref.ref[torch.Tensor]]]] = []
         self.cuts: list[tuple[Finding, frozenset[int]]] = []
         self.explained: set[int] = set()
+        self.losses: set[bool] = set()
         self._reached = self._cleared = False  # since the last step
         self._left: dict[int, float] = {}  # the sums of the gradients that the last step used, if they may be used on
         self._last: tuple[
@@ -267,7 +269,7 @@ class FollowedOptimizer:
                 self._modules = [weakref.ref(one) for one in [*modal, *owners]]
                 self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
         over = not self._modules or any((one := known()) is None or is_training(one) for known in self._modules)
-        self.evaluating = 0 if over else self.evaluating + 1
+        self.evaluating += not over
 
     def note_changes(self) -> None:
         """Note which of the parameters whose values are compared the step that has ended changed."""

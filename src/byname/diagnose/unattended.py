@@ -28,6 +28,7 @@ from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, sum_of
+from byname.diagnose.nonfinite.reasons import is_zero
 from byname.diagnose.silent.loading import Loading
 from byname.diagnose.silent.ranks_apart import Ranks
 from byname.diagnose.silent.samples import Batches
@@ -249,6 +250,7 @@ class RunningCheck:
             if mine:
                 line.reached[id(followed)] = followed
                 followed.note_backward(loss.line, mine, self.made)
+                followed.losses.add(all(map(is_zero, loss.context.roots)))
                 followed.flat = followed.flat or flat
         free = [one for key, one in leaves.items() if key not in owned and issubclass(type(one), nn.Parameter)]
         known: list[torch.Tensor] = []

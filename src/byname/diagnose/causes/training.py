@@ -263,7 +263,9 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         _unused,
         "{without} {without:has|have} no gradient in any of {steps}, and other parameters of it have: no backward "
         "reaches {without:it|them}{how}{used:-}", "{remedy}"),
-    Cause("zero-gradient", lambda followed: followed.steps >= MANY or len(followed.zero) == len(followed.keys), _zero,
+    Cause("zero-gradient",
+        lambda one: (one.steps >= MANY or len(one.zero) == len(one.keys)) and bool(one.flat or one.losses != {True}),
+        _zero,
         "the gradient of {names} is exactly 0 in each of those of {steps} that were looked at{why}{called:-}",
         "{remedy}"),
     Cause("never-learns", lambda followed: followed.over and followed.steps >= MANY and followed.idle != followed.steps,
@@ -286,7 +288,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         lambda one: one.over and 2 * ENOUGH <= one.evaluating < one.steps <= 2 * one.evaluating,
         nothing_more,
         "{backward:-}suspicious: {modal} in the model ran in training mode at first, and the model is in evaluation "
-        "mode in the last {evaluating} of {steps}: no dropout, and fixed statistics, as after model.eval() without a "
+        "mode in {evaluating} of {steps}: no dropout, and fixed statistics, as after model.eval() without a "
         "model.train()",
         "call `model.train()` after each evaluation, or as each epoch begins; it is right if this is meant"),
 )
