@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from checking import checking
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
 
 
 def findings_of(program, right):
@@ -339,6 +340,100 @@ def attends_to_padded_series(right):
     trained_by(loss, layer, out)
 
 
+def best_model_is_the_model(right):
+    model, best_loss, best_model = nn.Linear(4, 1), float("inf"), None
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(8):
+        loss = model(torch.ones(8, 4)).square().mean()
+        follow(loss, optimizer)
+        if loss.item() < best_loss:
+            if right:
+                best_loss, best_model = loss.item(), copy.deepcopy(model)
+            else:
+                best_loss, best_model = loss.item(), model
+    return best_model
+
+
+def best_of_several_models(_):
+    best, best_model = float("inf"), None
+    for rate in (0.01, 0.02):
+        model = nn.Linear(4, 1)
+        trained_by(lambda: model(torch.ones(8, 4)).square().mean(), model, rate=rate)  # noqa: B023 - called at once
+        value = model(torch.ones(1, 4)).item()
+        if value < best:
+            best, best_model = value, model
+    return best_model
+
+
+class DropsAnew(nn.Module):
+    def __init__(self, right):
+        super().__init__()
+        self.out, self.drop = nn.Linear(4, 1), nn.Dropout(0.5) if right else None
+
+    def forward(self, x):
+        return self.out((self.drop or nn.Dropout(0.5))(x))
+
+
+def dropout_made_in_forward(right):
+    model = DropsAnew(right)
+    trained_by(lambda: model(torch.randn(8, 4)).square().mean(), model)
+    model.eval()
+    with torch.no_grad():
+        return model(torch.randn(8, 4))
+
+
+def validated_within_an_epoch(right):
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for number in range(24):
+        if number % 12 == 0 or right:
+            model.train()
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+        if number % 4 == 3:
+            with torch.no_grad():
+                model.eval()(torch.randn(8, 4))
+
+
+def scheduled(make, is_each, rises=0.01):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scheduler, accuracy = make(optimizer), 0.5
+    for number in range(24):
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+        if is_each or number % 6 == 5:
+            accuracy += rises
+            if type(scheduler) is ReduceLROnPlateau:
+                scheduler.step(accuracy)
+            else:
+                scheduler.step()
+
+
+def one_cycle_by_epoch(right):
+    scheduled(lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=24), is_each=right)
+
+
+def cosine_by_batch(right):
+    epochs = 4
+    scheduled(lambda optimizer: CosineAnnealingLR(optimizer, epochs), is_each=not right)
+
+
+def plateau_of_an_accuracy(right):
+    mode = "max" if right else "min"
+    scheduled(lambda optimizer: ReduceLROnPlateau(optimizer, mode), is_each=False)
+
+
+def experts_of_one_copy(right):
+    first = nn.Linear(4, 6)
+    experts = nn.ModuleList([nn.Linear(4, 6) if right else copy.deepcopy(first) for _ in range(3)])
+    head = nn.Linear(6, 1)
+
+    def loss():
+        x = torch.randn(8, 4)
+        return head(sum(one(x) for one in experts).tanh()).square().mean()
+
+    trained_by(loss, experts, head)
+
+
 PROGRAMS = {
     evaluated_at_the_end: "evaluated-in-training-mode",
     dropout_of_a_recurrent_layer: "left-in-evaluation",
@@ -362,6 +457,13 @@ PROGRAMS = {
     attends_to_positions: "mask-inverted",
     targets_of_positions: "mask-inverted",
     attends_to_padded_series: "mask-inverted",
+    best_model_is_the_model: "loads-itself",
+    dropout_made_in_forward: "dropout-in-evaluation",
+    validated_within_an_epoch: "left-in-evaluation",
+    one_cycle_by_epoch: "scheduler-out-of-step",
+    cosine_by_batch: "scheduler-out-of-step",
+    plateau_of_an_accuracy: "scheduler-wrong-mode",
+    experts_of_one_copy: "equal-units",
 }
 
 
@@ -496,9 +598,15 @@ def targets_that_are_turned():
     return loss, model
 
 
+def margins_that_are_kept():
+    model = nn.Linear(4, 1)
+    return lambda: (model(torch.randn(8, 4)) - 100).clamp(min=0).mean(), model
+
+
 @pytest.mark.parametrize(
     "made",
     [
+        margins_that_are_kept,
         convolutions_with_a_mask,
         labels_that_are_all_equal,
         tags_that_are_all_equal,
@@ -515,6 +623,10 @@ def targets_that_are_turned():
 )
 def test_nothing_is_told_of_what_is_right(made):
     assert [str(one) for one in findings_of(lambda _: trained_by(*made()), right=True)] == []
+
+
+def test_the_best_of_several_models_needs_no_copy():
+    assert [str(one) for one in findings_of(best_of_several_models, right=True)] == []
 
 
 def test_nothing_is_told_of_a_target_whose_values_no_loss_compares():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import weakref
 from bisect import bisect
 from collections import Counter
@@ -15,16 +16,17 @@ import torch
 from torch import nn
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import FailureContext, assignments
+from byname.diagnose.context import FailureContext, assignments, value_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, called_as, patch, row
 from byname.naming.name import at
-from byname.reading.frames import Line
+from byname.reading.frames import Line, caller, programs_frame, variables_of
 from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor, memory_of
 from byname.source.location import is_library
+from byname.source.tracebacks import outwards
 from byname.table import counted
 from byname.tracking.log import DetachPoint, changes_of, changes_so_far, logs
 from byname.undo import Undo
@@ -45,9 +47,9 @@ SHARES = row("same-module",
     "{names:is a parameter|are parameters} of both, {names:which is|which are} trained: {names:it changes|they change} "
     "in {module} at every step, not when it is loaded",
     "give {module} parts of its own, as copy.deepcopy() of the whole other model does")
-LOADS_AN_ALIAS = row("loads-itself",
-    "{copy}.state_dict() restores nothing{noticed:at}: since `{assigned.statement}`{assigned:at}, {copy} is {module} "
-    "itself, and no copy",
+BEST_IS_MODEL = row("loads-itself",
+    "{copy} is {module} itself since `{assigned.statement}`{assigned:at}, and no copy: the steps since{noticed:at} "
+    "changed it, too, so that it always has the latest weights",
     "keep a copy: {copy.path} = copy.deepcopy({module.path})")
 LOADS_NO_OTHER = row("loads-nothing",
     "load_state_dict(){noticed:at} changes nothing in {module}: {state} has its own tensors only, as its "
@@ -107,7 +109,6 @@ class Loading(Topic):
             is_own = all(memory_of(given[key]) is memory_of(own[key]) for key in matched)
             if matched and is_own and not call.given(3, "assign"):
                 self._loads_itself(module, [given[key] for key in matched], line)
-                self._loads_an_alias(line)
             elif matched and any(memory_of(given[key]) is memory_of(own[key]) for key in matched) and self._watch.made:
                 self._shares(own, given, line)
             elif len(matched) > _FEW * len(own):
@@ -210,16 +211,6 @@ class Loading(Topic):
             found |= {bisect(steps, one.number) for one in same}
         return len(found)
 
-    def _loads_an_alias(self, line: Line) -> None:
-        """Report ``model.load_state_dict(best.state_dict())`` after ``best = model``."""
-        module, call = argument(line, -1).path, getattr(line.spot, "node", None)
-        words = ast.unparse(call.args[0]) if isinstance(call, ast.Call) and call.args else ""
-        copy = words.removesuffix(".state_dict()")
-        for site, node in assignments(line.code) if copy not in (words, module) and self._watch.made else ():
-            if {copy, module} == {ast.unparse(node.value), *map(ast.unparse, node.targets)}:
-                facts = {"copy": variable(copy), "module": variable(module), "assigned": site}
-                self.say(LOADS_AN_ALIAS, line.site, **facts)
-
     def _note_missed(self, module: nn.Module, own: Mapping[str, Any], given: Mapping[str, Any], line: Line) -> None:
         matched, state = len(own.keys() & given.keys()), argument(line, 0, "state")
         prefixes = {
@@ -247,6 +238,23 @@ class Loading(Topic):
                 with DisableTorchFunction():
                     self._look_for_overwriting(*load[1:])
         self.end([])
+        if followed.is_looked_at and followed.steps > 1:
+            self._look_for_best(followed)
+
+    def _look_for_best(self, followed: FollowedOptimizer) -> None:
+        """Report a variable for the best model that is bound, where that is better, to the trained model itself."""
+        for site, node in assignments(followed.line.code):
+            test = getattr(node.parent, "test", None)  # type: ignore[attr-defined]  # set by executing
+            is_chosen = test is not None and re.search("[<>=]|better|improve", ast.unparse(test))
+            targets, values = (getattr(one, "elts", [one]) for one in (node.targets[0], node.value))
+            for target, value in zip(targets, values, strict=False) if is_chosen else ():
+                is_best = re.search("(?i)best|champion|winner", ast.unparse(target))
+                for variables in map(variables_of, outwards(programs_frame(caller()))) if is_best else ():
+                    one = value_of(target, variables)
+                    is_module = issubclass(type(one), nn.Module) and one is value_of(value, variables)
+                    if is_module and not followed.keys.isdisjoint(map(id, parameters_in(one))):
+                        copy, module = variable(ast.unparse(target)), variable(ast.unparse(value))
+                        self.say(BEST_IS_MODEL, followed.site, assigned=site, copy=copy, module=module)
 
     def _look_for_overwriting(self, line: Line, changes: Mapping[int, int], held: Sequence[tuple[Any, float]]) -> None:
         weights = [(one, total) for reference, total in held if (one := reference()) is not None]

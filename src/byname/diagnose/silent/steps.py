@@ -40,6 +40,14 @@ UNUSED_OPTIMIZER = row("scheduler-of-another-optimizer",
     "{scheduler} ({kind}), made{noticed:at}, changes the learning rate of {optimizer}, an optimizer that makes no "
     "step{since}; another one, {other}, makes the steps",
     "make the scheduler for the optimizer that makes the steps, after that is made")
+OUT_OF_STEP = row("scheduler-out-of-step",
+    "suspicious: {scheduler} ({kind}), made{noticed:at} for {span} steps, is stepped {times}{called:at} in the {steps} "
+    "steps of the optimizer: the learning rate does not take the course that it describes",
+    "call {scheduler.path}.step() {when}")
+WRONG_MODE = row("scheduler-wrong-mode",
+    "suspicious: {scheduler} ({kind}), made{noticed:at}, is in mode 'min', and is given {metric}{called:at}, which "
+    "goes from {first:.3g} to {last:.3g}: it takes an improvement for none, and reduces the learning rate",
+    "{kind}(..., mode='max')")
 RATE_TOO_SMALL = row("rate-too-small",
     "no step changes {share} of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
     "learning rate (lr) is {rate:.2g} there{fall}", "{remedy}")
@@ -78,6 +86,8 @@ class _Schedule:
     followed: FollowedOptimizer | None = None
     seen: int = 0  # steps of the optimizer at the last of its own
     idle: int = 0  # its own since then, in a row
+    span: int = 0  # the steps for which it is made
+    metrics: tuple[Any, ...] = ()  # the first and the last that it is given, and the mode
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -108,7 +118,9 @@ class Schedules(Topic):
         line = call.programs_line
         if line.code is not None and not is_library(line.code.co_filename) and len(self._schedules) < _MANY**2:
             references = weakref.ref(call.args[0]), weakref.ref(optimizer)
-            self._schedules.append(_Schedule(*references, type(call.args[0]).__name__, line))
+            own = attributes_of(call.args[0])
+            spans = [own[name] for name in ("total_steps", "T_max", "total_iters") if type(own.get(name)) is int]
+            self._schedules.append(_Schedule(*references, type(call.args[0]).__name__, line, span=sum(spans)))
 
     def _stepped(self, call: ObservedCall, result: Any) -> None:
         for schedule in self._schedules:  # none in its own __init__
@@ -116,6 +128,9 @@ class Schedules(Topic):
                 schedule.steps, schedule.called = schedule.steps + 1, schedule.called or call.programs_line
                 made = 0 if schedule.followed is None else schedule.followed.steps
                 schedule.seen, schedule.idle = made, schedule.idle + 1 if made == schedule.seen else 0
+                if schedule.kind == "ReduceLROnPlateau":
+                    metric, mode = call.given(1, "metrics"), attributes_of(call.args[0])["mode"]
+                    schedule.metrics = *(schedule.metrics or (metric,))[:1], metric, mode
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Find the schedulers of the optimizer, and keep a copy of its parameters at a few steps."""
@@ -157,6 +172,7 @@ class Schedules(Topic):
         for followed in stepped:
             self._tell_of_rate(followed)
         for at, schedule in enumerate(self._schedules):
+            self._tell_of_course(schedule)
             same = [one for one in self._schedules if one.followed is schedule.followed]
             keys = schedule.followed.keys if schedule.followed is not None else None
             later = [one for one in without if keys is None or not one.keys.isdisjoint(keys)]
@@ -171,6 +187,23 @@ class Schedules(Topic):
                 if twins and other.made.place != schedule.made.place and other in self._schedules[:at]:
                     facts = {"first": _target(other.made), "made": other.made.site, "other": without[0].variable}
                     self.say(OTHER_OPTIMIZER, **facts, **schedule.facts)
+
+    def _tell_of_course(self, schedule: _Schedule) -> None:
+        """Report a scheduler that counts other steps than its line says, or that looks for a fall of an accuracy."""
+        called, span, times, facts = schedule.called, schedule.span, schedule.steps, schedule.facts
+        steps = 0 if schedule.followed is None else schedule.followed.steps
+        is_rare = 4 * times <= span >= 2 * _MANY and abs(span - steps) <= 0.1 * span
+        is_often = schedule.kind == "CosineAnnealingLR" and times >= max(4 * span, 0.9 * steps)
+        is_often = is_often and "epoch" in getattr(facts["noticed"], "statement", "").lower()
+        if called is not None and (is_rare or is_often):
+            when = "after each optimizer.step()" if is_rare else "once an epoch"
+            facts |= {"span": span, "times": counted(times, "time"), "steps": steps, "when": when}
+            self.say(OUT_OF_STEP, called=called.site, **facts)
+        metric = None if called is None else argument(called, 0, "")
+        first, last, mode = schedule.metrics or (0.0, 0.0, "")
+        if called is not None and metric and mode == "min" and last > first and _GROWS.search(metric.path.lower()):
+            facts |= {"metric": metric, "first": float(first), "last": float(last)}
+            self.say(WRONG_MODE, called=called.site, **facts)
 
     def _tell_of_rate(self, followed: FollowedOptimizer) -> None:
         first, since, then = self._rates.get(id(followed), (0, 0, 0))
@@ -209,6 +242,8 @@ def _is_stepped_in_source(schedule: _Schedule) -> bool:
     return any(f"{name}.step(" in text for text in here) or (bool(given) and len({*_STEPS.findall(source.text)}) > 1)
 
 
+_GROWS = re.compile(r"^(?!.*(loss|err|neg)).*(?<![a-z])(acc|accuracy|auc|auroc|f1|iou|miou|bleu|reward|r2)(?![a-z])")
+"""Names of numbers that grow as a model improves."""
 _STEPS = re.compile(r"([\w.]+)\.step\(")
 
 

@@ -17,7 +17,7 @@ from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer, has_modes, is_training
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, called_as, patch, row, values_of
 from byname.naming.name import Name
-from byname.reading.frames import Line, users_frame
+from byname.reading.frames import Line, line_of, users_frame
 from byname.reading.modules import modules_in, parameters_in
 from byname.source.code import enclosing_statement
 from byname.source.location import is_library
@@ -38,6 +38,10 @@ STAYS_IN_EVALUATION = row("left-in-evaluation",
 DROPS_IN_EVALUATION = row("dropout-in-evaluation",
     "suspicious: dropout(){noticed:at} drops values although {module} is in evaluation mode, after eval(): the "
     "function does so unless it is given training=False", "F.dropout(..., training=self.training), or an nn.Dropout")
+DROPS_UNREACHED = row("dropout-in-evaluation",
+    "suspicious: a {kind}{noticed:at} drops values although {module} is in evaluation mode, after eval(): it is in no "
+    "module of {module}, as where forward makes a new one at each call or a list holds it, and no eval() reaches it",
+    "make it once in __init__, as an attribute or in an nn.ModuleList; or F.dropout(..., training=self.training)")
 # fmt: on
 
 _LOOKS = 64
@@ -122,16 +126,22 @@ class EvaluationMode(Topic):
         known.modal, known.looks, known.last = known.modal or sorted(modal), known.looks + 1, now
 
     def applied(self, call: ObservedCall) -> None:
-        """Report a dropout that is called as a function, without ``training=``."""
-        if call.called is F.dropout and not torch.is_grad_enabled() and not users_frame(call.frame)[1]:
-            running = [one for log in logs() if log.of_this_thread() for one in log.modules[:1]]
-            module, spot = running[0]() if running else None, call.line.spot
-            node = None if spot is None else spot.node
-            given = [*node.args[2:], *node.keywords] if isinstance(node, ast.Call) else [None]
-            says = any(getattr(one, "arg", "training") == "training" for one in given)
-            is_on = not says and call.kwargs.get("training") and self._watch.made
-            if is_on and spot and not is_library(spot.site.file) and module is not None and not is_training(module):
-                self.say(DROPS_IN_EVALUATION, spot.site, module=variable(type(module).__name__))
+        """Report a dropout that eval() does not reach: one called as a function, or a module that is in no other."""
+        running = [one() for log in logs() if log.of_this_thread() for one in log.modules]
+        module, inner = (running[0], running[-1]) if running else (None, None)
+        is_late = self._watch.made and call.called is F.dropout and not torch.is_grad_enabled()
+        if not is_late or module is None or inner is None or is_training(module):
+            return
+        user, inside = users_frame(call.frame)
+        spot = line_of(user).spot
+        node = None if spot is None else spot.node
+        given = [*node.args[2:], *node.keywords] if isinstance(node, ast.Call) else [None]
+        says = any(getattr(one, "arg", "training") == "training" for one in given)
+        is_apart = has_modes(inner) and is_training(inner) and all(inner is not one for one in modules_in(module))
+        drops = is_apart if inside else not says and call.kwargs.get("training")
+        if drops and spot is not None and not is_library(spot.site.file):
+            cause, name = DROPS_UNREACHED if inside else DROPS_IN_EVALUATION, variable(type(module).__name__)
+            self.say(cause, spot.site, kind=type(inner).__name__, module=name)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Note whether modules are still in the mode in which an evaluation left them."""

@@ -32,6 +32,10 @@ EQUAL_UNITS = row("equal-units",
     "all rows of {names:3} are equal after {steps} steps, and so are those of {names:its|their} gradients: "
     "the units of a layer stay identical, as if it had one (symmetric initialisation{made:at})",
     "initialise the weights at random, such as nn.init.xavier_uniform_ or kaiming_uniform_; biases may be constant")
+TWINS = row("equal-units",
+    "{names:4} have the same values after {steps} steps, and the same gradients: they stay identical, as if they were "
+    "one, as copies of one layer do{made:at}",
+    "initialise each at random, by itself: make each anew instead of by copy.deepcopy(), or call reset_parameters()")
 DIES = row("gradients-die",
     "{backward:-}all numbers in the gradients of {names:3} are exactly 0 since step {since} of {steps}, and were not "
     "before; the loss is not 0. This happens when a relu gets only negative values: a dead relu",
@@ -238,10 +242,15 @@ class Weights(Topic):
         with looking():
             graded = [one for one in followed.parameters() if type(one) in PLAIN and fact(one, "grad") is not None]
             found = [one for one in graded if _all_equal(one) and _all_equal(fact(one, "grad"))]
-        if found:
-            made = [change.line.site for change in changes_of(memory_of(found[0]))] or [site_of_tensor(found[0])]
-            names = tuple(FailureContext().names(found))
-            self.say(EQUAL_UNITS, followed.site, names=names, steps=followed.steps, made=made[-1])
+            same: dict[Any, list[torch.Tensor]] = {}
+            for one in [one for one in graded if one.dim() > 1 and not has_zero_gradient(one) and not found]:
+                same.setdefault((one.shape, sum_of(one), sum_of(fact(one, "grad"))), []).append(one)
+            twins = [one for every in same.values() for one in every if every[1:] and torch.equal(one, every[-1])]
+        for cause, which in ((EQUAL_UNITS, found), (TWINS, twins)):
+            if which:
+                made = [change.line.site for change in changes_of(memory_of(which[0]))] or [site_of_tensor(which[0])]
+                names = tuple(FailureContext().names(which))
+                self.say(cause, followed.site, names=names, steps=followed.steps, made=made[-1])
 
     def _look_for_death(self, followed: FollowedOptimizer) -> None:
         graded = [one for one in followed.parameters() if one.dim() > 1 and fact(one, "grad") is not None]
@@ -271,7 +280,8 @@ class Weights(Topic):
                 if self._copies[id(followed)] == 2:
                     noticed: list[Any] = [change.line.site for change in changes_of(memory_of(held))]
                     if not noticed and issubclass(type(held), nn.Parameter):  # it is given new values: p.data = ...
-                        every = [site for site, node in assignments(followed.line.code) if _is_of_data(node)]
+                        sums = [one for one in assignments(followed.line.code) if isinstance(one[1].value, ast.BinOp)]
+                        every = [site for site, one in sums if ast.unparse(one.targets[0]).endswith(".data")]
                         noticed = every if len(every) == 1 else [None]
                     noticed = noticed or [site_of_tensor(held)]
                     average, weight = FailureContext().names([held, one])
@@ -318,10 +328,6 @@ def _all_equal(tensor: torch.Tensor) -> bool:
     gates = [number for number in (1, 3, 4) if len(rows) % number == 0 and len(rows) > number]
     blocks = [rows.reshape(number, -1, rows.shape[1]) for number in gates]
     return any(float((one - one[:, :1]).abs().max()) <= 1e-4 * largest for one in blocks)
-
-
-def _is_of_data(node: ast.Assign) -> bool:
-    return isinstance(node.value, ast.BinOp) and ast.unparse(node.targets[0]).endswith(".data")
 
 
 def _is_computed_from(last: Line, first: Line) -> bool:
