@@ -245,11 +245,11 @@ class Loading(Topic):
         """Report a variable for the best model that is bound, where that is better, to the trained model itself."""
         for site, node in assignments(followed.line.code):
             test = getattr(node.parent, "test", None)  # type: ignore[attr-defined]  # set by executing
-            is_chosen = test is not None and re.search("[<>=]|better|improve", ast.unparse(test))
+            is_best = re.search("(?i)best|champion|winner", ast.unparse(node.targets[0]))
+            is_chosen = is_best and test is not None and re.search("[<>=]|better|improve", ast.unparse(test))
             targets, values = (getattr(one, "elts", [one]) for one in (node.targets[0], node.value))
             for target, value in zip(targets, values, strict=False) if is_chosen else ():
-                is_best = re.search("(?i)best|champion|winner", ast.unparse(target))
-                for variables in map(variables_of, outwards(programs_frame(caller()))) if is_best else ():
+                for variables in map(variables_of, outwards(programs_frame(caller()))):
                     one = value_of(target, variables)
                     is_module = issubclass(type(one), nn.Module) and one is value_of(value, variables)
                     if is_module and not followed.keys.isdisjoint(map(id, parameters_in(one))):

@@ -42,8 +42,7 @@ UNUSED_OPTIMIZER = row("scheduler-of-another-optimizer",
     "make the scheduler for the optimizer that makes the steps, after that is made")
 OUT_OF_STEP = row("scheduler-out-of-step",
     "suspicious: {scheduler} ({kind}), made{noticed:at} for {span} steps, is stepped {times}{called:at} in the {steps} "
-    "steps of the optimizer: the learning rate does not take the course that it describes",
-    "call {scheduler.path}.step() {when}")
+    "steps of the optimizer", "call {scheduler.path}.step() {when}")
 WRONG_MODE = row("scheduler-wrong-mode",
     "suspicious: {scheduler} ({kind}), made{noticed:at}, is in mode 'min', and is given {metric}{called:at}, which "
     "goes from {first:.3g} to {last:.3g}: it takes an improvement for none, and reduces the learning rate",
@@ -87,7 +86,7 @@ class _Schedule:
     seen: int = 0  # steps of the optimizer at the last of its own
     idle: int = 0  # its own since then, in a row
     span: int = 0  # the steps for which it is made
-    metrics: tuple[Any, ...] = ()  # the first and the last that it is given, and the mode
+    metrics: tuple[Any, ...] = ()  # the first and the last that it is given in mode "min"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -128,9 +127,9 @@ class Schedules(Topic):
                 schedule.steps, schedule.called = schedule.steps + 1, schedule.called or call.programs_line
                 made = 0 if schedule.followed is None else schedule.followed.steps
                 schedule.seen, schedule.idle = made, schedule.idle + 1 if made == schedule.seen else 0
-                if schedule.kind == "ReduceLROnPlateau":
-                    metric, mode = call.given(1, "metrics"), attributes_of(call.args[0])["mode"]
-                    schedule.metrics = *(schedule.metrics or (metric,))[:1], metric, mode
+                metric, mode = call.given(1, "metrics"), attributes_of(call.args[0]).get("mode")
+                if mode == "min" and type(metric) is float:
+                    schedule.metrics = *(schedule.metrics or (metric,))[:1], metric
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Find the schedulers of the optimizer, and keep a copy of its parameters at a few steps."""
@@ -199,10 +198,9 @@ class Schedules(Topic):
             when = "after each optimizer.step()" if is_rare else "once an epoch"
             facts |= {"span": span, "times": counted(times, "time"), "steps": steps, "when": when}
             self.say(OUT_OF_STEP, called=called.site, **facts)
-        metric = None if called is None else argument(called, 0, "")
-        first, last, mode = schedule.metrics or (0.0, 0.0, "")
-        if called is not None and metric and mode == "min" and last > first and _GROWS.search(metric.path.lower()):
-            facts |= {"metric": metric, "first": float(first), "last": float(last)}
+        first, last = schedule.metrics or (0.0, 0.0)
+        if called and last > first and _ACCURACIES.search((metric := argument(called, 0, "")).path.lower()):
+            facts |= {"metric": metric, "first": first, "last": last}
             self.say(WRONG_MODE, called=called.site, **facts)
 
     def _tell_of_rate(self, followed: FollowedOptimizer) -> None:
@@ -242,8 +240,7 @@ def _is_stepped_in_source(schedule: _Schedule) -> bool:
     return any(f"{name}.step(" in text for text in here) or (bool(given) and len({*_STEPS.findall(source.text)}) > 1)
 
 
-_GROWS = re.compile(r"^(?!.*(loss|err|neg)).*(?<![a-z])(acc|accuracy|auc|auroc|f1|iou|miou|bleu|reward|r2)(?![a-z])")
-"""Names of numbers that grow as a model improves."""
+_ACCURACIES = re.compile(r"^(?!.*(loss|err|neg)).*(?<![a-z])(acc|accuracy|auc|auroc|f1|m?iou|reward|r2)(?![a-z])")
 _STEPS = re.compile(r"([\w.]+)\.step\(")
 
 

@@ -39,8 +39,8 @@ DROPS_IN_EVALUATION = row("dropout-in-evaluation",
     "suspicious: dropout(){noticed:at} drops values although {module} is in evaluation mode, after eval(): the "
     "function does so unless it is given training=False", "F.dropout(..., training=self.training), or an nn.Dropout")
 DROPS_UNREACHED = row("dropout-in-evaluation",
-    "suspicious: a {kind}{noticed:at} drops values although {module} is in evaluation mode, after eval(): it is in no "
-    "module of {module}, as where forward makes a new one at each call or a list holds it, and no eval() reaches it",
+    "suspicious: a {kind}{noticed:at} drops values although {module} is in evaluation mode: it is in no module of "
+    "{module}, as where forward makes a new one at each call or a list holds it, and no eval() reaches it",
     "make it once in __init__, as an attribute or in an nn.ModuleList; or F.dropout(..., training=self.training)")
 # fmt: on
 

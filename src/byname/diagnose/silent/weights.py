@@ -33,7 +33,7 @@ EQUAL_UNITS = row("equal-units",
     "the units of a layer stay identical, as if it had one (symmetric initialisation{made:at})",
     "initialise the weights at random, such as nn.init.xavier_uniform_ or kaiming_uniform_; biases may be constant")
 TWINS = row("equal-units",
-    "{names:4} have the same values after {steps} steps, and the same gradients: they stay identical, as if they were "
+    "{names:4} have the same values after {steps} steps, and the same gradients: so far they learn as if they were "
     "one, as copies of one layer do{made:at}",
     "initialise each at random, by itself: make each anew instead of by copy.deepcopy(), or call reset_parameters()")
 DIES = row("gradients-die",
@@ -168,9 +168,8 @@ class Weights(Topic):
         """Remember the modules that are called."""
         if not call.depth and id(call.called) not in self._modules and len(self._modules) < _MOST_MODULES:
             for first in parameters_in(call.called)[:1]:
-                self._modules[id(call.called)] = _Called(
-                    weakref.ref(call.called), sum_of(first), call.line, self._watch.made
-                )
+                facts = sum_of(first), call.line, self._watch.made
+                self._modules[id(call.called)] = _Called(weakref.ref(call.called), *facts)
 
     def applied(self, call: ObservedCall) -> None:
         """Look for targets of a loss that come from the trained module, called by the name of a target network."""
@@ -222,9 +221,8 @@ class Weights(Topic):
                 if type(gradient) in PLAIN and one.numel() <= _MOST_NUMBERS and can_look(gradient):
                     if key not in self._alive or self._alive[key][0]() is not one:  # an id is used again
                         self._alive[key] = weakref.ref(one), []
-                    self._alive[key][1].append(
-                        (followed.steps, gradient.detach().reshape(len(one), -1).ne(0).any(1).cpu())
-                    )
+                    units = gradient.detach().reshape(len(one), -1).ne(0).any(1).cpu()
+                    self._alive[key][1].append((followed.steps, units))
 
     def _tell_of_dead_units(self, every: Sequence[FollowedOptimizer]) -> None:
         for key, (reference, looks) in self._alive.items():
