@@ -621,6 +621,17 @@ def optimizers_in_turn():
     return body, head, turns
 
 
+def heads_in_turn():
+    heads = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*heads[0].parameters(), *heads[1].parameters()], 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for head in heads:
+            loss_of(head).backward()
+        optimizer.step()
+    return heads, optimizer
+
+
 def closures_at_changed_weights():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -639,6 +650,7 @@ def closures_at_changed_weights():
     [
         (micro_batches_each_cleared, ["zeroed-before-step"]),
         (optimizers_in_turn, []),
+        (heads_in_turn, []),
         (closures_at_changed_weights, []),
     ],
 )

@@ -211,7 +211,7 @@ class FollowedOptimizer:
         """Note a backward call that reaches some of its parameters, and whether their gradients were cleared before."""
         graded = [one for one in mine if fact(one, "grad") is not None]
         cleared = not graded or has_zero_gradient(min(graded, key=torch.numel))  # then the next one adds to nothing
-        now = (*line.place, made, fact(mine[0], "_version"))
+        now = (*line.place, made, id(mine[0]), fact(mine[0], "_version"))
         inside = torch._C._current_graph_task_id() != -1  # that of a reentrant checkpoint
         self.wasted += cleared and self._reached and self._last == now and not inside
         kept = [one for one in mine if id(one) in self._left] if not self._reached else []
