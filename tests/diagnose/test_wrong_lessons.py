@@ -1526,7 +1526,145 @@ def environments_that_begin_equal():
     return policy
 
 
+def nested_in_a_checkpoint():
+    checkpoint = {"epoch": 3, "model": {name: value.clone() for name, value in network().state_dict().items()}}
+    model = network()
+    model.load_state_dict(checkpoint, strict=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        step(model, optimizer)
+    return model
+
+
+def reset_after_loading():
+    saved = {name: value.clone() for name, value in network().state_dict().items()}
+    model = network()
+    model.load_state_dict(saved)
+    for module in model:
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        step(model, optimizer)
+    return model
+
+
+def ignoring_another_word(logits, target):
+    return F.cross_entropy(logits.transpose(1, 2), target, ignore_index=19)
+
+
+def sees_what_is_no_padding(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(len(q), 1, k.shape[1], dtype=torch.bool))
+
+
+def drawn_apart(again):
+    def program():
+        model, x, y = network(), torch.randn(60, 4), torch.randint(0, 3, (60,))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(STEPS):
+            rows = torch.randint(60, (12,))
+            step(model, optimizer, x[rows], y[torch.randint(60, (12,))] if again else y[rows])
+        return model
+
+    return program
+
+
+def one_noisy_copy_from_another():
+    model, copies = nn.Linear(4, 4), torch.randn(60, 4) + 0.1 * torch.randn(8, 60, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        loss = F.mse_loss(model(copies[torch.randint(8, ())]), copies[torch.randint(8, ())])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def counts_by(rate, log_input):
+    def program():
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(STEPS):
+            x = torch.rand(12, 4)
+            loss = F.poisson_nll_loss(rate(model(x)).squeeze(1), torch.poisson(3 * x[:, 0]), log_input=log_input)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
+def gradients_clamped_in_vain():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        for one in model.parameters():
+            one.grad.data.clamp(-1, 1)
+        optimizer.step()
+    return model
+
+
+def frames_of_one_screen(copied):
+    def program():
+        model, screen, frames = nn.Linear(12, 2), torch.zeros(4), deque(maxlen=3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in range(2 * STEPS):
+            screen.add_(torch.randn(4))
+            frames.append(screen.clone() if copied else screen)
+            if number > 8:
+                loss = model(torch.cat([*frames])).square().sum()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return model, frames
+
+    return program
+
+
+def micro_batches_of_which_the_last_is_learned():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        for part, labels in zip(x.chunk(3), y.chunk(3), strict=True):
+            loss = F.cross_entropy(model(part), labels)
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def many_to_one():
+    cell, out = nn.RNNCell(4, 8), nn.Linear(8, 3)
+    optimizer = torch.optim.SGD([*cell.parameters(), *out.parameters()], 0.1)
+    for x, y in [batch(), batch()]:
+        for part in x.chunk(3):
+            loss = F.cross_entropy(network()(part), y[:4])
+    for _ in range(STEPS):
+        state = None
+        for moment in torch.randn(5, 12, 4):
+            state = cell(moment, state)
+            loss = F.cross_entropy(out(state), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return cell, out
+
+
 FAULTY = {
+    nested_in_a_checkpoint: "loads-nothing",
+    reset_after_loading: "overwritten-after-loading",
+    padding_in(ignoring_another_word): "loss-over-padding",
+    language_model(sees_what_is_no_padding): "future-leak",
+    drawn_apart(True): "shuffled-apart",
+    counts_by(F.softplus, log_input=True): "no-log-probabilities",
+    gradients_clamped_in_vain: "clips-another-model",
+    frames_of_one_screen(copied=False): "entries-are-one-tensor",
+    micro_batches_of_which_the_last_is_learned: "loss-overwritten",
     numbers_by(F.mse_loss): "loss-over-padding",
     drawn_by(DataLoader(Noisy(), batch_size=12)): "first-batch-only",
     kept_each_epoch(its_state, lambda model, best: model.load_state_dict(best)): "loads-itself",
@@ -2137,6 +2275,12 @@ def its_first_layer(model, other):
 
 
 HEALTHY = [
+    drawn_apart(False),
+    one_noisy_copy_from_another,
+    counts_by(F.softplus, log_input=False),
+    counts_by(F.hardtanh, log_input=True),
+    frames_of_one_screen(copied=True),
+    many_to_one,
     numbers_by(without_padding),
     models_one_after_the_other,
     drawn_by(DataLoader(Drawn(), batch_size=12)),
@@ -2257,6 +2401,11 @@ def test_what_a_run_learns_wrongly_is_told(program, cause):
     found = findings_of(program)
     assert cause in [one.cause for one in found]
     assert all(one.sites and one.remedy for one in found)
+
+
+def test_the_remedy_for_a_whole_checkpoint_names_the_part_that_fits():
+    (found,) = findings_of(nested_in_a_checkpoint)
+    assert found.remedy == "load checkpoint['model'], whose names fit"
 
 
 def test_values_given_to_the_data_of_an_average_are_its_update():

@@ -114,6 +114,8 @@ _NO_LOGARITHM = {
     "ReluBackward": "a relu",
 }
 """Nodes whose results are no log-probabilities, each in words."""
+_RATES = {"SoftplusBackward": "a softplus", "ExpBackward": "an exp", "ReluBackward": "a relu"}
+"""Nodes whose results are rates of a Poisson distribution, not their logarithms, each in words."""
 _TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 
 
@@ -140,6 +142,14 @@ def _no_logarithms(loss: Loss) -> Iterator[Facts]:
             remedy = "use log_softmax in place of softmax" if kind == "SoftmaxBackward" else remedy
             facts = {"loss": name, "what": _NO_LOGARITHM[kind], "remedy": remedy}
             yield {**facts, "given": loss.site(given), "used": loss.site(node)}
+
+
+def _rates(loss: Loss) -> Iterator[Facts]:
+    """Yield the operation that gives rates to poisson_nll_loss, which takes the exponential of what it is given."""
+    for node in loss.of_kinds(("ExpBackward",)):
+        given, call = input_of(node), loss.context.lookup.call(node)
+        if kind_of(given) in _RATES and call is not None and call.name == "poisson_nll_loss":
+            yield {"what": _RATES[kind_of(given)], "given": loss.site(given), "used": loss.site(node)}
 
 
 def _over_samples(loss: Loss) -> Iterator[Facts]:
@@ -252,6 +262,10 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
     Cause("no-log-probabilities", is_first, _no_logarithms,
         "suspicious: the result of {what}{given:at} is given to {loss}{used:at}, which expects log-probabilities",
         "{remedy}"),
+    Cause("no-log-probabilities", is_first, _rates,
+        "suspicious: the result of {what}{given:at} is given to poisson_nll_loss{used:at}, which expects the logarithm "
+        "of a rate, and takes its exponential, by default",
+        "leave it out before the loss, or give the loss log_input=False"),
     Cause("no-log-probabilities", is_first, _over_samples,
         "suspicious: log_softmax{given:at} is over the {samples} samples (dim=0) of shape {shape}, and "
         "nll_loss{used:at} expects it over the classes",

@@ -34,7 +34,7 @@ from byname.reading.frames import line_of, variables_of
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import enclosing_statement, names_bound, statements_in, statements_of
+from byname.source.code import enclosing_statement, names_bound, names_read, statements_in, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import note_of, site_of_tensor
@@ -276,9 +276,19 @@ def _overwritten(loss: Loss) -> Iterator[Facts]:
     for at, loop in enumerate(before):
         if isinstance(loop, ast.For) and (loop.end_lineno or 0) < spot.site.line:
             last, first = _overwriting(loop, name), [one for one in before[:at] if _assigns(one, name)]
+            later = [one for one in before[at:] if one.lineno > (loop.end_lineno or 0) and _assigns(one, name)]
             begins = ast.unparse(first[-1].value).replace(" ", "") if first else ""
-            if last is not None and (begins in ("0", "0.0") or begins.startswith(_ZEROS)):
-                yield {"name": variable(name), "noticed": site_of(code, last, name, code.co_qualname)}
+            is_sum = begins in ("0", "0.0") or begins.startswith(_ZEROS)
+            if last is not None and not later and (is_sum or (not first and _is_of_each_round(last, loop))):
+                site = site_of(code, last, name, code.co_qualname)
+                yield {"name": variable(name), "noticed": site, "backward": spot.site}
+
+
+def _is_of_each_round(assignment: ast.Assign, loop: ast.For) -> bool:
+    """Return whether each round of a loop assigns a value that is computed from the loop's own variables."""
+    own = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    is_in_each = assignment in loop.body and not any(isinstance(one, ast.Continue) for one in ast.walk(loop))
+    return is_in_each and not own.isdisjoint(names_read(assignment))
 
 
 def _thrown_away(loss: Loss) -> Iterator[Facts]:
@@ -337,9 +347,9 @@ LOSSES: tuple[Cause[Loss], ...] = (
     Cause("broadcast-loss", is_first, _broadcast, *_COMPARED),
     Cause("broadcast-loss", is_first, _squares, *_COMPARED),
     Cause("loss-overwritten", is_first, _overwritten,
-        "suspicious: {name} is 0 before a loop, and each round of the loop assigns it anew{noticed:at}: only the value "
-        "of the last round is left, and the others are thrown away",
-        "add them up: {name.path} += ... in place of {name.path} = ..., or sum() a list of them"),
+        "suspicious: each round of a loop assigns {name} anew{noticed:at}, and nothing in the loop reads it: only the "
+        "value of the last round is left for the backward{backward:at}, and the others are thrown away",
+        "add them up, {name.path} += ... in place of {name.path} = ..., or sum() a list; or call backward in the loop"),
     Cause("loss-overwritten", is_first, _thrown_away,
         "suspicious: {name} is computed{first:at}, and assigned anew{noticed:at} before anything reads it: its first "
         "value is thrown away, and goes into no backward", "add both up: {name.path} += ... in the second line"),

@@ -68,7 +68,7 @@ INIT_AFTER_LOAD = row("overwritten-after-loading",
     "initialise before load_state_dict(), or only the layers that the checkpoint does not have")
 # fmt: on
 
-_OVERWRITES = frozenset("normal_ uniform_ zero_ fill_ exponential_ bernoulli_ eye_".split())
+_OVERWRITES = frozenset("normal_ uniform_ kaiming_uniform_ constant_ zero_ fill_ exponential_ bernoulli_ eye_".split())
 _FEW = 0.1
 """The share of a model's tensors below which a load with ``strict=False`` is reported, if a prefix would load more."""
 
@@ -102,7 +102,10 @@ class Loading(Topic):
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
-        given = {key: one for key, one in snapshot(state) if is_tensor(one)} if issubclass(type(state), dict) else {}
+        entries = (
+            {key: one for key, one in snapshot(state) if type(key) is str} if issubclass(type(state), dict) else {}
+        )
+        given = {key: one for key, one in entries.items() if is_tensor(one)}
         own = dict(state_of(module))
         matched = [key for key in given if key in own]
         with DisableTorchFunction():
@@ -120,8 +123,8 @@ class Loading(Topic):
                     shapes, references = [one.shape for one in every], [weakref.ref(one) for one in every]
                     totals = {total for _, total in held}
                     self._uncalled.append(_Load(type(module), shapes, references, totals, line))
-            elif given:
-                self._note_missed(module, own, given, line)
+            elif entries and own:
+                self._note_missed(module, own, entries, line)
 
     def ran(self, call: ObservedCall) -> None:
         """Note a call of a module that was loaded, or of one of the same shapes."""
@@ -222,11 +225,19 @@ class Loading(Topic):
         if matched >= fits > 0:
             return
         remedy = "compare the names of both; without strict=False it is an error"
+        inner = [key for key, one in given.items() if issubclass(type(one), dict) and not own.keys().isdisjoint(one)]
+        if inner:
+            remedy = f"load {state.path}[{inner[0]!r}], whose names fit"
         if fits:
             key = f"k.removeprefix('{prefix}')" if method else f"'{prefix}' + k"
             remedy = f"load {{{key}: v for k, v in {state.path}.items()}}: with this prefix {fits} names fit"
         names = {"name": next(iter(given)), "wanted": next(iter(own), ""), "remedy": remedy, "noticed": line.site}
-        facts = {"matched": matched or "none", "given": counted(len(given), "tensor"), "state": state, **names}
+        facts = {
+            "matched": matched or "none",
+            "given": counted(len(given), "entry", "entries"),
+            "state": state,
+            **names,
+        }
         self._missed[id(module)] = weakref.ref(module), {"module": argument(line, -1, "the model"), **facts}
 
     def before_step(self, followed: FollowedOptimizer) -> None:

@@ -149,7 +149,7 @@ def seeing_later(loss: Loss, length: int) -> Iterator[tuple[Any, bool]]:
             seen = (
                 torch.ones(length, length) if mask is None else mask if mask.dtype == torch.bool else mask > -math.inf
             )
-            yield from _above(node, seen.float())
+            yield from _above(node, seen.float().expand(*seen.shape[:-2], length, length))
 
 
 def _above(node: Any, weights: torch.Tensor) -> Iterator[tuple[Any, bool]]:

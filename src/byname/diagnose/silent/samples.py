@@ -54,7 +54,8 @@ SAME_SLICE = row("same-slice",
 EQUAL_SAMPLES = row("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, while their targets "
     "differ: a batch seems to repeat one sample",
-    "stack the samples of the batch, each its own: torch.stack([x for x, _ in samples])")
+    "stack the samples of the batch, each its own: torch.stack([x for x, _ in samples]), and in a "
+    "Dataset, return the one of the index")
 PIXELS = row("inputs-not-scaled",
     "suspicious: the inputs of the first layer ({kind}){noticed:at} are whole numbers up to {most:g}, such as pixels "
     "of 0 to 255, and the network is freshly initialised: its units saturate, or its steps become too large",
@@ -71,7 +72,7 @@ NEVER_A_TARGET = row("class-never-occurs",
     "{remedy}; it is right if the class comes later")
 # fmt: on
 
-_MANY, _EQUAL_IN, _ENTRIES, _REFERENCES, _MOST_CLASSES = 8, 3, 16, 3, 1000
+_MANY, _EQUAL_IN, _ENTRIES, _FRAMES, _REFERENCES, _MOST_CLASSES = 8, 3, 16, 3, 3, 1000
 _LOOKED_AT = (0, 1, 3)
 """Steps made before those whose inputs are read."""
 _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
@@ -115,11 +116,20 @@ class _Same(NamedTuple):
     slice: tuple[str, str, Site] | None
 
 
+class _Drawn(NamedTuple):
+    """Indices that were drawn: a key, the line, the function, and the expression that they index."""
+
+    key: tuple[int, str]
+    line: Line
+    by: str
+    source: str
+
+
 class _Input(NamedTuple):
-    """The input of a module: how many samples it has if all are equal, or 0; its permutation, the module, the line."""
+    """The input of a module: how many samples it has if all are equal, or 0; its draw, the module, the line."""
 
     equal: int
-    permutation: tuple[Any, Line] | None
+    permutation: _Drawn | None
     module: str
     line: Line
 
@@ -228,10 +238,8 @@ class Batches(Topic):
             self._targets_differ = values is not None and values.dim() > 0 and not (is_chosen or _rows_equal(values))
             with DisableTorchFunction():
                 second = _permutation(targets)
-            if first is not None and second is not None and first[0] != second[0]:
-                self.say(
-                    SHUFFLED_APART, second[1].site, inputs=first[1].site, by="randperm", draw="torch.randperm(len(x))"
-                )
+            if first is not None and second is not None and first.key != second.key and first.source != second.source:
+                self.say(SHUFFLED_APART, second.line.site, inputs=first.line.site, by=first.by)
 
     def _note_classes(self, call: ObservedCall, targets: torch.Tensor) -> None:
         """Count the targets of each class, where each has an output of a linear layer."""
@@ -308,12 +316,12 @@ class Batches(Topic):
             often = {key: lines for key, lines in changed.items() if len(lines) >= _MANY and lines[0][0] is not None}
             for record in log.creations() if often else ():
                 tensor = record()  # in no list of ours, which would count
-                if tensor is None or sys.getrefcount(tensor) <= _ENTRIES:
+                if tensor is None or sys.getrefcount(tensor) <= _FRAMES:
                     continue
                 with DisableTorchFunction():
                     lines = [] if fact(tensor, "requires_grad") else often.get(id(memory_of(tensor)), [])
-                entries = _entries(tensor) if lines else 0
-                if entries >= _ENTRIES:
+                entries, fills = _entries(tensor) if lines else (0, False)
+                if entries >= _ENTRIES or fills:
                     name = FailureContext().names([tensor])[0]
                     self.say(ONE_TENSOR, lines[-1][1].site, entries=entries, name=name)
 
@@ -380,8 +388,8 @@ def _rows_equal(values: torch.Tensor) -> bool:
     return len(values) > 1 and bool((values == values[:1]).all())
 
 
-def _permutation(tensor: torch.Tensor) -> tuple[Any, Line] | None:
-    """Return the permutation by which a tensor, or the one that it is a part of, was indexed, and the line."""
+def _permutation(tensor: torch.Tensor) -> _Drawn | None:
+    """Return the draw by which a tensor, or the one that it is a part of, was indexed."""
     for one in (tensor, fact(tensor, "_base")):
         item = _item(one)
         if item is None or (code := item[0].code) is None:
@@ -391,8 +399,10 @@ def _permutation(tensor: torch.Tensor) -> tuple[Any, Line] | None:
         text = ast.unparse(index)
         bound = statements_binding(code, text) if text.isidentifier() else []
         drawn = [ast.unparse(part.node) for part in bound if isinstance(part.node, ast.Assign)] or [text]
-        if all("randperm" in words and "generator" not in words for words in drawn):
-            return (id(code) if bound else id(one), text), line
+        by = next((by for by in ("randperm", "randint") if all(f"{by}(" in words for words in drawn)), "")
+        is_of_rows = by == "randperm" or not isinstance(item[1].slice, ast.Tuple)
+        if by and is_of_rows and not any("generator" in words for words in drawn):
+            return _Drawn((id(code) if bound else id(one), text), line, by, ast.unparse(item[1].value))
     return None
 
 
@@ -420,15 +430,19 @@ def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
     return (ast.unparse(item[1]), names[0], item[0].site) if {*names} & {*re.findall(r"\w+", end)} else None
 
 
-def _entries(tensor: torch.Tensor) -> int:
-    """Return how many entries of lists and deques, and of tuples, dicts and objects in these, are a tensor."""
+def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
+    """Return how many entries of lists and deques, and of tuples, dicts and objects in these, are a tensor.
+
+    Also return whether it is all that a deque holds, such as the last frames.
+    """
     holders: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (list, deque)]
     rows: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (tuple, dict) or _is_record(one)]
     lists = [one for one in (gc.get_referrers(*rows[:_ENTRIES]) if rows else ()) if type(one) in (list, deque)]
     inside = {id(one) for held in lists if held is not rows for one in held}
     holders += [one for one in rows if id(one) in inside]
     counted = [one.values() if type(one) is dict else [tensor] if _is_record(one) else one for one in holders]
-    return sum(one is tensor for held in counted for one in held)
+    number = sum(one is tensor for held in counted for one in held)
+    return number, any(type(one) is deque and len(one) >= _FRAMES and len({*map(id, one)}) == 1 for one in holders)
 
 
 def _is_record(one: Any) -> bool:

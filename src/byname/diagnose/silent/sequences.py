@@ -190,7 +190,7 @@ class Sequences(Topic):
         self._targets += [values] if reduction == "none" else []
         for ids in [one for one in self._ids if one.shape[1] > 2]:
             rows = next((one for one in (ids, ids[:, 1:]) if one.numel() == values.numel()), None)
-            takes_all = call.kwargs.get("ignore_index", -100) < 0 and call.kwargs.get("weight") is None
+            takes_all = call.kwargs.get("ignore_index") != _padding(ids) and call.kwargs.get("weight") is None
             if rows is not None and is_of_words and reduction == "mean" and takes_all:
                 self._look_for_padding(rows, values.reshape(rows.shape), call.line.site, of)
 

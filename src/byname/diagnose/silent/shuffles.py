@@ -25,7 +25,7 @@ from byname.source.tracebacks import outwards
 SHUFFLED_APART = row("shuffled-apart",
     "suspicious: the inputs{inputs:at} and the targets{noticed:at} of one loss are shuffled by two different calls of "
     "{by}: no target belongs to its sample any more",
-    "draw one permutation and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]")
+    "draw one permutation once and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]")
 # fmt: on
 
 _MOST_ROWS, _MOST_NUMBERS, _COMPARED = 1 << 16, 1 << 22, 4

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
+from types import CodeType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.code import source_of, statements_of
-from byname.source.location import is_library
+from byname.source.location import is_library, site_of
 from byname.table import counted
 from byname.undo import Undo
 
@@ -57,6 +58,9 @@ CLIPS_TOO_SOON = row("clips-at-the-wrong-place",
 CLIPS_NOTHING = row("clips-another-model",
     "`{clip.statement}`{noticed:at} clips nothing: {why}",
     "clip the parameters of the optimizer, each time anew: clip_grad_norm_(model.parameters(), ...)")
+DROPS_THE_CLIPPED = row("clips-another-model",
+    "`{clip.statement}`{noticed:at} clips nothing: {name}() returns a new tensor, and nothing uses it",
+    "clip in place, by {name}_(), or nn.utils.clip_grad_value_()")
 CLIPS_ANOTHER = row("clips-another-model",
     "`{clip.statement}`{noticed:at} clips the gradients of {names:3}, which no backward has reached since their last "
     "step, and then {kind} steps{step:at} with the gradients of {others:3}, which nothing clips",
@@ -305,6 +309,8 @@ class Clipping(Topic):
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Note whether the clipping since the last step had no effect."""
         own = self._stale.pop(id(followed), None)
+        if followed.steps == 1 and followed.line.code is not None:
+            self._look_for_dropped(followed.line.code)
         if self._is_late():
             return
         if id(followed) in self._clipped or not followed.fresh:
@@ -315,6 +321,13 @@ class Clipping(Topic):
             for other, line, fresh in self._stale.values():
                 if any(one is followed for one in fresh):
                     self._count(followed, other, line)
+
+    def _look_for_dropped(self, code: CodeType) -> None:
+        """Report statements that compute clipped gradients and drop the result."""
+        for one in [one for one in statements_of(code) if isinstance(one, ast.Expr)]:
+            if found := re.match(r".+\.grad(?:\.data)?\.(clamp|clip)(?=\()", ast.unparse(one)):
+                site = site_of(code, one, None, code.co_qualname)
+                self.say(DROPS_THE_CLIPPED, site, clip=site, name=found[1])
 
     def _count(self, followed: FollowedOptimizer, clipped: FollowedOptimizer, line: Line) -> None:
         key = id(followed), id(clipped), line.place
