@@ -1549,6 +1549,45 @@ def reset_after_loading():
     return model
 
 
+def reset_for_each_fold():
+    model = network()
+    for _ in range(2):
+        for module in [one for one in model if hasattr(one, "reset_parameters")]:
+            module.reset_parameters()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            step(model, optimizer)
+        model.load_state_dict(copy.deepcopy(model.state_dict()) | {"0.bias": torch.zeros(16)})
+    return model
+
+
+def reset_after_its_results_were_noted():
+    saved, model, x = network().state_dict(), network(), torch.ones(2, 4)
+    model.load_state_dict(saved)
+    with torch.no_grad():
+        model(x)
+    for module in [one for one in model if hasattr(one, "reset_parameters")]:
+        module.reset_parameters()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        step(model, optimizer)
+    return model
+
+
+def names_mended_by_a_hook():
+    def rename(module, state, *rest):
+        for key in [one for one in state if one.startswith("old.")]:
+            state[key.removeprefix("old.")] = state.pop(key)
+
+    saved, model = {f"old.{name}": value for name, value in network().state_dict().items()}, network()
+    model.register_load_state_dict_pre_hook(rename)
+    model.load_state_dict(saved)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        step(model, optimizer)
+    return model
+
+
 def ignoring_another_word(logits, target):
     return F.cross_entropy(logits.transpose(1, 2), target, ignore_index=19)
 
@@ -2275,6 +2314,9 @@ def its_first_layer(model, other):
 
 
 HEALTHY = [
+    reset_for_each_fold,
+    reset_after_its_results_were_noted,
+    names_mended_by_a_hook,
     drawn_apart(False),
     one_noisy_copy_from_another,
     counts_by(F.softplus, log_input=False),

@@ -115,7 +115,6 @@ _NO_LOGARITHM = {
 }
 """Nodes whose results are no log-probabilities, each in words."""
 _RATES = {"SoftplusBackward": "a softplus", "ExpBackward": "an exp", "ReluBackward": "a relu"}
-"""Nodes whose results are rates of a Poisson distribution, not their logarithms, each in words."""
 _TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 
 

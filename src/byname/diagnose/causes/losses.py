@@ -277,18 +277,17 @@ def _overwritten(loss: Loss) -> Iterator[Facts]:
         if isinstance(loop, ast.For) and (loop.end_lineno or 0) < spot.site.line:
             last, first = _overwriting(loop, name), [one for one in before[:at] if _assigns(one, name)]
             later = [one for one in before[at:] if one.lineno > (loop.end_lineno or 0) and _assigns(one, name)]
-            begins = ast.unparse(first[-1].value).replace(" ", "") if first else ""
-            is_sum = begins in ("0", "0.0") or begins.startswith(_ZEROS)
-            if last is not None and not later and (is_sum or (not first and _is_of_each_round(last, loop))):
+            is_sum = _ZERO.match(ast.unparse(first[-1].value)) if first else _is_of_each_round(last, loop)
+            if last is not None and not later and is_sum:
                 site = site_of(code, last, name, code.co_qualname)
                 yield {"name": variable(name), "noticed": site, "backward": spot.site}
 
 
-def _is_of_each_round(assignment: ast.Assign, loop: ast.For) -> bool:
+def _is_of_each_round(assignment: ast.Assign | None, loop: ast.For) -> bool:
     """Return whether each round of a loop assigns a value that is computed from the loop's own variables."""
     own = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
     is_in_each = assignment in loop.body and not any(isinstance(one, ast.Continue) for one in ast.walk(loop))
-    return is_in_each and not own.isdisjoint(names_read(assignment))
+    return assignment is not None and is_in_each and not own.isdisjoint(names_read(assignment))
 
 
 def _thrown_away(loss: Loss) -> Iterator[Facts]:
@@ -313,7 +312,7 @@ def _thrown_away(loss: Loss) -> Iterator[Facts]:
 
 _BEGINS = re.compile(r"torch\.(zeros|ones|tensor|full|empty|as_tensor)|float\(|None")
 """What a variable is assigned before its value is computed."""
-_ZEROS = ("torch.zeros(", "torch.tensor(0)", "torch.tensor(0.0")
+_ZERO = re.compile(r"0(\.0)?$|torch\.(zeros\(|tensor\(0\)|tensor\(0\.0)")
 _JUMPS = {number for name, number in dis.opmap.items() if name.startswith("JUMP_BACKWARD")}
 
 

@@ -102,12 +102,12 @@ class Loading(Topic):
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
-        entries = (
-            {key: one for key, one in snapshot(state) if type(key) is str} if issubclass(type(state), dict) else {}
-        )
+        entries = dict(snapshot(state)) if issubclass(type(state), dict) else {}
         given = {key: one for key, one in entries.items() if is_tensor(one)}
         own = dict(state_of(module))
         matched = [key for key in given if key in own]
+        known = {*matched, *getattr(result, "missing_keys", own)}
+        by_hooks = [one for key, one in own.items() if key not in known and issubclass(type(one), nn.Parameter)]
         with DisableTorchFunction():
             is_own = all(memory_of(given[key]) is memory_of(own[key]) for key in matched)
             if matched and is_own and not call.given(3, "assign"):
@@ -118,12 +118,14 @@ class Loading(Topic):
                 self._missed.pop(id(module), None)
                 self._others[id(module)] = weakref.ref(module), line, [log.cuts[-1] for log in logs() if log.cuts]
                 held = [(weakref.ref(own[key]), sum_of(own[key])) for key in matched if own[key].dim() > 1]
-                self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
-                if not self._watch.made and len(every := parameters_in(module)) > 1:
+                every = [] if self._watch.made else parameters_in(module)  # a later load may end a run
+                if every:
+                    self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
+                if len(every) > 1:
                     shapes, references = [one.shape for one in every], [weakref.ref(one) for one in every]
                     totals = {total for _, total in held}
                     self._uncalled.append(_Load(type(module), shapes, references, totals, line))
-            elif entries and own:
+            elif entries and own and not by_hooks:
                 self._note_missed(module, own, entries, line)
 
     def ran(self, call: ObservedCall) -> None:
@@ -137,7 +139,10 @@ class Loading(Topic):
             if is_twin and load.totals.isdisjoint(map(sum_of, mine)):
                 load.twin, load.keys = load.twin or call.line, frozenset(keys)
 
-    evaluated = ran
+    def evaluated(self, call: ObservedCall) -> None:
+        """Note a call of a module that was loaded: what was loaded is used then, and may be overwritten after it."""
+        self._loads.pop(id(call.called), None)
+        self.ran(call)
 
     def applied(self, call: ObservedCall) -> None:
         """Report values that are copied to a parameter though they are its own."""

@@ -117,11 +117,10 @@ class _Same(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Indices that were drawn: a key, the line, the function, and the expression that they index."""
+    """Indices that were drawn: a key, the line, and the expression that they index."""
 
     key: tuple[int, str]
     line: Line
-    by: str
     source: str
 
 
@@ -239,7 +238,7 @@ class Batches(Topic):
             with DisableTorchFunction():
                 second = _permutation(targets)
             if first is not None and second is not None and first.key != second.key and first.source != second.source:
-                self.say(SHUFFLED_APART, second.line.site, inputs=first.line.site, by=first.by)
+                self.say(SHUFFLED_APART, second.line.site, inputs=first.line.site, by="randperm or randint")
 
     def _note_classes(self, call: ObservedCall, targets: torch.Tensor) -> None:
         """Count the targets of each class, where each has an output of a linear layer."""
@@ -399,10 +398,9 @@ def _permutation(tensor: torch.Tensor) -> _Drawn | None:
         text = ast.unparse(index)
         bound = statements_binding(code, text) if text.isidentifier() else []
         drawn = [ast.unparse(part.node) for part in bound if isinstance(part.node, ast.Assign)] or [text]
-        by = next((by for by in ("randperm", "randint") if all(f"{by}(" in words for words in drawn)), "")
-        is_of_rows = by == "randperm" or not isinstance(item[1].slice, ast.Tuple)
-        if by and is_of_rows and not any("generator" in words for words in drawn):
-            return _Drawn((id(code) if bound else id(one), text), line, by, ast.unparse(item[1].value))
+        function = r"rand(perm|int)\(" if not isinstance(item[1].slice, ast.Tuple) else r"randperm\("
+        if all(re.search(function, words) and "generator" not in words for words in drawn):
+            return _Drawn((id(code) if bound else id(one), text), line, ast.unparse(item[1].value))
     return None
 
 
@@ -431,10 +429,7 @@ def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
 
 
 def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
-    """Return how many entries of lists and deques, and of tuples, dicts and objects in these, are a tensor.
-
-    Also return whether it is all that a deque holds, such as the last frames.
-    """
+    """Return how many entries of lists and deques, and of what these hold, are a tensor, and whether it fills a deque."""
     holders: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (list, deque)]
     rows: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (tuple, dict) or _is_record(one)]
     lists = [one for one in (gc.get_referrers(*rows[:_ENTRIES]) if rows else ()) if type(one) in (list, deque)]
