@@ -130,7 +130,7 @@ def test_another_epsilon_is_found_at_the_norm_and_named():
     found = byname.diff(a, b, example=TOKENS)
     assert (found.first.path, found.before) == ("blocks.0.norm", ("embed",))
     assert found.first.error == pytest.approx(first_by_hooks(a, b, TOKENS)[1], rel=1e-6)
-    assert found.first.what == "eps is 1e-05 and 0.001"
+    assert found.first.what == "eps is 1e-05 in a, 0.001 in b"
 
 
 def test_a_port_with_other_names_is_aligned_by_the_content_of_its_weights():
@@ -288,7 +288,7 @@ def test_attention_backends_differ_by_rounding_at_most():
     b = copy.deepcopy(a)
     b.explicit = False
     found = byname.diff(a, b, example=torch.randn(2, 3, 5, 8), tolerance={})
-    assert found.equal and found.notes[0].startswith("other operations in a and b")
+    assert found.equal and found.notes[0].startswith("operations differ in a and b")
     assert {row.path for row in found if row.kind == "value"} == {"proj", "forward"}
 
 
@@ -311,7 +311,7 @@ def test_operations_that_are_counted_otherwise_are_not_compared():
     b.more = False
     found = byname.diff(a, b, example=torch.ones(1, 2))
     assert found.equal and not any("add" in row.path for row in found)
-    assert found.notes[0] == "other operations in a and b, not compared: those of the model itself"
+    assert found.notes[0] == "operations differ in a and b and are not compared: those of the model itself"
 
 
 def test_outputs_in_containers_have_places_of_their_own():
@@ -359,4 +359,4 @@ def test_an_example_of_a_wrong_form_and_a_model_that_raises():
         byname.diff(made(), made(), example=3)
     with pytest.raises(IndexError) as raised:
         byname.diff(made(), made(), example=torch.full((1, 2), 99))
-    assert "while Reference ran the example=" in "".join(raised.value.__notes__)
+    assert "while Reference ran the given example=" in "".join(raised.value.__notes__)

@@ -67,7 +67,7 @@ class ModelRun:
         """Return whether a tensor can be compared, and note where it cannot."""
         dense = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_meta
         if not dense:
-            self.notes[f"{self.name}: `{path}` is no dense tensor with values, and is not compared"] = None
+            self.notes[f"{self.name}: `{path}` is not a dense tensor with values and is not compared"] = None
         return dense
 
     @property
@@ -87,7 +87,7 @@ class ModelRun:
                 try:
                     self.model(*args, **kwargs)
                 except Exception as error:
-                    note_on(error, f"byname: raised while {self.name} ran the example= that was given")
+                    note_on(error, f"byname: raised while {self.name} ran the given example=")
                     raise
         self.notes |= dict.fromkeys(f"{self.name}: {note}" for note in handle.notes)
 
@@ -221,7 +221,7 @@ def reason(a: ModelRun, b: ModelRun, tolerance: Tolerance, path: str, other: str
     own, held = map(attributes_of, modules)
     pairs = [(name, value, held.get(name)) for name, value in own.items()]
     return ", ".join(
-        f"{name} is {one!r} and {two!r}"
+        f"{name} is {one!r} in a, {two!r} in b"
         for name, one, two in pairs
         if type(one) in _PLAIN and type(two) in _PLAIN and one != two
     )

@@ -68,7 +68,7 @@ class Diff(Rows[PlaceDiff]):
             return f"{a} (a) and {b} (b) differ first in {what}{self.first.where()}: {self.first.much()}"
         both = [one for one in self.items if one.state in (EQUAL, WITHIN)]
         values = f"{counted(sum(one.records for one in both), 'value')} of {counted(len(both), 'place')}"
-        what = "are equal" if self.equal else "are equal in what both have"
+        what = "are equal" if self.equal else "are equal where both have values"
         return f"{a} (a) and {b} (b) {what}{'' if self.exact else ', within the tolerance'}: {values}"
 
     def _notes(self) -> Sequence[str]:
@@ -80,7 +80,7 @@ class Diff(Rows[PlaceDiff]):
         if state and not any(one.counts for one in state):
             yield f"all {counted(len(state), 'parameter or buffer', 'parameters and buffers')} are {_alike(state)}"
         if first is not None and first is not self.first:
-            yield f"the first output that differs: {first.where()}: {first.much()}"
+            yield f"the first output that differs is {first.where()}: {first.much()}"
         if self.before:
             near = [one for one in self.items if one.path in self.before and one.kind == "value"]
             names = ", ".join(f"`{one}`" for one in self.before)
@@ -181,7 +181,7 @@ def _of_models(models: Sequence[nn.Module], example: Any, tolerance: Tolerance) 
         run.run(example, bring=a.home != b.home)
     same = renamed(a, b)
     others = listed([*map(_named, leave_out_other_operations(a, b, same))], 6)
-    notes = [f"other operations in a and b, not compared: those of {others}"] if others else []
+    notes = [f"operations differ in a and b and are not compared: those of {others}"] if others else []
     notes += [*_matched(same), *dict.fromkeys([*a.notes, *b.notes])]
     why = partial(reason, a, b, tolerance)
     return _of(Comparison(a.recorded(), b.recorded(), tolerance), same, why, notes)
@@ -192,7 +192,7 @@ def _matched(same: Mapping[str, str]) -> Iterator[str]:
     pairs = ((one, other) for one, other in same.items() if one.rpartition(".")[0] not in same or not one)
     found = [f"{_named(one)} is {_named(other)}" for one, other in pairs]
     if found:
-        yield f"names in a and in b, matched by the content of parameters and the order of the run: {listed(found, 6)}"
+        yield f"modules of a and b, matched by their parameters and the order of the run: {listed(found, 6)}"
 
 
 def _named(module: str) -> str:

@@ -110,7 +110,7 @@ class PlaceDiff(Tabled):
         """Return how much it differs, in words."""
         words = [] if self.error is None else [f"error {self.error:.3g} (relative {self.relative:.3g})"]
         words += [f"in {self.elements:,} of {self.size:,} elements"] if self.elements else []
-        words += [f"{self.nan:,} NaN in one alone"] if self.nan else []
+        words += [f"{self.nan:,} NaN in only one"] if self.nan else []
         return ", ".join([*words, *([self.what] if self.what else [])])
 
     def where(self) -> str:
@@ -167,7 +167,7 @@ class Tolerance:
         if not known or not all(map(_is_of_dtype, self._own, self._own.values())):
             raise BadArgumentError(
                 "tolerance= is the largest absolute error, such as 1e-3, or a dict {torch.float32: (rtol, atol)}; {} "
-                f"means the tolerances of torch.testing.assert_close. This is {str(given)[:80]}"
+                f"means the tolerances of torch.testing.assert_close. Not {str(given)[:80]}"
             )
 
     def allowed(self, a: torch.dtype, b: torch.dtype) -> Allowed:
