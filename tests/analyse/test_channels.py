@@ -47,7 +47,7 @@ def test_dead_units_of_tokens_are_counted_among_the_features():
     observed(model, tokens, values)
     assert tokens.result()["1"]["total"] == 5
     note = (
-        "`1`: the last dimension, of 8, was taken for the channels of values of shape (16, 5, 8): so have them the "
+        "`1`: the last dimension, of 8, was taken for the channels of values of shape (16, 5, 8), as in the "
         "modules around it (Linear); channel_dim= takes another"
     )
     assert handle.notes == (note,) == told.result().notes
@@ -81,7 +81,7 @@ def channels(figures):
 @every
 def test_what_no_module_tells_is_said_to_be_a_guess(make):
     (note,) = observed(nn.Sequential(nn.ReLU()), one := make(), torch.randn(4, 3, 5), where="0").notes
-    assert "dimension 1, of 3, was taken" in note and "no module of the model tells" in note
+    assert "dimension 1, of 3, was assumed" in note and "no module of the model shows it" in note
     assert channels(one.result()["0"]) == 3
 
 
@@ -100,7 +100,7 @@ def test_what_the_modules_contradict_is_refused(make):
             return heads
 
     for where in ("forward.scores", "forward.heads"):
-        with pytest.raises(BadArgumentError, match="cannot be known from the modules around it: .* channel_dim=-1"):
+        with pytest.raises(BadArgumentError, match="the modules around it do not show which .* channel_dim=-1"):
             observed(Scores(), make(), torch.randn(2, 5, 6), where=where)
         assert observed(Scores(), make(channel_dim=-1), torch.randn(2, 5, 6), where=where).notes == ()
 
@@ -176,7 +176,7 @@ def test_another_number_of_channels_advises_only_what_was_not_given(make):
         kept, first = make(channel_dim=dim), torch.randn(shapes[0])
         observed(nn.Sequential(nn.Identity()), kept, first, where="0")
         before = str(kept.result())
-        with pytest.raises(BadArgumentError, match=r"there were \d channels before, and are \d now") as told:
+        with pytest.raises(BadArgumentError, match=r"there were \d channels before, and there are \d now") as told:
             observed(nn.Sequential(nn.Identity()), kept, torch.randn(shapes[1]), where="0")
         assert ("channel_dim" in str(told.value)) == advised
         assert str(kept.result()) == before
@@ -185,7 +185,7 @@ def test_another_number_of_channels_advises_only_what_was_not_given(make):
 @pytest.mark.parametrize("make", [Rank, Spectrum])
 def test_rows_of_samples_that_change_their_width_are_advised_to_be_positions(make):
     model = nn.Sequential(nn.Identity())
-    with pytest.raises(BadArgumentError, match='columns; .* rows="positions" has a column for each channel'):
+    with pytest.raises(BadArgumentError, match='columns, .* rows="positions" has a column for each channel'):
         observed(model, make(rows="samples"), torch.randn(4, 3, 5), torch.randn(4, 3, 6), where="0")
     assert observed(model, make(rows="samples"), torch.randn(4, 3, 5), where="0").notes == ()
 
@@ -203,7 +203,7 @@ def test_a_probe_advises_only_what_was_not_given():
     flat = failed(value, each)
     assert "features='positions'" in flat and "channel_dim=-1" in flat
     positions = failed(value, each, features="positions")
-    assert "features=" not in positions and "(N, length, channels) these are channel_dim=-1" in positions
+    assert "features=" not in positions and "(N, length, channels) give channel_dim=-1" in positions
     given = failed(value, each[:4], features="positions", channel_dim=-1)
     assert "features=" not in given and "channel_dim" not in given
     assert "features=" not in failed(value[:, 0], each)
@@ -246,16 +246,16 @@ def test_shapes_that_a_note_tells_are_those_that_came(dim, flat_first, merged):
 
 def test_an_empty_result_says_why():
     model, units = mlp(), DeadUnits()
-    assert "observed on no model now" in units.result().notes[0]
+    assert "observes no model now" in units.result().notes[0]
     with byname.observe(model, "1", units):
         assert "nothing was seen at `1`: no forward of this Sequential ran" in units.result().notes[0]
         units.enabled = False
-        assert "it is off" in str(units.result())
+        assert "it is disabled" in str(units.result())
         units.enabled = True
         model(torch.randn(2, 6))
         assert units.result().notes == ()
         units.reset()
-        assert "or was reset" in units.result().notes[0]
+        assert "or reset" in units.result().notes[0]
 
 
 def test_values_by_heads_have_the_heads_as_channels():

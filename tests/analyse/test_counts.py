@@ -62,7 +62,7 @@ def test_a_mask_keeps_counts_and_may_leave_out_what_cannot_be_counted():
     [
         ([1, -1], "-1 cannot be counted"),
         ([0.0, 1.0], r"use value.long\(\), or a Histogram"),
-        ([float("nan")], "integers are counted"),
+        ([float("nan")], "counts integers"),
         ([2**24], "134,217,736 bytes"),
         ([2**63 - 1], "is not below limit=16777216"),
         (torch.tensor([2**63 + 1], dtype=torch.uint64), "cannot be counted"),

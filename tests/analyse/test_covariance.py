@@ -77,7 +77,7 @@ def test_cross_covariance_is_the_corner_of_the_whole_covariance(size, ways):
 
 
 def test_sides_of_different_length_or_width_are_refused():
-    with pytest.raises(BadArgumentError, match="the first has 3 and the second 2"):
+    with pytest.raises(BadArgumentError, match="the first has 3, the second 2"):
         CrossCovariance().add(torch.ones(3, 1), torch.ones(2, 1))
     found = CrossCovariance().add(torch.ones(3, 1), torch.ones(3, 2))
     for other in (torch.ones(3, 3), torch.ones(3, 1)):
@@ -139,7 +139,7 @@ def test_what_is_refused_changes_nothing(make):
         lambda: found.merge(make(nan="raise").add(torch.ones(2, 4))),
     ]
     for attempt, words in zip(
-        refused, ["1 values of the batch are NaN", "3 features.* 4", "as a whole", "abs", "3 features.* 4"], strict=True
+        refused, ["1 values of the batch are NaN", "3 features.* 4", "one weight per sample", "abs", "3 features.* 4"], strict=True
     ):
         with pytest.raises(BadArgumentError, match=words):
             attempt()

@@ -463,7 +463,7 @@ def test_a_batch_of_three_parts_asks_for_prepare():
 
 @pytest.mark.parametrize(
     ("loader", "said"),
-    [((one for one in pairs()), "a generator can be iterated once"), (iter([]), "list_iterator"), (3, "a int does not"),
+    [((one for one in pairs()), "a generator can be iterated only once"), (iter([]), "list_iterator"), (3, "a int does not"),
      (torch.ones(2, 3), "a Tensor does not"), ({"x": 1}, "a dict does not")],
 )  # fmt: skip
 def test_what_cannot_be_iterated_again_is_refused(loader, said):
@@ -486,13 +486,13 @@ def test_an_empty_loader_is_an_error():
 
 def test_an_analyser_that_is_not_on_the_model_is_an_error():
     evaluation = Evaluation(Largest(), pairs())
-    with pytest.raises(BadArgumentError, match="not observed on this Net, it is observed nowhere"):
+    with pytest.raises(BadArgumentError, match="does not observe this Net, it observes no model"):
         evaluation.take(seeded_net())
     model, handle, evaluation = observed(Largest(), "norm")
-    with pytest.raises(BadArgumentError, match=r"not observed on this Linear, it is observed on another Net"):
+    with pytest.raises(BadArgumentError, match=r"does not observe this Linear, it observes another Net"):
         evaluation.take(nn.Linear(4, 3))
     handle.remove()
-    with pytest.raises(BadArgumentError, match="it is observed nowhere, or was removed"):
+    with pytest.raises(BadArgumentError, match="it observes no model, or was removed"):
         evaluation.take(model)
 
 
@@ -524,7 +524,7 @@ def test_it_may_be_observed_on_a_part_or_on_what_the_model_is_part_of():
 
 def test_a_snapshot_inside_of_a_snapshot_is_an_error():
     model, _, evaluation = observed(Largest(), "norm", prepare=lambda batch: evaluation.take(model))
-    with pytest.raises(BadArgumentError, match="in the middle of a snapshot"):
+    with pytest.raises(BadArgumentError, match="already taking a snapshot"):
         evaluation.take(model)
 
 
@@ -607,7 +607,7 @@ def test_a_loader_that_another_loop_is_in_the_middle_of_is_refused_if_that_would
     for number, batch in enumerate(loader):
         seen.append(float(batch[0, 0]))
         if number == 2:
-            with pytest.raises(BadArgumentError, match="another loop is in the middle of this DataLoader"):
+            with pytest.raises(BadArgumentError, match="another loop is iterating this DataLoader"):
                 evaluation.take(model)
     assert seen == [0, 4, 8, 12, 16, 20]
     assert evaluation.take(model).result["norm"]["samples"] == 6

@@ -93,7 +93,7 @@ def test_masks_and_weights_of_zero_leave_out_values(kind):
 
 def test_integers_without_a_value_say_so():
     extremes = Extremes().add([[1, 2]], [[True, False]])
-    with pytest.raises(BadArgumentError, match="no value of 1 of 2 features took part"):
+    with pytest.raises(BadArgumentError, match="1 of 2 features have no values"):
         extremes.result()
     assert extremes.add([[0, 5]]).max().tolist() == [1, 5]
     nothing = Extremes().add(torch.ones(0, 2))

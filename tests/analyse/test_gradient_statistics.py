@@ -385,7 +385,7 @@ def test_only_values_without_a_gradient_are_noted_not_forwards_without_gradients
             model(torch.ones(1, 4))
         assert not handle.notes
         model.requires_grad_(False)(torch.ones(1, 4))
-        assert "`1`: no gradient flows there, the value does not require one" in handle.notes
+        assert "`1`: no gradient flows there, since the value does not require grad" in handle.notes
 
 
 def test_it_goes_with_others():

@@ -119,7 +119,7 @@ def test_no_value_is_nothing_in_any_bin():
     ],
 )
 def test_bins_that_are_none_are_refused(options):
-    with pytest.raises(BadArgumentError, match=r"bins|edges|low is less"):
+    with pytest.raises(BadArgumentError, match=r"bins|edges|low must be less"):
         Histogram(**options)
 
 

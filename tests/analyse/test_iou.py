@@ -108,9 +108,9 @@ def test_masks_of_samples_and_of_values_leave_out_pairs():
     assert_counts(IoU().add(data, rows), counted(data, data, rows[:, None], rows[:, None]))
     assert_counts(IoU().add(data, values), counted(data, data, values, values))
     assert_counts(CrossIoU().add(data, data[:, :2], rows), counted(data[rows], data[rows, :2]))
-    with pytest.raises(BadArgumentError, match="no weights but a mask"):
+    with pytest.raises(BadArgumentError, match="only a mask of bools as weights"):
         IoU().add(data, rows.double())
-    with pytest.raises(BadArgumentError, match="weights have shape"):
+    with pytest.raises(BadArgumentError, match="one weight per sample"):
         CrossIoU().add(data, data, values)
 
 

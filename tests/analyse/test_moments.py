@@ -353,7 +353,7 @@ def test_a_sample_with_nan_has_no_length():
 def test_lengths_are_weighed_by_samples():
     assert float(NormMean().add([[3.0, 4.0], [0.0, 1.0]], [3, 1]).mean()) == 4
     assert float(NormMean().add([[3.0, 4.0], [0.0, 1.0]], [True, False]).mean()) == 5
-    with pytest.raises(BadArgumentError, match="samples count as a whole"):
+    with pytest.raises(BadArgumentError, match="one weight per sample"):
         NormMean().add([[3.0, 4.0]], [[1.0, 2.0]])
 
 
@@ -384,10 +384,10 @@ def test_central_moments_are_those_of_scipy(order):
 
 def test_settings_that_mean_nothing_are_refused_when_it_is_made():
     for make in (lambda: Variance(channel=1.5), lambda: Moments(channel=True)):
-        with pytest.raises(BadArgumentError, match="number of a dimension"):
+        with pytest.raises(BadArgumentError, match="index of a dimension"):
             make()
     for ord in ("fro", float("nan"), True):
-        with pytest.raises(BadArgumentError, match="ord is the number of a norm"):
+        with pytest.raises(BadArgumentError, match="ord is the order of a norm"):
             NormMean(ord)
 
 

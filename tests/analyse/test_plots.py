@@ -136,7 +136,7 @@ def test_long_names_lose_their_middle():
 
 
 def test_figures_that_there_are_not_are_refused():
-    with pytest.raises(BadArgumentError, match="DeadUnits has no figure 'daed' with numbers; there is dead, fired"):
+    with pytest.raises(BadArgumentError, match="DeadUnits has no figure 'daed' to draw; there is dead, fired"):
         units().plot("daed")
     for results in (Results({}, name="D"), Results({"a": {"kind": "ReLU"}}, name="D")):
         with pytest.raises(BadArgumentError, match="no numbers to draw"):

@@ -274,7 +274,7 @@ def test_an_empty_batch_and_a_batch_of_one_are_fine():
 @pytest.mark.parametrize("of_classes", [PerClass, ClassVersusRest])
 def test_a_probe_within_one_class_would_be_right_always_and_is_refused(of_classes):
     for analyser in (LinearProbe(2), Several(DeadUnits(), LinearProbe(2))):
-        with pytest.raises(BadArgumentError, match="observe it by itself"):
+        with pytest.raises(BadArgumentError, match="give it to byname.observe alone"):
             of_classes(analyser)
     assert of_classes(Several(DeadUnits())).paths == ()
 
@@ -289,5 +289,5 @@ def test_of_tokens_each_has_a_target_and_the_result_says_where_their_features_ar
     one, other = (probe.result()["1"] for probe in probes)
     assert one == other and (one["samples"], one["channel_dim"]) == (28, -1)
     probes[1].load_state_dict(probes[0].state_dict())
-    with pytest.raises(BadArgumentError, match='samples="tokens" is features="positions", not'):
+    with pytest.raises(BadArgumentError, match='samples="tokens" means features="positions", not'):
         LinearProbe(10, samples="tokens", features="pool")

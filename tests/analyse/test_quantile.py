@@ -34,7 +34,7 @@ def in_order(values, order):
 
 
 def made(dtype, size, offset, features=2):
-    """Values as a batch of that type has them, and the same in numpy without rounding."""
+    """Values as a batch of that type has them, and the same in numpy no dtype holds both."""
     rng = np.random.default_rng(0)
     values = rng.standard_normal((size, features))
     values = values > 0 if dtype is torch.bool else values * (1 if dtype.is_floating_point else 1000) + offset
@@ -148,9 +148,9 @@ def test_types_of_one_kind_may_be_mixed_and_others_not():
     seen = Quantile(resolution=4).add(torch.ones(1000)).add(torch.full((10,), 0.1, dtype=torch.float64))
     assert seen.quantile(0).item() == 0.1
     assert Quantile().add(torch.tensor([True])).add(torch.tensor([2**40])).quantile(1).item() == 2**40
-    with pytest.raises(BadArgumentError, match="without rounding"):
+    with pytest.raises(BadArgumentError, match="no dtype holds both"):
         seen.add(torch.ones(3, dtype=torch.int64))
-    with pytest.raises(BadArgumentError, match="without rounding"):
+    with pytest.raises(BadArgumentError, match="no dtype holds both"):
         seen.merge(Quantile(resolution=4).add([1]))
 
 
@@ -219,11 +219,11 @@ def test_no_value_has_no_quantile():
 @pytest.mark.parametrize(
     ("batch", "weights", "message"),
     [
-        (torch.zeros(2, 3), None, "the shape"),
-        (torch.zeros(2, 2, dtype=torch.complex64), None, "real numbers"),
+        (torch.zeros(2, 3), None, "had shape"),
+        (torch.zeros(2, 2, dtype=torch.complex64), None, "must be real"),
         (torch.zeros(2, 2), torch.ones(2), "mask of bools"),
         (torch.tensor([[0.0, torch.nan]]), None, "NaN"),
-        (torch.zeros(2, 2, dtype=torch.int32), None, "without rounding"),
+        (torch.zeros(2, 2, dtype=torch.int32), None, "no dtype holds both"),
         (torch.zeros(()), None, "no"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_refused_batch_changes_nothing(batch, weights, message):
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, torch.nan, [0.5, 2], [[0.5]]])
 def test_what_is_no_share_is_refused(wrong):
-    with pytest.raises(BadArgumentError, match="a share from 0 to 1"):
+    with pytest.raises(BadArgumentError, match="a number from 0 to 1"):
         Quantile().add([1.0]).quantile(wrong)
 
 

@@ -205,8 +205,8 @@ def test_batches_of_fewer_than_four_samples_are_counted_and_told():
         for batch in data:
             model(batch)
     outputs = passed(model, data)
-    assert similarity.skipped == 2 and repr(Similarity()) == "<Similarity, which has seen nothing>"
-    assert "without 2 batches of too few samples" in repr(similarity)
+    assert similarity.skipped == 2 and repr(Similarity()) == "<Similarity without data>"
+    assert "without 2 batches with too few samples" in repr(similarity)
     wanted = cka(outputs[0][1::2], outputs[4][1::2])
     assert similarity.result()["0"]["cka"]["4"] == pytest.approx(wanted, rel=1e-9)
 
@@ -280,7 +280,7 @@ def test_places_without_common_samples_are_refused():
         pytest.raises(BadArgumentError, match=r"`rotation` has no samples"),
     ):
         model(torch.randn(8, 6, dtype=torch.float64))
-    with pytest.raises(BadArgumentError, match="observe it by itself"):
+    with pytest.raises(BadArgumentError, match="give it to byname.observe alone"):
         PerClass(Similarity())
 
 
@@ -385,7 +385,7 @@ def test_where_all_batches_were_too_small_the_result_says_so(biased, size, neede
         model(torch.randn(needed, 4))
     assert similarity.result().notes == ()
     assert set(similarity.result()) == {"0", "1"}
-    with pytest.raises(byname.BynameError, match="no figures of `2`; there are those of 0, 1"):
+    with pytest.raises(byname.BynameError, match="no figures of `2`; it has those of 0, 1"):
         similarity.result()["2"]
     assert similarity.result().get("2") is None
 
@@ -411,5 +411,5 @@ def test_of_tokens_each_is_a_sample_whose_features_are_the_channels(biased):
     assert again.merge(tokens).matrix()[0] == ("0", "1", "2")
     with pytest.raises(BadArgumentError, match="this is the state of a Similarity with .*samples='tokens'"):
         Similarity(biased=biased).load_state_dict(tokens.state_dict())
-    with pytest.raises(BadArgumentError, match='with samples="tokens" alone'):
+    with pytest.raises(BadArgumentError, match='give samples="tokens" too'):
         Similarity(channel_dim=-1)

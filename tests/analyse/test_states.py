@@ -35,7 +35,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(saved):
     whole = saved.read_bytes()
     for end in (*range(0, len(whole), 9), len(whole) - 1):
         saved.write_bytes(whole[:end])
-        with pytest.raises(BadArgumentError, match="no saved statistic"):
+        with pytest.raises(BadArgumentError, match="not a saved statistic"):
             Extremes.load(saved)
 
 
@@ -44,7 +44,7 @@ def test_random_bytes_are_refused_and_changed_ones_do_no_harm(saved):
     rng = random.Random(0)
     for _ in range(100):
         saved.write_bytes(rng.randbytes(rng.randrange(200)))
-        with pytest.raises(BadArgumentError, match="no saved statistic"):
+        with pytest.raises(BadArgumentError, match="not a saved statistic"):
             Extremes.load(saved)
         changed = bytearray(whole)
         for _ in range(rng.randrange(1, 4)):
@@ -83,7 +83,7 @@ def test_random_bytes_are_refused_and_changed_ones_do_no_harm(saved):
 def test_foreign_files_are_refused(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "foreign").write_bytes(content)
-    with pytest.raises(BadArgumentError, match="foreign is no saved statistic"):
+    with pytest.raises(BadArgumentError, match="foreign is not a saved statistic"):
         Extremes.load(tmp_path / "foreign")
     assert not (tmp_path / "executed").exists()
 
@@ -95,17 +95,17 @@ STATE = {"settings": SETTINGS, "count": 0, "nans": 0, "_low": None, "_high": Non
 @pytest.mark.parametrize(
     ("described", "match"),
     [
-        (3, "this is no saved Extremes but 3"),
-        ([], "no saved Extremes"),
-        (None, "no saved Extremes"),
-        ({}, "no saved Extremes"),
-        ({"statistic": "Mean"}, "this is no saved Extremes but a Mean"),
+        (3, "this is not a saved Extremes but 3"),
+        ([], "not a saved Extremes"),
+        (None, "not a saved Extremes"),
+        ({}, "not a saved Extremes"),
+        ({"statistic": "Mean"}, "this is not a saved Extremes but a Mean"),
         ({"statistic": "Extremes"}, "has settings"),
         ({"statistic": "Extremes", "state": 3}, "has settings"),
         ({"statistic": "Extremes", "state": {}}, "has settings"),
         ({"statistic": "Extremes", "state": {**STATE, "settings": {"nan": "omit", "more": 1}}}, "has settings"),
-        ({"statistic": "Extremes", "state": {**STATE, "settings": {"nan": "sometimes"}}}, "are no settings of"),
-        ({"statistic": "Extremes", "state": {**STATE, "settings": {"nan": []}}}, "are no settings of"),
+        ({"statistic": "Extremes", "state": {**STATE, "settings": {"nan": "sometimes"}}}, "are not settings of"),
+        ({"statistic": "Extremes", "state": {**STATE, "settings": {"nan": []}}}, "are not settings of"),
         ({"statistic": "Extremes", "state": {"settings": SETTINGS}}, "is a dict of"),
         ({"statistic": "Extremes", "state": {**STATE, "__class__": 1}}, "is a dict of"),
         ({"statistic": "Extremes", "state": {**STATE, "count": "many"}}, "are numbers"),

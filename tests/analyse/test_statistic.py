@@ -158,7 +158,7 @@ def test_other_settings_are_kept_and_do_not_merge(case, tmp_path):
 def test_another_kind_does_not_merge(case):
     full = filled(case, case.batch(4))
     for other in (EVERY["Extremes" if case is not EVERY["Extremes"] else "History"].make(), 3, None):
-        with pytest.raises(BadArgumentError, match="merges another"):
+        with pytest.raises(BadArgumentError, match="merges only its own class"):
             full.merge(other)
 
 

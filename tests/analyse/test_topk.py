@@ -186,7 +186,7 @@ def test_it_is_saved_and_keeps_nothing_of_a_batch(tmp_path):
 
 
 def test_the_settings_have_to_mean_something():
-    with pytest.raises(BadArgumentError, match="k is a whole number"):
+    with pytest.raises(BadArgumentError, match="k is an integer"):
         TopK(0)
     with pytest.raises(BadArgumentError, match="cannot merge"):
         TopK(2).merge(TopK(3))

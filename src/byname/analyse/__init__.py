@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         from byname.table import closest
 
-        raise AttributeError(f"byname.analyse has no {name!r}; it has {closest(name, __all__)}")
+        raise AttributeError(f"byname.analyse has no {name!r}; there is {closest(name, __all__)}")
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 

@@ -258,16 +258,16 @@ class Analyser(Stateful):
     def _why_empty(self) -> str:
         if not self.watching:
             return (
-                "nothing has passed: it is observed on no model now, and has no data from before; "
-                "byname.observe(model, where, analyser) puts it at places"
+                "no data: it observes no model now, and has no data from before; call "
+                "byname.observe(model, where, analyser)"
             )
         if not self._enabled:
             return (
-                "nothing is kept: it is off, as always between the snapshots of an Evaluation, whose figures are in "
-                "evaluation.records; analyser.enabled = True switches it on"
+                "no data: it is disabled, as always between the snapshots of an Evaluation, whose figures are in "
+                "evaluation.records; set analyser.enabled = True to enable it"
             )
         kinds = " or ".join(sorted(self.listens))
-        return f"nothing has passed: no {kinds} of its places has come since it is observed, or was reset"
+        return f"no data: its places had no {kinds} since it was attached or reset"
 
     def _classes(self) -> list[type[Statistic]]:
         """Return the classes of statistics to prefer for a name in a state."""
@@ -309,7 +309,7 @@ class Analyser(Stateful):
     def __repr__(self) -> str:
         if self.paths:
             return repr(self.result())
-        return printable(f"<{type(self).__name__}, which has seen nothing>")
+        return printable(f"<{type(self).__name__} without data>")
 
 
 def checked_analyser(given: Any) -> Analyser:
@@ -317,6 +317,6 @@ def checked_analyser(given: Any) -> Analyser:
         if isinstance(given, type):
             raise BadArgumentError(f"{given.__name__} is a class, not an instance; did you mean {given.__name__}()?")
         raise BadArgumentError(
-            f"an analyser is an instance such as byname.analyse.FeatureStatistics(), not {type(given).__name__}"
+            f"give an analyser such as byname.analyse.FeatureStatistics(), not {type(given).__name__}"
         )
     return given

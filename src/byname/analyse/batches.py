@@ -35,7 +35,7 @@ def checked_choice(value: Any, name: str, choices: Sequence[str]) -> Any:
 
 def checked_channel(channel: Any) -> int | None:
     if channel is not None and type(channel) is not int:
-        raise BadArgumentError(f"channel is the number of a dimension, or None, not {channel!r:.80}")
+        raise BadArgumentError(f"channel is the index of a dimension, or None, not {channel!r:.80}")
     return channel
 
 
@@ -46,7 +46,7 @@ def checked_integer(value: Any, name: str, least: int = 0) -> int:
     except TypeError:
         found = least - 1
     if found < least:
-        raise BadArgumentError(f"{name} is a whole number of at least {least}, not {value!r:.80}")
+        raise BadArgumentError(f"{name} is an integer of at least {least}, not {value!r:.80}")
     return found
 
 
@@ -56,7 +56,7 @@ def samples_of(batch: Batch) -> Tensor:
     if samples.is_nested:
         raise BadArgumentError("the samples of a nested tensor differ in shape: add its values(), or pad them")
     if not samples.ndim:
-        raise BadArgumentError("the first dimension of a batch is the sample; this has none: use value.reshape(1)")
+        raise BadArgumentError("the first dimension of a batch is the sample; this one has none: use value.reshape(1)")
     return samples.to_dense() if samples.layout is not torch.strided else samples
 
 
@@ -67,13 +67,13 @@ def checked_weights(weights: Batch | None, samples: Tensor) -> Tensor | None:
     given = tensor_of(weights, "a weight").to(samples.device)
     if given.shape != samples.shape[: given.ndim] or not given.ndim:
         raise BadArgumentError(
-            f"weights have the shape of the batch, {tuple(samples.shape)}, or of its first dimensions, "
+            f"weights must have the shape of the batch, {tuple(samples.shape)}, or of its first dimensions, "
             f"not {tuple(given.shape)}"
         )
     if given.dtype is not torch.bool:
         given = given.double()
         if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
-            raise BadArgumentError("weights are finite and not negative")
+            raise BadArgumentError("weights must be finite and not negative")
     return given.reshape(given.shape + (1,) * (samples.ndim - given.ndim))
 
 
@@ -81,7 +81,7 @@ def per_sample(weights: Tensor | None, samples: Tensor) -> Tensor | None:
     """Return weights in shape ``(len(samples),)``, for samples that count as a whole."""
     if weights is not None and weights.numel() != len(samples):
         raise BadArgumentError(
-            f"samples count as a whole here: weights have shape ({len(samples)},), not {tuple(weights.shape)}"
+            f"give one weight per sample here, of shape ({len(samples)},), not {tuple(weights.shape)}"
         )
     return None if weights is None else weights.reshape(len(samples))
 
@@ -99,11 +99,9 @@ def tensor_of(given: Any, what: str) -> Tensor:
             found = torch.as_tensor(given).detach()
             found = torch.as_tensor(given, dtype=torch.float64).detach() if found.is_floating_point() else found
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadArgumentError(f"{what} is a tensor, not {type(given).__name__}: {error}") from None
+        raise BadArgumentError(f"{what} must be a tensor, not {type(given).__name__}: {error}") from None
     if found.is_complex():
-        raise BadArgumentError(
-            f"{what} is of real numbers, not {found.dtype}: use torch.view_as_real(value) or value.abs()"
-        )
+        raise BadArgumentError(f"{what} must be real, not {found.dtype}: use torch.view_as_real(value) or value.abs()")
     return found
 
 
@@ -122,7 +120,7 @@ def comparable(samples: Tensor) -> Tensor:
 
 def only_mask(weights: Tensor | None, statistic: str) -> Tensor | None:
     if weights is not None and weights.dtype is not torch.bool:
-        raise BadArgumentError(f"{statistic} takes no weights but a mask of bools, which leaves out what is False")
+        raise BadArgumentError(f"{statistic} takes only a mask of bools as weights, which leaves out where it is False")
     return weights
 
 
@@ -159,7 +157,7 @@ def common_type(statistic: str, kept: torch.dtype | None, given: torch.dtype) ->
         return given
     if kept.is_floating_point != given.is_floating_point:
         raise BadArgumentError(
-            f"{statistic} was given {kept} before and {given} now: no type holds both without rounding; convert one"
+            f"{statistic} was given {kept} before and {given} now: no dtype holds both exactly; convert one"
         )
     return torch.promote_types(kept, given)
 
@@ -227,5 +225,5 @@ def check_features(to: object, features: int, added: int) -> None:
     """Refuse samples of another size than before."""
     if features != added:
         raise BadArgumentError(
-            f"the samples of this {type(to).__name__} have {features} features, what is added has {added}"
+            f"the samples of this {type(to).__name__} have {features} features, the added ones have {added}"
         )

@@ -150,10 +150,10 @@ class LinearClassifier(Statistic):
         if not all(map(torch.equal, self.result(), (one.to(self.device) for one in other.result()))):
             raise BadArgumentError(
                 "probes that were trained separately cannot be merged: train one, give its state_dict() to the others, "
-                "call eval() on each, and merge what they scored"
+                "call eval() on each, and merge their scores"
             )
         if self.scored != "held out" or other.scored != "held out":
-            raise BadArgumentError("only what was scored after eval() can be merged, not the progress of a training")
+            raise BadArgumentError("only scores from after eval() can be merged, not those of a training")
         self.scores = added(self.scores, other.scores)
 
 
@@ -162,12 +162,12 @@ def optimizer_of(parameters: list[Tensor], make: MakeOptimizer) -> torch.optim.O
     optimizer = make(parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadArgumentError(
-            f"optimizer makes an optimizer of the parameters that it is given, such as "
-            f"lambda parameters: torch.optim.SGD(parameters, lr=0.1), not {type(optimizer).__name__}"
+            f"optimizer= takes a function that returns an optimizer of the given parameters, such as "
+            f"lambda parameters: torch.optim.SGD(parameters, lr=0.1); it returned {type(optimizer).__name__}"
         )
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if [*map(id, held)] != [*map(id, parameters)]:
-        raise BadArgumentError("the optimizer of a probe is one of the parameters that it is given, and no others")
+        raise BadArgumentError("the optimizer of a probe must have exactly the given parameters")
     return optimizer
 
 
@@ -208,11 +208,11 @@ def checked_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
     checked: dict[str, Metric] = {}
     for name, metric in (metrics or {}).items():
         if name in FIGURES:
-            raise BadArgumentError(f"a probe has a figure {name!r} of its own: call the metric something else")
+            raise BadArgumentError(f"a probe already has a figure {name!r}: give the metric another name")
         if not callable(metric) or (hasattr(metric, "update") and not _has_states(metric)):
             raise BadArgumentError(
-                f"the metric {name!r} is a function of logits and targets, or a torchmetrics metric with states of its "
-                f"own (not a collection or a wrapper of others), not {type(metric).__name__}"
+                f"the metric {name!r} must be a function of logits and targets, or a torchmetrics metric with its own "
+                f"states (not a collection or a wrapper of others), not {type(metric).__name__}"
             )
         checked[name] = copy.deepcopy(metric) if _has_states(metric) else metric
         if _has_states(metric):
@@ -257,7 +257,7 @@ def figures_of(scores: dict[str, Any], metrics: Mapping[str, Metric]) -> dict[st
 def _number(loss: Any) -> float:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise BadArgumentError(f"loss gives one number a batch, as a tensor: the mean over its samples, not {found}")
+        raise BadArgumentError(f"loss must return one number per batch as a tensor, the mean over samples, not {found}")
     return float(loss)
 
 

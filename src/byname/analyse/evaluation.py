@@ -130,7 +130,7 @@ class Evaluation:
         root = run_of(model)
         observations = observations_on(root, self.analyser)
         if self._running:
-            raise BadArgumentError("this evaluation is in the middle of a snapshot already")
+            raise BadArgumentError("this evaluation is already taking a snapshot")
         result = self._result(root, observations, "snapshot" if step is None else f"snapshot at step {step}")
         figures = on_tensors(result, lambda tensor: tensor.detach().cpu())  # where there is room for many snapshots
         record = Record(event, epoch, batch, step, Results(figures, name=result.name, notes=result.notes))
@@ -206,8 +206,8 @@ class Evaluation:
             count += 1
         if not count and not self._reduce:
             raise BadArgumentError(
-                f"the {type(self._source.loader).__name__} gave no batch: there is nothing to take a snapshot of. A "
-                "loader has to give its batches anew each time it is iterated"
+                f"the {type(self._source.loader).__name__} gave no batch, and a snapshot needs one. A loader must "
+                "give its batches again each time it is iterated"
             )
 
     def _run(self, model: nn.Module, batch: Any, device: torch.device | None, before: Preserved) -> None:
@@ -275,7 +275,7 @@ class Snapshots:
         """Take a snapshot now, whether one is due or not."""
         model = self._model()
         if model is None:
-            raise BadArgumentError("the model of these snapshots is no more")
+            raise BadArgumentError("the model of these snapshots no longer exists")
         record = self._evaluation.take(model, event, self.epoch, batch, self.steps)
         if self.schedule.end:
             self._latest.taken(model, self.steps)
@@ -309,9 +309,9 @@ def observations_on(model: nn.Module, analyser: Analyser) -> tuple[Switched, ...
         return analyser.observations
     name = type(analyser).__name__
     kinds = " and another ".join(dict.fromkeys(type(one).__name__ for one in observed))
-    where = f"it is observed on another {kinds}" if observed else "it is observed nowhere, or was removed"
+    where = f"it observes another {kinds}" if observed else "it observes no model, or was removed"
     raise BadArgumentError(
-        f"there is nothing to take a snapshot of: the {name} is not observed on this {type(model).__name__}, {where}. "
+        f"there is nothing to take a snapshot of: the {name} does not observe this {type(model).__name__}, {where}. "
         "Call byname.observe(model, where, analyser) first, and keep it until the training is over"
     )
 

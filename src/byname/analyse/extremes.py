@@ -103,7 +103,7 @@ def _defined(found: _Found) -> Tensor:
         return values.masked_fill(none, float("nan"))
     if bool(none.any()):
         raise BadArgumentError(
-            f"no value of {int(none.sum())} of {none.numel()} features took part, and integers have no NaN to say so"
+            f"{int(none.sum())} of {none.numel()} features have no values, and integers have no NaN to show it"
         )
     return values.clone()
 
@@ -137,7 +137,7 @@ def _farther(mine: _Found | None, other: _Found, start: int, largest: bool) -> _
     if mine is None:
         return values.to(widest(values.dtype), copy=True), where
     if values.shape != mine[0].shape:
-        raise BadArgumentError(f"samples were of shape {tuple(mine[0].shape)} before, these are {tuple(values.shape)}")
+        raise BadArgumentError(f"samples had shape {tuple(mine[0].shape)} before, these have {tuple(values.shape)}")
     dtype = widest(common_type("Extremes", mine[0].dtype, values.dtype))
     known, values, where = mine[0].to(dtype), values.to(mine[0].device, dtype), where.to(mine[0].device)
     better = (where >= 0) & _beyond(values, (known, mine[1]), largest)
@@ -213,8 +213,7 @@ class TopK(Statistic):
             return widest(common_type("TopK", None, samples.dtype))
         if samples.shape[1:] != self._values.shape[1:]:
             raise BadArgumentError(
-                f"the samples had the shape {tuple(self._values.shape[1:])} before, and have "
-                f"{tuple(samples.shape[1:])} now"
+                f"samples had shape {tuple(self._values.shape[1:])} before, these have {tuple(samples.shape[1:])}"
             )
         return widest(common_type("TopK", self._values.dtype, samples.dtype))
 
@@ -292,7 +291,7 @@ class History(Statistic):
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
         if weights is not None:
             if weights.dtype is not torch.bool or weights.numel() != len(samples):
-                raise BadArgumentError("a History takes no weights but a mask of samples, bools of shape (samples,)")
+                raise BadArgumentError("a History takes only a mask of samples as weights, bools of shape (samples,)")
             samples = samples[weights.flatten()]
         _, isnan = missing(samples, None, self.nan)
         self._append([samples])
@@ -328,7 +327,7 @@ class History(Statistic):
             dtype = dtype if dtype is part.dtype else common_type("History", dtype, part.dtype)
             if part.shape[1:] != parts[0].shape[1:]:
                 shapes = tuple(parts[0].shape[1:]), tuple(part.shape[1:])
-                raise BadArgumentError(f"samples were of shape {shapes[0]} before, these are {shapes[1]}")
+                raise BadArgumentError(f"samples had shape {shapes[0]} before, these have {shapes[1]}")
         size = sum(part.numel() for part in parts) * dtype.itemsize
         if self.limit is not None and size > self.limit:
             raise BadArgumentError(

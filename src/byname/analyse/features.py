@@ -312,7 +312,7 @@ class DeadUnits(OfChannels):
         super().__init__(channel_dim=channel_dim, samples=samples)
         number = isinstance(fires, int | float) and not isinstance(fires, bool) and not math.isnan(fires)
         if not (fires is None or callable(fires) or number):
-            raise BadArgumentError(f"fires is a number, or a function of the value that returns bools, not {fires!r}")
+            raise BadArgumentError(f"fires= takes a number, or a function that returns bools, not {fires!r}")
         self.fires = fires
 
     def begin(self, sample: Sample) -> dict[str, Any]:
@@ -348,7 +348,7 @@ class DeadUnits(OfChannels):
         fired = self.fires(value)
         if not isinstance(fired, Tensor) or fired.dtype is not torch.bool or fired.shape != value.shape:
             found = f"{tuple(fired.shape)} of {fired.dtype}" if isinstance(fired, Tensor) else type(fired).__name__
-            raise BadArgumentError(f"fires(value) returns bools of the shape {tuple(value.shape)}, not {found}")
+            raise BadArgumentError(f"fires(value) must return bools of shape {tuple(value.shape)}, not {found}")
         return fired & ~value.isnan()
 
 

@@ -118,8 +118,8 @@ class PerClass(_Around):
         self.analyser = analyser
         if analyser.tells_classes_apart:
             raise BadArgumentError(
-                f"a {type(analyser).__name__} that tells classes apart has nothing to do within one class: observe it "
-                "by itself"
+                f"a {type(analyser).__name__} needs several classes and would see only one here: give it to "
+                "byname.observe alone"
             )
 
     def settings(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class ClassVersusRest(PerClass):
 def _checked(analyser: Analyser) -> Analyser:
     checked_analyser(analyser)
     if type(analyser).result is not Analyser.result or type(analyser).put is not Analyser.put:
-        raise BadArgumentError(f"{type(analyser).__name__} compares places with each other: observe it by itself")
+        raise BadArgumentError(f"{type(analyser).__name__} compares places: give it to byname.observe alone")
     return analyser
 
 
@@ -194,15 +194,15 @@ def _named(analysers: tuple[Analyser, ...]) -> dict[str, Analyser]:
 def _classes_of(sample: Sample) -> Tensor:
     targets = sample.targets
     if sample.parameter:
-        raise BadArgumentError(f"`{sample.path}` is a parameter: it has no samples that could be of classes")
+        raise BadArgumentError(f"`{sample.path}` is a parameter: it has no samples, and so no classes")
     if targets is None:
         raise BadArgumentError(
-            "the classes of the samples are not known: set analyser.targets to a tensor of class numbers before each "
+            "the classes of the samples are unknown: set analyser.targets to a tensor of class numbers before each "
             'forward, or once to a path of the model such as "forward.targets"'
         )
     if targets.ndim != 1 or targets.is_floating_point() or len(targets) != len(sample.value):
         raise BadArgumentError(
-            f"`{sample.path}` has {len(sample.value)} samples; the targets are one class number each, not "
-            f"{tuple(targets.shape)} of {targets.dtype}. Set analyser.targets anew for each batch"
+            f"`{sample.path}` has {len(sample.value)} samples; targets must be one class number each, not "
+            f"{tuple(targets.shape)} of {targets.dtype}. Set analyser.targets again for each batch"
         )
     return targets

@@ -59,10 +59,10 @@ class Layout(Statistic):
         dim, note = feature_dim(sample, value, known)
         channels = value.shape[dim]
         if self.channels is not None and self.channels != channels:
-            advice = ". Of sequences (N, length, channels) the channels are channel_dim=-1" if asked is None else ""
+            advice = ". For sequences (N, length, channels) give channel_dim=-1" if asked is None else ""
             raise BadArgumentError(
-                f"there were {self.channels} channels before, and are {channels} now, along dimension {dim} of a value "
-                f"of shape {tuple(value.shape)}{advice}"
+                f"there were {self.channels} channels before, and there are {channels} now, in dimension {dim} of a "
+                f"value of shape {tuple(value.shape)}{advice}"
             )
         self.channels = channels
         if self.channel_dim is None:
@@ -80,7 +80,7 @@ class Layout(Statistic):
 
     def _merge(self, other: Layout) -> None:
         if self.channels != other.channels:
-            raise BadArgumentError(f"there are {self.channels} channels in one, and {other.channels} in the other")
+            raise BadArgumentError(f"one has {self.channels} channels, and the other {other.channels}")
         if self.channel_dim is None:
             self.channel_dim, self.note = other.channel_dim, other.note
 
@@ -104,21 +104,21 @@ def feature_dim(sample: Sample, value: Tensor, asked: int | None) -> tuple[int, 
         return 1, _ASSUMED.format(value.shape[1], tuple(value.shape)) if value.ndim == 3 else None
     if found is None:
         raise BadArgumentError(
-            f"`{sample.path}`: which dimension of a value of shape {tuple(value.shape)} are the channels cannot be "
-            "known from the modules around it: for (batch, tokens, features) give channel_dim=-1, for (batch, "
-            "channels, length) channel_dim=1"
+            f"`{sample.path}`: the modules around it do not show which dimension of shape {tuple(value.shape)} the "
+            "channels are: for (batch, tokens, features) give channel_dim=-1, for (batch, channels, length) "
+            "channel_dim=1"
         )
     if found.own or (found.dim == 1 and value.ndim > 3):  # no note: images are unambiguous
         return channel_of(value, found.dim), None
     which = "the last dimension" if found.dim == -1 else "dimension 1"
     return channel_of(value, found.dim), (
-        f"{which}, of {value.shape[found.dim]}, was taken for the channels of values of shape {tuple(value.shape)}: so "
-        f"have them the modules around it ({listed(found.by, 4)}); channel_dim= takes another"
+        f"{which}, of {value.shape[found.dim]}, was taken for the channels of values of shape {tuple(value.shape)}, as "
+        f"in the modules around it ({listed(found.by, 4)}); channel_dim= takes another"
     )
 
 
 _ASSUMED = (
-    "dimension 1, of {}, was taken for the channels of values of shape {}, and no module of the model tells: for "
+    "dimension 1, of {}, was assumed to be the channels of values of shape {}; no module of the model shows it: for "
     "(batch, tokens, features) give channel_dim=-1, for (batch, channels, length) channel_dim=1"
 )
 
@@ -126,7 +126,7 @@ _ASSUMED = (
 def checked_channel(channel_dim: int | None) -> int | None:
     if channel_dim is not None and (type(channel_dim) is not int or channel_dim == 0):
         raise BadArgumentError(
-            f"channel_dim is the number of a dimension, such as 1 or -1, not {channel_dim!r}"
+            f"channel_dim is the index of a dimension, such as 1 or -1, not {channel_dim!r}"
             + ("; dimension 0 is the sample" if channel_dim == 0 else "")
         )
     return channel_dim
@@ -136,7 +136,7 @@ def channel_of(value: Tensor, channel_dim: int | None) -> int:
     """Return the dimension of the channels: 1, which is the last of two, unless another is asked for."""
     found = 1 if channel_dim is None else channel_dim + value.ndim * (channel_dim < 0)
     if not 0 < found < value.ndim:
-        raise BadArgumentError(f"channel_dim={channel_dim} is no dimension of a sample of shape {tuple(value.shape)}")
+        raise BadArgumentError(f"channel_dim={channel_dim} is no dimension of samples in shape {tuple(value.shape)}")
     return found
 
 
@@ -153,10 +153,10 @@ def positions_of(value: Tensor, dim: int) -> Tensor:
 def with_channel(value: Tensor) -> Tensor:
     """Return the value as dense real numbers; one number a sample, ``(N,)``, as one channel, ``(N, 1)``."""
     if not value.ndim:
-        raise BadArgumentError("the first dimension of a value is the sample; this is one number, of no dimension")
+        raise BadArgumentError("the first dimension of a value is the sample; this value has no dimensions")
     if value.is_complex():
         raise BadArgumentError(
-            "complex values have no order: observe their real part, their imaginary part or their absolute value"
+            "complex values have no order: observe their real part, imaginary part or absolute value"
         )
     value = value.to_dense() if value.layout is not torch.strided else value
     value = value.float() if value.is_floating_point() and value.itemsize == 1 else value  # float8 has no arithmetic

@@ -88,7 +88,7 @@ class CentralStatistic(Statistic):
             return None
         if not -samples.ndim <= self.channel < samples.ndim or self.channel % samples.ndim == 0:
             raise BadArgumentError(
-                f"channel={self.channel} is no dimension after the first of a batch of shape {tuple(samples.shape)}"
+                f"channel={self.channel} is not a dimension after the first in a batch of shape {tuple(samples.shape)}"
             )
         return self.channel % samples.ndim
 
@@ -96,7 +96,7 @@ class CentralStatistic(Statistic):
         if self._pivot is not None and self._pivot.shape != shape:
             raise BadArgumentError(
                 f"the figures of this {type(self).__name__} have shape {tuple(self._pivot.shape)}; "
-                f"what is added has {tuple(shape)}"
+                f"the added ones have {tuple(shape)}"
             )
 
     def _kept(self) -> PowerSums | None:
@@ -229,7 +229,7 @@ class Moments(Variance):
             order: 2, 3 or 4.
         """
         if order not in (2, 3, 4):
-            raise BadArgumentError(f"order is 2, 3 or 4, not {order!r:.60}: no other powers are summed")
+            raise BadArgumentError(f"order is 2, 3 or 4, not {order!r:.60}")
         counts, sums = self._about_mean()
         return divided(sums[order - 2], counts)
 
@@ -282,7 +282,7 @@ class NormMean(CentralStatistic):
     def __init__(self, ord: float = 2, *, nan: str = "omit") -> None:
         super().__init__(nan=nan)
         if isinstance(ord, bool) or not isinstance(ord, int | float) or math.isnan(ord):
-            raise BadArgumentError(f"ord is the number of a norm, such as 1, 2 or math.inf, not {ord!r:.80}")
+            raise BadArgumentError(f"ord is the order of a norm, such as 1, 2 or math.inf, not {ord!r:.80}")
         self.ord = float(ord)
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:

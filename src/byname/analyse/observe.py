@@ -129,8 +129,8 @@ class Observation:
         if not passed:
             return "no tensors passed there"
         if any(self.places[one] in self._waited for one in passed):
-            return "its gradients are observed, and no backward reached it"
-        return "its gradients are observed, and no gradient flows there"
+            return "its gradients are observed, but no backward reached it"
+        return "its gradients are observed, but no gradient flows there"
 
     def silence(self) -> list[str]:
         """Return sentences about the places that gave the analyser nothing so far."""

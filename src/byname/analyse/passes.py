@@ -50,9 +50,9 @@ def inputs_of(batch: Any) -> Inputs:
         return _pair(*batch)
     length = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
     raise BadArgumentError(
-        f"the loader gave a {type(batch).__name__}{length}; a batch is taken for the inputs if it is a tensor, for "
-        "(inputs, targets) if it is a pair, for keyword arguments if it is a dict. Say by prepare=lambda batch: "
-        "(inputs, targets) what this is"
+        f"the loader gave a {type(batch).__name__}{length}; a tensor is taken as inputs, a pair as (inputs, targets), "
+        "a dict as keyword arguments. For other batches give prepare=, a function that returns (inputs, targets): "
+        "prepare=lambda batch: (batch[0], batch[1])"
     )
 
 
@@ -110,7 +110,7 @@ def _inputs(given: Any) -> Inputs:
 def _keywords(batch: Mapping[Any, Any]) -> dict[str, Any]:
     wrong = [key for key in batch if not isinstance(key, str)]
     if wrong:
-        raise BadArgumentError(f"a dict is taken for keyword arguments of the model, and has the key {wrong[0]!r:.60}")
+        raise BadArgumentError(f"a dict is taken as keyword arguments of the model; this has the key {wrong[0]!r:.60}")
     return dict(batch)
 
 
@@ -139,12 +139,12 @@ class BatchSource:
     def __init__(self, loader: Any) -> None:
         if isinstance(loader, Iterator):
             raise BadArgumentError(
-                f"a {type(loader).__name__} can be iterated once, and each snapshot needs all batches: give a "
+                f"a {type(loader).__name__} can be iterated only once, but each snapshot needs all batches: give a "
                 "DataLoader or a list of batches"
             )
         iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
         if isinstance(loader, Tensor | Mapping | str) or not iterable:
-            raise BadArgumentError(f"a loader gives batches when it is iterated; a {type(loader).__name__} does not")
+            raise BadArgumentError(f"a loader must give batches when iterated; a {type(loader).__name__} does not")
         self.loader = loader
         self._left = False  # in the middle, by a pass that was interrupted
 
@@ -155,8 +155,8 @@ class BatchSource:
         # A DataLoader with persistent workers has one iterator for all, which begins anew for the latest.
         if not self._left and getattr(getattr(self.loader, "_iterator", None), "_tasks_outstanding", False):
             raise BadArgumentError(
-                "another loop is in the middle of this DataLoader, and would lose its place: with "
-                "persistent_workers=True it has one iterator for all. Make another DataLoader for the snapshots"
+                "another loop is iterating this DataLoader and would lose its place: with "
+                "persistent_workers=True all loops share one iterator. Make another DataLoader for the snapshots"
             )
         self._left = True
         yield from self.loader
@@ -188,9 +188,9 @@ class Preserved:
         ]
         if changed:
             raise BadArgumentError(
-                f"the pass has changed {len(changed)} parameters in place, such as {changed[0]}, and their old values "
-                "are lost. Does `backward` step an optimizer, or a hook of a parameter? A snapshot has to leave the "
-                "parameters alone"
+                f"the pass changed {len(changed)} parameters in place, such as {changed[0]}, and their old values are "
+                "lost. Does `backward`, or a hook of a parameter, step an optimizer? A snapshot must not change "
+                "parameters"
             )
 
 

@@ -43,7 +43,7 @@ def _chosen(leaves: list[ResultLeaf], name: str, figure: str | None) -> list[Res
     if not known:
         raise BadArgumentError(f"these results of {name} have no numbers to draw")
     if figure is not None and figure not in known:
-        raise BadArgumentError(f"{name} has no figure {figure!r} with numbers; there is {closest(str(figure), known)}")
+        raise BadArgumentError(f"{name} has no figure {figure!r} to draw; there is {closest(str(figure), known)}")
     return [leaf for leaf in drawable if leaf.figure == (known[0] if figure is None else figure)]
 
 

@@ -91,13 +91,13 @@ class LinearProbe(Analyser):
         self._metrics = checked_metrics(metrics)
         if not (features is None or features in ("pool", "positions") or callable(features)):
             raise BadArgumentError(
-                "features is None (all values of a sample), 'pool' (their mean over positions), 'positions' (each "
+                "features= takes None (all values of a sample), 'pool' (their mean over positions), 'positions' (each "
                 f"position is a sample) or a function of the value, not {features!r:.80}"
             )
         self._features = features
         if checked_choice(samples, "samples", ("batch", "tokens")) == "tokens":
             if features not in (None, "positions"):
-                raise BadArgumentError(f'samples="tokens" is features="positions", not {features!r:.80}')
+                raise BadArgumentError(f'samples="tokens" means features="positions", not {features!r:.80}')
             self._features = "positions"
         self._channel_dim = checked_channel(channel_dim)
         self._limit = limit
@@ -183,7 +183,7 @@ class LinearProbe(Analyser):
         """
         kept = self._places.get(path)
         if kept is None or kept.weight is None:
-            raise BadArgumentError(f"nothing was trained at {path!r:.200}; there are probes at {[*self._places]}")
+            raise BadArgumentError(f"no probe was trained at {path!r:.200}; there are probes at {[*self._places]}")
         return kept.result()  # type: ignore[no-any-return]
 
     def _replace_contents(self, contents: dict[str, Any]) -> None:
@@ -215,15 +215,15 @@ class LinearProbe(Analyser):
             raise BadArgumentError(f"the probe of `{sample.path}` was not trained: call probe.train() first")
         if kept.weight is not None and kept.weight.shape[1] != rows.shape[1]:
             raise BadArgumentError(
-                f"`{sample.path}` had {kept.weight.shape[1]} features a sample, now it has {rows.shape[1]}"
+                f"`{sample.path}` had {kept.weight.shape[1]} features per sample, now it has {rows.shape[1]}"
                 f"{self._advice_on_width()}"
             )
         wanted = kept.wanted(targets) * rows.shape[1] if len(targets) else 0
         if wanted > self._limit:
             narrower = "features='pool' has fewer, or " if self._features is None else ""
             raise BadArgumentError(
-                f"the probe of `{sample.path}` would have {wanted} weights, of {rows.shape[1]} features a sample and "
-                f"{kept.wanted(targets)} classes: {narrower}allow them by limit={wanted}"
+                f"the probe of `{sample.path}` would have {wanted} weights, for {rows.shape[1]} features per sample "
+                f"and {kept.wanted(targets)} classes: {narrower}give limit={wanted}"
             )
 
     def _rows(self, sample: Sample) -> Tensor:
@@ -231,14 +231,14 @@ class LinearProbe(Analyser):
         value = sample.value
         if sample.parameter or not value.ndim or value.is_complex():
             raise BadArgumentError(
-                f"a probe is trained on real values with samples along dimension 0; `{sample.path}` is "
+                f"a probe needs real values with samples along dimension 0; `{sample.path}` is "
                 f"{'a parameter' if sample.parameter else f'{tuple(value.shape)} of {value.dtype}'}"
             )
         value = value.to_dense() if value.layout is not torch.strided else value
         rows = self._features(value) if callable(self._features) else self._made(sample, with_channel(value))
         if not isinstance(rows, Tensor) or rows.ndim != 2:
             shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-            raise BadArgumentError(f"`{sample.path}`: features=... gives (samples, features), not {shape}")
+            raise BadArgumentError(f"`{sample.path}`: features= must return (samples, features), not {shape}")
         return rows.detach() if rows.is_floating_point() else rows.detach().float()
 
     def _made(self, sample: Sample, value: Tensor) -> Tensor:
@@ -254,39 +254,39 @@ class LinearProbe(Analyser):
         targets = sample.targets
         if targets is None:
             raise BadArgumentError(
-                "a probe has to know the classes of the samples: set probe.targets to class numbers before each "
+                "a probe needs the classes of the samples: set probe.targets to class numbers before each "
                 'forward, or once to a path of the model such as "forward.targets"'
             )
         if targets.is_floating_point() or targets.is_complex() or targets.numel() != len(rows):
             raise BadArgumentError(
-                f"`{sample.path}` has {len(rows)} samples; the targets are one class number each, not "
+                f"`{sample.path}` has {len(rows)} samples; targets must be one class number each, not "
                 f"{tuple(targets.shape)} of {targets.dtype}. {self._advice_on_targets(sample, sample.value)}"
             )
         labels = targets.detach().reshape(-1).to(rows.device, torch.int64, copy=True)
         low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
         if low < 0 or (self.classes is not None and high >= self.classes):
             among = "from 0" if self.classes is None else f"from 0 to {self.classes - 1}"
-            raise BadArgumentError(f"class numbers go {among}; the targets of `{sample.path}` from {low} to {high}")
+            raise BadArgumentError(f"class numbers go {among}; the targets of `{sample.path}` go from {low} to {high}")
         return labels
 
     def _advice_on_targets(self, sample: Sample, value: Tensor) -> str:
-        anew, given = "Set probe.targets anew for each batch", self._channel_dim is not None
+        anew, given = "Set probe.targets again for each batch", self._channel_dim is not None
         if self._features is None and value.ndim > 2:
-            sequences = "" if given else ", of sequences (N, length, channels) with channel_dim=-1"
-            return f"{anew}; where each position has a class of its own, features='positions'{sequences}"
+            sequences = "" if given else ", for sequences (N, length, channels) with channel_dim=-1"
+            return f"{anew}; if each position has its own class, give features='positions'{sequences}"
         if self._features == "positions" and value.ndim > 2:
             dimension = feature_dim(sample, value, self._channel_dim)[0]
-            taken = f"Of {tuple(value.shape)} dimension {dimension} is taken for the features"
+            taken = f"In {tuple(value.shape)}, dimension {dimension} is taken for the features"
             if not given and dimension == 1:
-                taken += "; of sequences (N, length, channels) these are channel_dim=-1"
+                taken += "; for sequences (N, length, channels) give channel_dim=-1"
             return f"{taken}. {anew}"
         return anew
 
     def _advice_on_width(self) -> str:
         if self._features is None:
-            return ": features='pool' is of one width where the number of positions changes"
+            return ": features='pool' has one width for any number of positions"
         if self._features in ("pool", "positions") and self._channel_dim is None:
-            return ": of sequences (N, length, channels) the features are channel_dim=-1"
+            return ": for sequences (N, length, channels) give channel_dim=-1"
         return ""
 
 
@@ -302,7 +302,7 @@ def _checked_optimizer(make: MakeOptimizer) -> MakeOptimizer:
     """Return the function after one trial: an error is better here than in the middle of a forward."""
     if isinstance(make, torch.optim.Optimizer) or not callable(make):
         raise BadArgumentError(
-            "each place has parameters of its own: optimizer is a function that makes one of them, such as "
+            "each place has its own parameters: optimizer= takes a function that makes an optimizer of them, such as "
             "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
         )
     optimizer_of([torch.zeros(1, 1, requires_grad=True), torch.zeros(1, requires_grad=True)], make)

@@ -118,7 +118,7 @@ class Quantile(Statistic):
         else:
             raise BadArgumentError(f"a batch of shape {tuple(samples.shape)} has no dimension {self.channel}")
         if self._shape is not None and shape != self._shape:
-            raise BadArgumentError(f"the figures had the shape {self._shape} before, and would have {shape} now")
+            raise BadArgumentError(f"the figures had shape {self._shape} before and would have {shape} now")
         return shape
 
     def _kind(self, given: torch.dtype) -> torch.dtype:
@@ -170,7 +170,7 @@ class Quantile(Statistic):
         """
         shares = torch.as_tensor(q, dtype=torch.float64, device=self.device)
         if shares.ndim > 1 or not bool(((shares >= 0) & (shares <= 1)).all()):
-            raise BadArgumentError(f"q is a share from 0 to 1, or several, not {q!r}")
+            raise BadArgumentError(f"q is a number from 0 to 1, or several, not {q!r}")
         checked_choice(interpolation, "interpolation", ("linear", "lower", "higher"))
         sketch = known(self._sketch)
         low, high, way = sketch.read(shares.reshape(-1))
@@ -184,7 +184,7 @@ class Quantile(Statistic):
         if not bool(undefined.any()):
             return found
         if not found.is_floating_point():
-            raise BadArgumentError(f"a feature has no value, and {found.dtype} no NaN: ask for the linear quantile")
+            raise BadArgumentError(f"a feature has no values, and {found.dtype} has no NaN: use interpolation='linear'")
         return found.masked_fill(undefined[:, None], torch.nan)
 
     def median(self) -> Tensor:

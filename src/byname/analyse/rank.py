@@ -31,8 +31,8 @@ class AllRows(Factor):
         columns = math.prod(samples.shape[1:])
         if self._shift is not None and len(self._shift) != columns:
             raise BadArgumentError(
-                f"the matrix has {len(self._shift)} columns; what is added has {columns}: where samples change their "
-                'shape rows="positions" has a column for each channel'
+                f"the matrix has {len(self._shift)} columns, the added samples {columns}: if samples differ in shape, "
+                'rows="positions" has a column for each channel'
             )
         super()._add(samples, weights)
         self.eps = max(self.eps, _eps(samples))

@@ -69,9 +69,9 @@ class Results(Mapping[str, Any]):
 
     def __getitem__(self, path: str) -> dict[Any, Any]:
         if path not in self._figures:
-            others = f"there are those of {closest(path, self._figures)}" if self._figures else "; ".join(self.notes)
+            others = f"it has those of {closest(path, self._figures)}" if self._figures else "; ".join(self.notes)
             name = self.name.partition(",")[0]
-            raise NotCapturedError(f"{name} has no figures of `{path}`; {others or 'it has those of no place'}")
+            raise NotCapturedError(f"{name} has no figures of `{path}`; {others or 'it has none at all'}")
         return self._figures[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -197,7 +197,7 @@ def _variable(
     several = any(isinstance(leaf.value, Mapping) for leaf in leaves)
     levels = [*dict.fromkeys(level for leaf in leaves for level in levels_of(leaf.labels))]
     if any(len(leaf.labels) != len(levels) or several != isinstance(leaf.value, Mapping) for leaf in leaves):
-        raise BynameError(f"`{figure}` has classes or keys at some places only: to_pandas(long=True) has it all")
+        raise BynameError(f"only some places have classes or keys in `{figure}`: use to_pandas(long=True)")
     outer = ["place", *levels, *(["other"] if several else [])]
     cells: dict[tuple[int, ...], Array] = {}
     for leaf in leaves:
@@ -228,7 +228,7 @@ def _filled(figure: str, shape: tuple[int, ...], cells: Mapping[tuple[int, ...],
     if elements > MOST and elements > 4 * own:
         raise BynameError(
             f"one array of `{figure}`, of shape {shape + inner}, would have {elements:,} elements, of which {own:,} "
-            "have a value: take the tensors of each place, or to_pandas(long=True)"
+            "have a value: use the tensors of each place, or to_pandas(long=True)"
         )
     whole = elements == own
     dtype = np.result_type(*(array.dtype for array in shaped.values())) if shaped else np.dtype(np.float64)

@@ -67,7 +67,7 @@ class Similarity(Analyser):
         self.samples = checked_choice(samples, "samples", ("batch", "tokens"))
         self.channel_dim = checked_channel(channel_dim)
         if channel_dim is not None and samples != "tokens":
-            raise BadArgumentError('channel_dim= says where the features of a token are: with samples="tokens" alone')
+            raise BadArgumentError('channel_dim= says where the features of a token are: give samples="tokens" too')
         self._waiting: dict[int, deque[dict[str, Tensor]]] = {}
 
     def settings(self) -> dict[str, Any]:
@@ -90,8 +90,8 @@ class Similarity(Analyser):
         mine = self._waiting.setdefault(observation, deque())
         if len(mine) >= self.ahead and len(self._waiting) > 1:
             raise BadArgumentError(
-                f"one observed model is {len(mine) + 1} forwards ahead of another: run both on each batch, or let one "
-                f"be ahead by Similarity(ahead={len(mine) + 1}), which keeps Gram matrices of that many batches"
+                f"one observed model is {len(mine) + 1} forwards ahead of another: run both on each batch, or give "
+                f"Similarity(ahead={len(mine) + 1}), which keeps the Gram matrices of that many batches"
             )
         mine.append({})
 
@@ -101,7 +101,7 @@ class Similarity(Analyser):
         if not mine or sample.path in mine[-1]:  # outside of a forward of the model, or once more in one
             return
         if sample.parameter or not sample.value.ndim:
-            raise BadArgumentError(f"`{sample.path}` has no samples along dimension 0 that could be compared")
+            raise BadArgumentError(f"`{sample.path}` has no samples along dimension 0 to compare")
         if sample.value.is_complex():
             raise BadArgumentError(f"`{sample.path}` is complex: compare its real part, or torch.view_as_real of it")
         value = self._rows(sample)
@@ -110,8 +110,8 @@ class Similarity(Analyser):
                 if len(gram) != len(value):
                     raise BadArgumentError(
                         f"`{sample.path}` has {len(value)} samples where `{path}` has {len(gram)} in the same forward: "
-                        "only places that pass the same samples are compared; two models have to run on the same "
-                        "batches in turn"
+                        "compare only places that have the same samples; run two models on the same batches, one "
+                        "after the other"
                     )
         mine[-1][sample.path] = gram_of(value)
 
@@ -140,7 +140,7 @@ class Similarity(Analyser):
             }
             for i, path in names
         }
-        without = f", without {counted(sums.skipped, 'batch', 'batches')} of too few samples" if sums.skipped else ""
+        without = f", without {counted(sums.skipped, 'batch', 'batches')} with too few samples" if sums.skipped else ""
         return self._results(figures, f"{type(self).__name__}{without}")
 
     def _why_empty(self) -> str:
@@ -149,7 +149,7 @@ class Similarity(Analyser):
             return super()._why_empty()
         biased = "" if self.biased else ". Similarity(biased=True) needs 2, and is meant for one batch with all samples"
         return (
-            f"too few samples passed at once: {counted(sums.skipped, 'batch', 'batches')} with "
+            f"too few samples in a batch: {counted(sums.skipped, 'batch', 'batches')} with "
             f"{counted(sums.count, 'sample')} in all were left out, because a batch needs at least "
             f"{_fewest(biased=self.biased)}: run larger batches{biased}"
         )

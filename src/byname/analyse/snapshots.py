@@ -67,7 +67,7 @@ class Schedule:
 
 def _checked(name: str, step: object) -> None:
     if type(step) is not int or step < 1:
-        raise BadArgumentError(f"{name} is a whole number from 1 on, not {step!r:.60}; start=True is before the first")
+        raise BadArgumentError(f"{name} is an integer of at least 1, not {step!r:.60}; start=True is before step 1")
 
 
 @dataclass(frozen=True, slots=True)

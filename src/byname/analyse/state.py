@@ -72,7 +72,7 @@ class Stateful(ABC):
                 one._replace_contents(self._read_contents(state))
                 whole.merge(one)
             except BadArgumentError as error:
-                raise BadArgumentError(f"rank {rank} does not go with the others: {error}") from None
+                raise BadArgumentError(f"rank {rank} cannot be merged with the others: {error}") from None
         return whole
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,8 +109,8 @@ class Stateful(ABC):
         if differ := _differing(settings, state.get("settings", settings)):
             one, two = differ
             raise BadArgumentError(
-                f"this is the state of {kind} with {two}, and cannot go on in one with {one}: load it into one that "
-                "was made with the same arguments"
+                f"this is the state of {kind} with {two} and cannot be loaded into one with {one}: load it into one "
+                "made with the same arguments"
             )
 
     @abstractmethod
@@ -272,7 +272,7 @@ def unpacked(content: bytes, *, source: str = "this") -> Any:
         outline = json.loads(bytes(tensors.pop(_OUTLINE).numpy()))
         return _filled(outline, tensors)
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise BadArgumentError(f"{source} is no saved statistic: {error!r:.200}") from None
+        raise BadArgumentError(f"{source} is not a saved statistic: {error!r:.200}") from None
 
 
 def _outlined(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -309,7 +309,7 @@ def states_of_all_ranks(state: dict[str, Any], group: Any = None) -> list[Any]:
     if not distributed.is_available() or not distributed.is_initialized():
         return [state]
     if distributed.get_rank(group) < 0:
-        raise BadArgumentError(f"rank {distributed.get_rank()} is not of this group: only ranks that are call it")
+        raise BadArgumentError(f"rank {distributed.get_rank()} is not in this group: call it only on ranks that are")
     on_gpu = distributed.get_backend(group) == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     mine = torch.frombuffer(bytearray(packed(state)), dtype=torch.uint8)
@@ -372,10 +372,10 @@ def dotted(name: str) -> str:
 def _other_class(mine: type, other: type) -> BadArgumentError:
     one, two = distinct_names(mine, other)
     if one != two:
-        return BadArgumentError(f"{with_article(one)} merges another, not {with_article(two)}")
+        return BadArgumentError(f"{with_article(one)} merges only its own class, not {with_article(two)}")
     return BadArgumentError(
-        f"there are two classes of the name {one}, as when a notebook cell runs twice, and each merges its own only. "
-        "load_state_dict(other.state_dict()) takes the data of one of the other class"
+        f"there are two classes named {one}, as when a notebook cell runs twice, and each merges only its own. "
+        "load_state_dict(other.state_dict()) loads the data of the other class"
     )
 
 
@@ -392,7 +392,7 @@ def class_named(name: object, base: type, declared: Iterable[type] = ()) -> type
     if not found:
         raise BadArgumentError(f"there is no {base.__name__.lower()} '{words}' here: import its module first")
     raise BadArgumentError(
-        f"there are {len(found)} classes of the name {words} here, and the state may be of any of them: "
+        f"there are {len(found)} classes named {words} here, and the state may be of any of them: "
         "give each another name, or name the class in the analyser's KEEPS"
     )
 

@@ -96,7 +96,7 @@ class Statistic(Stateful):
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
         """Take a batch: detached samples along dimension 0, and checked weights."""
-        raise BadArgumentError(f"{with_article(type(self).__name__)} is not given batches by add()")
+        raise BadArgumentError(f"{with_article(type(self).__name__)} does not take batches with add()")
 
     @abstractmethod
     def _merge(self, other: Self) -> None:
@@ -182,10 +182,10 @@ class Statistic(Stateful):
         """Return a new statistic with a state from `state_dict`, made with the settings in it."""
         name = state.get("statistic") if isinstance(state, dict) else None
         if not isinstance(name, str):
-            raise BadArgumentError(f"this is no saved {cls.__name__} but {brief(state)}")
+            raise BadArgumentError(f"this is not a saved {cls.__name__} but {brief(state)}")
         if not is_named(cls, name):
             mine, other = distinct_names(cls, name)
-            raise BadArgumentError(f"this is no saved {mine} but {with_article(other)}")
+            raise BadArgumentError(f"this is not a saved {mine} but {with_article(other)}")
         if state.keys() == {"statistic", "state"}:  # as byname 0.2.0 wrote it, with the name of the class once more
             state = state["state"]
         settings = state.get("settings") if isinstance(state, dict) else None
@@ -196,7 +196,7 @@ class Statistic(Stateful):
             made = cls(**settings)
         except (TypeError, ValueError, RuntimeError) as error:
             kind = with_article(cls.__name__)
-            raise BadArgumentError(f"{brief(settings)} are no settings of {kind}: {error}") from None
+            raise BadArgumentError(f"{brief(settings)} are not settings of {kind}: {error}") from None
         made.load_state_dict(state)
         return made
 
@@ -291,7 +291,7 @@ class Folded(Statistic):
     def _check_shape(self, before: Tensor, now: Tensor) -> None:
         if before.shape != now.shape:
             one, two = (len(each) if each.ndim == 1 else tuple(each.shape) for each in (before, now))
-            raise BadArgumentError(f"there were {one} {self.UNIT} before, and are {two} now")
+            raise BadArgumentError(f"there were {one} {self.UNIT} before, and there are {two} now")
 
 
 class PairStatistic(Statistic):
@@ -315,7 +315,7 @@ class PairStatistic(Statistic):
         samples, others = samples_of(batch), samples_of(other)
         if len(samples) != len(others):
             raise BadArgumentError(
-                f"both batches are of the same samples, but the first has {len(samples)} and the second {len(others)}"
+                f"both batches must have the same samples, but the first has {len(samples)}, the second {len(others)}"
             )
         with _of_detached():
             checked = per_sample(checked_weights(weights, samples), samples)

@@ -42,7 +42,7 @@ class Bincount(Folded):
 
     def _of(self, samples: Tensor, weights: Tensor | None) -> tuple[tuple[Tensor, ...], int]:
         if samples.is_floating_point():
-            raise BadArgumentError(f"integers are counted, not {samples.dtype}: use value.long(), or a Histogram")
+            raise BadArgumentError(f"a Bincount counts integers, not {samples.dtype}: use value.long(), or a Histogram")
         numbers = samples.long()
         if weights is not None and weights.dtype is torch.bool:
             numbers, weights = numbers[weights.expand(samples.shape)], None
@@ -53,11 +53,11 @@ class Bincount(Folded):
     def _checked(self, numbers: Tensor) -> None:
         least, most = map(int, numbers.aminmax()) if numbers.numel() else (0, -1)
         if least < 0:
-            raise BadArgumentError(f"{least} cannot be counted: numbers are not negative; a mask leaves some out")
+            raise BadArgumentError(f"{least} cannot be counted: give no negative numbers; a mask leaves some out")
         if most >= self.limit:
             raise BadArgumentError(
                 f"{most} is not below limit={self.limit}: counting it would take {8 * (most + 1):,} bytes; "
-                "a Bincount(limit=...) allows it"
+                "Bincount(limit=...) allows it"
             )
 
     def _fold(self, more: tuple[Tensor, ...]) -> None:
@@ -124,7 +124,7 @@ class Histogram(Folded):
         if edges is None and bins is not None and not isinstance(bins, int) and low is None and high is None:
             bins, edges = None, bins
         if (edges is None) == (bins is None or low is None or high is None):
-            raise BadArgumentError("a histogram has bins, low and high, or edges: Histogram(100, -5, 5)")
+            raise BadArgumentError("a histogram takes bins, low and high, or edges: Histogram(100, -5, 5)")
         self.edges = _equal_edges(bins, low, high) if edges is None else _checked_edges(edges)
 
     def _of(self, samples: Tensor, weights: Tensor | None) -> tuple[tuple[Tensor, ...], int]:
@@ -175,14 +175,14 @@ class Histogram(Folded):
 def _equal_edges(bins: Any, low: Any, high: Any) -> Tensor:
     bins = checked_integer(bins, "bins", 1)
     if not -torch.inf < low < high < torch.inf:
-        raise BadArgumentError(f"low is less than high, and both are finite; not {low!r} and {high!r}")
+        raise BadArgumentError(f"low must be less than high, and both finite; not {low!r} and {high!r}")
     return torch.from_numpy(np.linspace(low, high, bins + 1))  # torch.linspace differs in the last digit
 
 
 def _checked_edges(edges: Batch) -> Tensor:
     checked = tensor_of(edges, "edges").to("cpu", torch.float64, copy=True)
     if checked.ndim != 1 or len(checked) < 2 or not bool((checked.diff() > 0).all()):
-        raise BadArgumentError(f"edges are two numbers or more, each greater than the one before, not {edges!r:.80}")
+        raise BadArgumentError(f"edges must be two or more increasing numbers, not {edges!r:.80}")
     return checked
 
 
@@ -297,7 +297,7 @@ def _checked(threshold: Threshold) -> Threshold:
         return None
     found = tensor_of(threshold, "a threshold").to(torch.float64, copy=True)
     if found.ndim > 1 or bool(found.isnan().any()):
-        raise BadArgumentError(f"a threshold is a number, or one of each unit, not {threshold!r:.200}")
+        raise BadArgumentError(f"a threshold is a number, or one for each unit, not {threshold!r:.200}")
     return found if found.ndim else float(found)
 
 
@@ -305,14 +305,14 @@ def _fired(samples: Tensor, weights: Tensor | None, threshold: Threshold, nan: s
     """Return the units of a batch, and how many values are NaN."""
     if samples.ndim > 2:
         raise BadArgumentError(
-            f"batches are (samples, units), not {tuple(samples.shape)}: where positions are samples, "
+            f"batches must be (samples, units), not {tuple(samples.shape)}: if positions are samples, "
             "use value.movedim(1, -1).flatten(0, -2)"
         )
     samples = samples[:, None] if samples.ndim == 1 else samples
     given = only_mask(weights, "an IoU")
     given = given[:, None] if given is not None and given.ndim == 1 else given
     if samples.dtype is not torch.bool and threshold is None:
-        raise BadArgumentError(f"units are bools, not {samples.dtype}: give a threshold, or add value > 0")
+        raise BadArgumentError(f"units must be bools, not {samples.dtype}: give a threshold, or add value > 0")
     fired = samples if samples.dtype is torch.bool or threshold is None else _above(samples, threshold)
     mask, isnan = missing(samples, given, nan)
     units = (fired.double(), None) if mask is None else ((fired & mask).double(), mask.double())
@@ -322,5 +322,5 @@ def _fired(samples: Tensor, weights: Tensor | None, threshold: Threshold, nan: s
 def _above(samples: Tensor, threshold: float | Tensor) -> Tensor:
     """Return where samples exceed the threshold, in float64: bfloat16 would round the threshold."""
     if isinstance(threshold, Tensor) and threshold.shape != samples.shape[1:]:
-        raise BadArgumentError(f"{threshold.numel()} thresholds do not go with {samples.shape[1]} units")
+        raise BadArgumentError(f"{threshold.numel()} thresholds do not fit {samples.shape[1]} units")
     return samples.double() > (threshold.to(samples.device) if isinstance(threshold, Tensor) else threshold)

@@ -155,7 +155,7 @@ def test_memory_stays_flat_however_many_batches_pass(batches):
 
 
 WRONG = {
-    "too few": (torch.zeros(5, dtype=torch.int64), "24 samples; the targets are one class number each"),
+    "too few": (torch.zeros(5, dtype=torch.int64), "24 samples; targets must be one class number each"),
     "numbers": (torch.zeros(24), "of torch.float32"),
     "negative": (torch.full((24,), -100), "class numbers go from 0 to 2; .* from -100 to -100"),
     "too large": (torch.full((24,), 3), "class numbers go from 0 to 2; .* from 3 to 3"),
@@ -185,13 +185,13 @@ def test_values_that_cannot_be_learnt_from_are_refused():
         ("0", torch.randn(6, 4, dtype=torch.complex64), "real values"),
         ("0", torch.tensor(1.0), "real values"),
         ("1.weight", torch.randn(6, 4), "a parameter"),
-        ("0", torch.randn(6, 40), "would have 120 weights, of 40 features a sample and 3 classes"),
+        ("0", torch.randn(6, 40), "would have 120 weights, for 40 features per sample and 3 classes"),
     ]:
         with byname.observe(model, where, probe), pytest.raises(BadArgumentError, match=message):
             model(value)
     with byname.observe(model, "0", probe):
         model(torch.randn(6, 4))
-        with pytest.raises(BadArgumentError, match="had 4 features a sample, now it has 5"):
+        with pytest.raises(BadArgumentError, match="had 4 features per sample, now it has 5"):
             model(torch.randn(6, 5))
 
 
@@ -201,20 +201,20 @@ def test_a_probe_that_was_not_trained_is_not_evaluated():
     probe.targets = torch.arange(6) % 3
     with byname.observe(model, "0", probe), pytest.raises(BadArgumentError, match=r"call probe.train\(\) first"):
         model(torch.randn(6, 4))
-    with pytest.raises(BadArgumentError, match="nothing was trained at '0'"):
+    with pytest.raises(BadArgumentError, match="no probe was trained at '0'"):
         probe.weights("0")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"classes": 0}, "classes is a whole number"),
-        ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1)}, "optimizer is a function"),
-        ({"optimizer": lambda parameters: parameters}, "makes an optimizer"),
-        ({"optimizer": lambda parameters: torch.optim.SGD([torch.zeros(1)], lr=1)}, "and no others"),
-        ({"metrics": {"loss": print}}, "a figure 'loss' of its own"),
-        ({"metrics": {"acc": "accuracy"}}, "is a function of logits and targets"),
-        ({"features": "flat"}, "features is None"),
+        ({"classes": 0}, "classes is an integer"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1)}, "optimizer= takes a function that makes"),
+        ({"optimizer": lambda parameters: parameters}, "returns an optimizer"),
+        ({"optimizer": lambda parameters: torch.optim.SGD([torch.zeros(1)], lr=1)}, "exactly the given parameters"),
+        ({"metrics": {"loss": print}}, "already has a figure 'loss'"),
+        ({"metrics": {"acc": "accuracy"}}, "must be a function of logits and targets"),
+        ({"features": "flat"}, "features= takes None"),
         ({"nan": "propagate"}, "nan is one of 'omit', 'raise'"),
     ],
 )
@@ -269,7 +269,7 @@ def test_held_out_scores_of_one_classifier_are_added_and_those_of_two_are_not():
     probe = stepped(LinearProbe(3, metrics={"micro": MulticlassAccuracy(3, average="micro")}), batches())
     twin = LinearProbe(3, metrics={"micro": MulticlassAccuracy(3, average="micro")})
     twin.load_state_dict(probe.state_dict())
-    with pytest.raises(BadArgumentError, match="only what was scored after eval"):
+    with pytest.raises(BadArgumentError, match="only scores from after eval"):
         probe.merge(twin)
     whole = LinearProbe(3)
     whole.load_state_dict(probe.state_dict())

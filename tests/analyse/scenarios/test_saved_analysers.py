@@ -235,11 +235,11 @@ def test_an_own_mean_is_not_that_of_byname():
         assert loaded.result()["0"]["sum"] == value == saved.reduce().result()["0"]["sum"]
     for kept, other in ((Mean(), analyse.Mean()), (analyse.Mean(), Mean())):
         one, two = (each.state_dict()["statistic"].replace(":", ".") for each in (kept, other))
-        with pytest.raises(BadArgumentError, match=f"^a {one} merges another, not a {two}$"):
+        with pytest.raises(BadArgumentError, match=f"^a {one} merges only its own class, not a {two}$"):
             kept.merge(other)
         with pytest.raises(BadArgumentError, match=f"^this is the state of a {two}, not of a {one}$"):
             kept.load_state_dict(other.state_dict())
-        with pytest.raises(BadArgumentError, match=f"^this is no saved {one} but a {two}$"):
+        with pytest.raises(BadArgumentError, match=f"^this is not a saved {one} but a {two}$"):
             type(kept).made(other.state_dict())
 
 
@@ -249,7 +249,7 @@ def test_an_own_mean_is_loaded_from_its_file_and_not_from_that_of_byname(tmp_pat
     assert Mean.load(tmp_path / "own").result() == 3.0
     assert analyse.Mean.load(tmp_path / "ours").result() == 1.5
     for kind, file in ((Mean, "ours"), (analyse.Mean, "own")):
-        with pytest.raises(BadArgumentError, match="this is no saved .*Mean but a .*Mean"):
+        with pytest.raises(BadArgumentError, match="this is not a saved .*Mean but a .*Mean"):
             kind.load(tmp_path / file)
 
 
@@ -267,7 +267,7 @@ def test_other_settings_of_a_statistic_are_both_named():
     saved = analyse.Variance(channel=1, nan="raise").state_dict()
     with pytest.raises(
         BadArgumentError,
-        match="a Variance with channel=1, nan='raise', and cannot go on in one with channel=None, nan='omit'",
+        match="a Variance with channel=1, nan='raise' and cannot be loaded into one with channel=None, nan='omit'",
     ):
         analyse.Variance().load_state_dict(saved)
 
@@ -321,7 +321,7 @@ def test_classes_of_two_runs_of_a_cell_are_refused_with_a_true_sentence():
     (Sums, Total), (SumsAgain, TotalAgain) = cell(), cell()
     name = f"{__name__}.cell.<locals>"
     for mine, other, kind in ((Total(), TotalAgain(), "Total"), (Sums(), SumsAgain(), "Sums")):
-        with pytest.raises(BadArgumentError, match=f"there are two classes of the name {name}.{kind}, as when") as told:
+        with pytest.raises(BadArgumentError, match=f"there are two classes named {name}.{kind}, as when") as told:
             mine.merge(other)
         assert "load_state_dict(other.state_dict())" in str(told.value)
     mine, other = Sums(), passed(SumsAgain(), torch.ones(6, 4))
@@ -348,7 +348,7 @@ def test_an_analyser_that_declares_no_statistic_loads_those_it_has_kept_of_a_cel
         loaded.load_state_dict(reloaded(saved.state_dict()))
         assert loaded.merge(saved.reduce()).result()["0"]["sum"] == 48
         saved = passed(Sums(), torch.ones(6, 4))
-    with pytest.raises(BadArgumentError, match="classes of the name .*Total .* name the class in the analyser's KEEPS"):
+    with pytest.raises(BadArgumentError, match="classes named .*Total .* name the class in the analyser's KEEPS"):
         Sums().load_state_dict(saved.state_dict())
     state = saved.state_dict()
     state["parts"][0][1]["statistic"] = "elsewhere:Total"

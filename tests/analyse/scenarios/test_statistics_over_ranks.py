@@ -71,7 +71,7 @@ for name, case in EVERY.items():
     if rank in (1, 3):
         assert_same(case.told(mine.reduce(some)), case.told(filled(case, [1, 3])), case.rtol)
     else:
-        assert f"rank {rank} is not of this group" in error_of(lambda: mine.reduce(some))
+        assert f"rank {rank} is not in this group" in error_of(lambda: mine.reduce(some))
     print(name)
 assert Mean().add([float(rank)]).reduce().mean().item() == 1.5  # all together again
 """
@@ -106,15 +106,13 @@ def test_ranks_that_differ_are_all_told_which_and_none_waits(tmp_path):
     by_name = [dict(line.split(" ", 1) for line in lines[:-1]) for lines in told]
     for rank, of in enumerate(by_name):
         mine, other = ("raise", "omit") if rank == 1 else ("omit", "raise")
-        told = (
-            f"this is the state of an Extremes with nan={other!r}, and cannot go on in one with nan={mine!r}: load it"
-        )
-        assert of["settings"].startswith(f"rank {0 if rank == 1 else 1} does not go with the others: {told}")
-        assert of["shape"].startswith("rank 2 does not go with the others: samples were of shape (1,) before")
-        assert of["type"].startswith("rank 1 does not go with the others: Extremes was given torch.int64 before")
+        told = f"this is the state of an Extremes with nan={other!r} and cannot be loaded into one with nan={mine!r}: load it"
+        assert of["settings"].startswith(f"rank {0 if rank == 1 else 1} cannot be merged with the others: {told}")
+        assert of["shape"].startswith("rank 2 cannot be merged with the others: samples had shape (1,) before")
+        assert of["type"].startswith("rank 1 cannot be merged with the others: Extremes was given torch.int64 before")
         told = "this is the state of an Extremes, not" if rank == 2 else "this is the state of a History, not"
-        assert of["kind"].startswith(f"rank {0 if rank == 2 else 2} does not go with the others: {told}")
-        assert of["limit"].startswith("rank 2 does not go with the others: this History would hold 24 bytes")
+        assert of["kind"].startswith(f"rank {0 if rank == 2 else 2} cannot be merged with the others: {told}")
+        assert of["limit"].startswith("rank 2 cannot be merged with the others: this History would hold 24 bytes")
 
 
 def test_ranks_seen_by_other_processes_are_not_asked_without_a_group():
