@@ -200,7 +200,7 @@ def test_empty_things_say_so(page, model):
         pass
     shown = page(recorder, series("nothing", []), byname.analyse.DeadUnits(), growth)
     assert "nothing was recorded" in shown.text
-    assert "nothing came yet from 1" in shown.text
+    assert "no values yet from 1" in shown.text
     assert "no place" in shown.text
 
 
@@ -223,7 +223,7 @@ def test_numbers_among_other_values_are_drawn_and_the_others_counted(page):
     shown = page(series("mixed", [None, 1, True, 2**70, 10**400, 3 + 4j, torch.ones(0)]))
     (curve,) = shown.datas[0]["curves"]
     assert curve["figures"] == [[1, 1, 1.18059e21, None, 5]]
-    assert "2 records without a number left out" in shown.text
+    assert "2 records without a number not drawn" in shown.text
 
 
 def test_a_recording_is_shown_while_it_is_written(model, tmp_path, page):

@@ -88,7 +88,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: fl
     file = ready_to_write(to)
     every = [*checked(things)]
     if not every:
-        raise BadArgumentError("report() shows what it is given, and nothing was given")
+        raise BadArgumentError("report() needs something to show, and nothing was given")
     with contextlib.ExitStack() as opened:
         every = [opened.enter_context(open_recording(one)) if is_path(one) else one for one in every]
         draft = PageDraft()

@@ -46,7 +46,7 @@ def recording_section(recording: Recording, draft: PageDraft) -> Section:
 def recorder_section(recorder: Recorder, draft: PageDraft) -> Section:
     found = recorder.results
     silent = [path for path in recorder.paths if path not in found]
-    notes = [*recorder.notes, *([f"nothing came yet from {listed(silent, 12)}"] if silent else [])]
+    notes = [*recorder.notes, *([f"no values yet from {listed(silent, 12)}"] if silent else [])]
     headline = f"{counted(sum(map(len, found.values())), 'record')} of {counted(len(found), 'place')}"
     facts = [("iteration", f"{recorder.iteration:,}")]
     return _section("Recorder", f"{headline}, up to iteration {recorder.iteration:,}", found, draft, facts, notes)
@@ -80,7 +80,7 @@ def _section(
     table = TablePanel.of([_with_range(row, curves) for row in rows], title="Places", links=links, skip=("how",))
     panels: list[Panel] = [table, *_gradients(curves, links), *(place for place, _ in drawn.values())]
     more = len(paths) - len(kept)
-    notes = [*([f"{counted(more, 'further place')} in the table alone"] if more else []), *_thinned(curves)]
+    notes = [*([f"{counted(more, 'further place')} only in the table"] if more else []), *_thinned(curves)]
     if not any(len(series) for series in (found[path] for path in kept)):
         notes.insert(0, "nothing was recorded")
     return Section(
@@ -110,7 +110,7 @@ def _facts(series: Series) -> str:
     shapes = list(dict.fromkeys(map(tuple, series.shapes)))
     form = shape_text(shapes[0]) if len(shapes) == 1 else f"{len(shapes)} shapes"
     parts = [form if shapes else "", counted(len(series), "record")]
-    parts += [f"{len(set(series.ranks))} ranks together"] if len(set(series.ranks)) > 1 else []
+    parts += [f"{len(set(series.ranks))} ranks"] if len(set(series.ranks)) > 1 else []
     parts += [f"up to {max(series.calls) + 1} calls an iteration"] if max(series.calls, default=0) else []
     parts += [str(series.sampling)] if series.sampling is not None else []
     return " · ".join(filter(None, parts))
@@ -130,7 +130,7 @@ def _without_numbers(curves: Sequence[Curve]) -> Iterator[str]:
     """Yield a sentence for records beside the numbers that are none, such as None and empty tensors."""
     count = sum(curve.without for curve in curves)
     if count:
-        yield f"{counted(count, 'record')} without a number left out."
+        yield f"{counted(count, 'record')} without a number not drawn."
 
 
 def _about(path: str, curves: Sequence[Curve]) -> str:
@@ -174,7 +174,7 @@ def _thinned(curves: Mapping[str, Sequence[Curve]]) -> Iterator[str]:
         most = max(last - first + 1 for one in long for first, last in zip(one.first, one.last, strict=True))
         yield (
             f"{counted(len(long), 'curve')} with more than {POINTS} iterations: a point stands for up to "
-            f"{most} of them, and shows the range and the quartiles of all their values"
+            f"{most} of them and shows the range and the quartiles of all their values"
         )
     partly = [curve for curve in every if curve.taken < curve.records]
     if partly:
@@ -203,7 +203,7 @@ def _gradients(curves: Mapping[str, Sequence[Curve]], links: Mapping[str, str]) 
             columns=[f"from iteration {edge:,}" for edge in edges],
             cells=[_sizes(found[path], np.array(edges)) for path in order],
             logarithmic=True,
-            note="The root mean square of each gradient, the one recorded last at the top.",
+            note="The root mean square of each gradient, the last recorded at the top.",
         )
     ]
 

@@ -239,7 +239,7 @@ def results_section(results: Results, draft: PageDraft) -> Section:
     panels += [_vector(one, draft) for one in vectors[:VECTORS]]
     panels += [TablePanel.of(results.rows(), title="Figures")] if results else []
     more = len(vectors) - VECTORS
-    notes = [*results.notes, *([f"{counted(more, 'further vector')} in the table alone"] if more > 0 else [])]
+    notes = [*results.notes, *([f"{counted(more, 'further vector')} only in the table"] if more > 0 else [])]
     headline = f"{counted(len(results), 'place')}: {', '.join(results.figures)}" if results else "no place"
     return Section(title=results.name, headline=headline, notes=notes, panels=panels)
 
