@@ -205,5 +205,5 @@ def test_a_training_that_fails_leaves_a_closed_recording_and_no_hook(tmp_path):
 
 
 def test_a_count_of_iterations_is_refused():
-    with pytest.raises(BadArgumentError, match="a batch of the training"):
+    with pytest.raises(BadArgumentError, match="counts training batches"):
         RecordCallback("net.4", count="forward")

@@ -109,7 +109,7 @@ def test_check_of_a_cell_that_awaits_tells_findings(run):
     result, _, err = run("%%check\nimport asyncio\nawait asyncio.sleep(0)\n" + FORGOTTEN)
     assert err.count("byname: not-in-optimizer: `b` gets a gradient") == 1 and tuple(result.result) == (2, 2)
     _, _, err = run("%%check\nawait asyncio.sleep(0)")
-    assert err.strip() == "byname: no finding; only backward calls in this cell were looked at"
+    assert err.strip() == "byname: no finding; only backward calls in this cell were checked"
 
 
 def test_where_the_shell_awaits_nothing_a_cell_may_not_either(run, shell):
@@ -125,7 +125,7 @@ def test_check_tells_findings_once_and_shows_the_value(run):
 
 def test_check_says_that_it_found_nothing_and_what_it_looked_at(run):
     _, _, err = run("%%check\n1 + 1")
-    assert err.strip() == "byname: no finding; only backward calls in this cell were looked at"
+    assert err.strip() == "byname: no finding; only backward calls in this cell were checked"
 
 
 def test_census_shows_the_variables_of_the_notebook(run):
@@ -137,7 +137,7 @@ def test_census_shows_the_variables_of_the_notebook(run):
 def test_arguments_that_no_magic_takes_are_refused(run):
     for cell in ("%%explain now\n1", "%%check now\n1", "%census now"):
         _, out, err = run(cell)
-        assert "takes nothing on its line, and was given 'now'" in out + err
+        assert "takes no arguments, but was given 'now'" in out + err
 
 
 def test_nothing_stays_behind(run):

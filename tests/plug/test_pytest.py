@@ -234,7 +234,7 @@ def test_arguments_that_mean_nothing_are_refused(run):
     marked = (f"    @pytest.mark.no_tensor_growth({one})\n    def test_{at}(): pass\n" for at, one in enumerate(given))
     result = run("".join(marked))
     result.assert_outcomes(errors=len(given))
-    result.shows(*(f"*no_tensor_growth(*{one}*): it takes bytes=, a whole number from 0 on*" for one in given))
+    result.shows(*(f"*no_tensor_growth(*{one}*): it takes bytes=, an integer of at least 0*" for one in given))
 
 
 def test_a_run_that_does_not_ask_imports_nothing(run):

@@ -72,7 +72,7 @@ class BynameMagics(Magics):
 
         def end() -> None:
             if not found:
-                _say("no finding; only backward calls in this cell were looked at")
+                _say("no finding; only backward calls in this cell were checked")
 
         return _run(self.shell, cell, Explaining(checked=tell, non_finite=tell), end)
 
@@ -89,7 +89,7 @@ def _say(message: str) -> None:
 
 def _no_arguments(magic: str, line: str) -> None:
     if line.strip():
-        raise UsageError(f"{magic} takes nothing on its line, and was given {line.strip()!r}")
+        raise UsageError(f"{magic} takes no arguments, but was given {line.strip()!r}")
 
 
 def _number(shell: Any) -> int:

@@ -21,7 +21,7 @@ _MARKER = "no_tensor_growth"
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{_MARKER}(bytes=0): fails when tensors of more bytes than these stay alive after the test and its fixtures",
+        f"{_MARKER}(bytes=0): fail when more bytes of tensors than this stay alive after the test and its fixtures",
     )
 
 
@@ -132,7 +132,7 @@ def _allowed(marker: pytest.Mark) -> int:
     known = {"bytes": 0, **marker.kwargs}
     if marker.args or len(known) > 1 or type(known["bytes"]) is not int or known["bytes"] < 0:
         given = ", ".join([*map(repr, marker.args), *(f"{key}={value!r}" for key, value in marker.kwargs.items())])
-        raise pytest.UsageError(f"{_MARKER}({given}): it takes bytes=, a whole number from 0 on")
+        raise pytest.UsageError(f"{_MARKER}({given}): it takes bytes=, an integer of at least 0")
     return int(known["bytes"])
 
 

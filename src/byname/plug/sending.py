@@ -100,7 +100,7 @@ def live(tracker: ExperimentTracker) -> Callable[[str, Any, int], None]:
         except Exception as error:  # noqa: BLE001 - a training does not end because its tracker does
             failed = True
             words = printable(f"{type(error).__name__}: {error}")
-            warnings.warn(f"the tracker failed, and is sent nothing more: {words}", RecordingWarning, stacklevel=2)
+            warnings.warn(f"the tracker failed, and gets nothing more: {words}", RecordingWarning, stacklevel=2)
 
     return on_value
 
@@ -214,7 +214,7 @@ def tensorboard(log_dir: Any = None, *, writer: Any = None) -> TensorBoardTracke
         BadArgumentError: both were given.
     """
     if writer is not None and log_dir is not None:
-        raise BadArgumentError("tensorboard takes a log_dir or a writer, and was given both")
+        raise BadArgumentError("tensorboard takes a log_dir or a writer, not both")
     if writer is not None:
         return TensorBoardTracker(writer, ours=False)
     return TensorBoardTracker(_needed("torch.utils.tensorboard", "tensorboard").SummaryWriter(log_dir), ours=True)
@@ -252,7 +252,7 @@ def wandb(run: Any = None) -> WandbTracker:
     """
     run = _needed("wandb", "wandb").run if run is None else run
     if run is None:
-        raise BadArgumentError("no run of wandb has begun: call wandb.init(...) before, or give a run")
+        raise BadArgumentError("no wandb run is active: call wandb.init(...) first, or give run=")
     return WandbTracker(run)
 
 

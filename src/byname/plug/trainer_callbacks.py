@@ -116,7 +116,7 @@ class RecordsTraining(Closing, TrainingListener):
     def __init__(self, where: Any, *, model: nn.Module | None = None, **options: Any) -> None:
         super().__init__()  # that of the trainer's own class of callbacks
         if "count" in options:
-            raise BadArgumentError("an iteration of a callback is a batch of the training; count= is not taken")
+            raise BadArgumentError("this callback counts training batches as iterations: leave out count=")
         self._where, self._model, self._options = where, model, options
         self.recorder: Recorder | None = None
 
