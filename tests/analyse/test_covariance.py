@@ -139,7 +139,9 @@ def test_what_is_refused_changes_nothing(make):
         lambda: found.merge(make(nan="raise").add(torch.ones(2, 4))),
     ]
     for attempt, words in zip(
-        refused, ["1 values of the batch are NaN", "3 features.* 4", "one weight per sample", "abs", "3 features.* 4"], strict=True
+        refused,
+        ["1 values of the batch are NaN", "3 features.* 4", "one weight per sample", "abs", "3 features.* 4"],
+        strict=True,
     ):
         with pytest.raises(BadArgumentError, match=words):
             attempt()

@@ -93,7 +93,7 @@ def test_where_nothing_was_recorded_the_warning_the_notes_and_the_file_say_why(c
 def test_nothing_ran_at_all():
     model = Net()
     with pytest.warns(RecordingWarning, match=r"no forward of this Net ran; if the program calls another method of it "
-                                              r"\(`encode`\) or a part of it, .* copy of the model, to the copy"):  # fmt: skip
+                                              r"\(`encode`\) or a part of it, .* copy of the model, attach to the copy"):  # fmt: skip
         with byname.record(model, ["enc", "enc.weight"]):
             pass
 

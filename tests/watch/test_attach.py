@@ -175,7 +175,7 @@ class TestValues:
         said = pytest.warns(NothingSeenWarning, match=r"`forward\.x\.grad`: no gradient flows there")
         with said, attach(model, "forward.x.grad", lambda event: None) as handle:
             model(x)
-            assert handle.notes == ("`forward.x.grad`: no gradient flows there, the value does not require one",)
+            assert handle.notes == ("`forward.x.grad`: no gradient flows there, since the value does not require grad",)
 
 
 class TestReplacing:

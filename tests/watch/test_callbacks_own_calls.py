@@ -188,7 +188,7 @@ class Item(nn.Module):
         return self.second(pair[0])
 
 
-CONVERTED = "a tensor of torch.float32 on cpu was put in the place of one of torch.bfloat16 on cpu"
+CONVERTED = "a tensor of torch.float32 on cpu replaces one of torch.bfloat16 on cpu"
 
 
 @pytest.mark.parametrize("where", ["first", "first.linear", "forward.pair[0]"])
@@ -209,9 +209,7 @@ def test_another_dtype_in_a_tuple_is_named_with_its_item():
     model = nn.Sequential(nn.LSTM(4, 4), nn.Identity())
     with byname.interject(model, "0", lambda name, module, value: (value[0].double(), value[1])) as handle:
         assert model(x)[0].dtype is torch.float64
-        assert handle.notes == (
-            "`0`: in [0] a tensor of torch.float64 on cpu was put in the place of one of torch.float32 on cpu",
-        )
+        assert handle.notes == ("`0`: in [0] a tensor of torch.float64 on cpu replaces one of torch.float32 on cpu",)
 
 
 def test_another_dtype_is_allowed_under_autocast_and_at_the_end():
@@ -222,7 +220,7 @@ def test_another_dtype_is_allowed_under_autocast_and_at_the_end():
         assert model(x).dtype is torch.float64
 
 
-FAST = "by its fast path"
+FAST = "on its fast path"
 
 
 @pytest.mark.parametrize(
@@ -359,7 +357,7 @@ def test_code_that_somebody_else_puts_in_is_noted_by_each_handle_and_left(writte
     model(torch.ones(1))
     written.forward.__code__ = other.__code__
     model(torch.ones(1))
-    note = "other code replaced the code of Model.forward; its variables are no longer reported, and that code stays"
+    note = "other code replaced the code of Model.forward; its variables are no longer reported, and the new code stays"
     assert [handle.notes for handle in handles] == [(note,), (note,)]
     for handle in handles:
         handle.remove()

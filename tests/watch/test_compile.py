@@ -169,7 +169,7 @@ class TestWhatIsSaid:
         model, x = net()
         compiled = how(model, backend="eager")
         with attach(compiled, "embed", print) as handle:
-            assert "compiled functions and modules run eagerly while this is attached" in handle.notes[0]
+            assert "compiled functions and modules run eagerly in the whole process" in handle.notes[0]
 
     def test_with_the_first_call_of_a_compiled_function(self):
         model, x = net()

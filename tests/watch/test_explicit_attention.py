@@ -133,7 +133,7 @@ def test_without_it_nothing_changes_and_the_error_says_what_to_pass(model):
             byname.attach(model, where, print)
     with pytest.raises(BadArgumentError, match="computes in Python runs as before"):
         byname.attach(model, select.attention.pattern, print)
-    with pytest.raises(BadArgumentError, match='attention= is "explicit"'):
+    with pytest.raises(BadArgumentError, match='attention= takes "explicit"'):
         byname.attach(model, "layers.0", print, attention="eager")
 
 

@@ -124,8 +124,8 @@ class Block(nn.Module):
 
 
 ENTERED = (
-    "as it came in, and each time it was assigned or changed in place; to change what comes in and nothing else, change "
-    "what the module is called with (`register_forward_pre_hook`), or use `byname.watch.attach`, whose `event.call` counts them"
+    "on entry, and each time it was assigned or changed in place; to change only the argument, change "
+    "what the module is called with (`register_forward_pre_hook`), or use `byname.watch.attach`, whose `event.call` counts the values"
 )
 
 

@@ -61,7 +61,7 @@ def test_what_is_no_place_is_refused_by_all_in_the_same_words(verb, what):
     with pytest.raises(BadArgumentError) as refused:
         TAKES[verb](model, WRONG[what])
     assert str(refused.value) == (
-        "where= is a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, a "
+        "where= takes a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, a "
         f"module, a parameter, or a sequence of these, not {what}"
     )
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
@@ -76,7 +76,7 @@ def test_an_iterator_is_taken_as_a_list(verb):
 
 @pytest.mark.parametrize("verb", [verb for verb in TAKES if verb != "record"])
 def test_a_mapping_is_for_recordings(verb):
-    with pytest.raises(BadArgumentError, match="not dict; byname.record alone takes a mapping"):
+    with pytest.raises(BadArgumentError, match="not dict; only byname.record takes a mapping"):
         TAKES[verb](Lists(), {"layers.0": {"every": 2}})
 
 

@@ -169,7 +169,7 @@ def test_make_that_returns_no_module_is_refused_before_anything_changes():
     model = Model()
     before = state_of(model)
     answers = iter([nn.GELU(), torch.relu])
-    with pytest.raises(BadArgumentError, match=r"builtin_function.*`blocks\.1\.act`.*nothing has been replaced"):
+    with pytest.raises(BadArgumentError, match=r"builtin_function.*`blocks\.1\.act`.*nothing was replaced"):
         replace(model, nn.ReLU, lambda old: next(answers))
     assert state_of(model) == before
 
@@ -270,7 +270,7 @@ def test_what_matches_nothing_is_an_error():
 
 def test_make_must_be_callable():
     for make in (nn.GELU(), None, "gelu"):
-        with pytest.raises(BadArgumentError, match="make is called"):
+        with pytest.raises(BadArgumentError, match="make takes each"):
             replace(Model(), nn.ReLU, make)
 
 

@@ -82,7 +82,7 @@ def test_a_model_that_never_ran_is_in_the_notes_of_what_takes_part():
         pass
     assert handle.notes == (
         "nothing was seen at `first`: no forward of this Net ran; if the program calls another method of it (`encode`) "
-        "or a part of it, attach to that part, and if it runs a copy of the model, to the copy",
+        "or a part of it, attach to that part; if it runs a copy of the model, attach to the copy",
     )
 
 

@@ -40,7 +40,7 @@ def test_values_are_read_and_nothing_is_replaced():
     with attach(module, ["f.{x,args,h,i}", "f.{x,args,h}@-1", "f"], told) as handle:
         assert module.f(torch.zeros(1), 7, z=4).item() == 112.0
         assert method(f).f(torch.zeros(1)).item() == 111.0
-    assert "its variables are seen, and cannot be changed" in str(handle.notes)
+    assert "its variables are observed, but cannot be changed" in str(handle.notes)
     assert f.__code__ is original and sys.gettrace() is tracer
     assert told == [
         ("x", [0.0]), ("args", (7,)),
@@ -125,7 +125,7 @@ def test_lambdas_are_read_too():
 def test_what_cannot_be_read_is_refused():
     generator = sourceless("def f(self, x):\n    h = x\n    yield h\n")
     code = generator.__code__
-    with pytest.raises(byname.BynameError, match="runs after its call"):
+    with pytest.raises(byname.BynameError, match="is a generator or coroutine without source"):
         attach(method(generator), "f.h", Told())
     assert generator.__code__ is code
     with pytest.raises(byname.BynameError, match="no Python code"):

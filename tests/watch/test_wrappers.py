@@ -123,7 +123,7 @@ class TestTransforms:
         model, x = net()
         given = {name: (2 * one).detach().requires_grad_() for name, one in model.named_parameters()}
         assert not told(model, "head.bias.grad", lambda model: functional_call(model, given, (x,)))
-        assert "another tensor in the parameter's place" in told.notes[0]
+        assert "another tensor in place of the parameter" in told.notes[0]
 
     def test_vmap_and_grad(self):
         model, x = Pair(), torch.randn(3, 4)

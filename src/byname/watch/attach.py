@@ -86,7 +86,7 @@ def attach(
     """
     root = unwrapped(model)
     if not callable(callback):
-        raise BadArgumentError(f"a callback is called with an event; {type(callback).__name__} cannot be called")
+        raise BadArgumentError(f"a callback is a function of an event; {type(callback).__name__} cannot be called")
     running = Running(root, callback, before, reads=reads)
     running.stamp, running.begun, running.unmatched, running.ended = stamp, begun, unmatched, ended
     meaning, selectors = meaning_of(where, root, reads=reads)

@@ -84,7 +84,7 @@ Number = tuple[int, int, bool]
 Callback = Callable[[Event], Any]
 Before = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
-_OTHERWISE = "the model was changed, and what stands there now is of another kind, or nothing"
+_OTHERWISE = "the model was changed, and this place is gone or holds something of another kind"
 
 order_of_attaching = itertools.count()
 """Numbers the attachments, so that the callbacks at one place run in the order of attaching."""

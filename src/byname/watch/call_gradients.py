@@ -311,7 +311,7 @@ def _deliver(
         if wanted is None or wanted is was:
             continue
         if was is None:
-            raise InterjectionError(f"input {input} has no gradient that could be changed: nothing flows to it")
+            raise InterjectionError(f"input {input} has no gradient to change: none flows to it")
         if input in here:
             changed = _changed_here(changed, here[input], None if task.shares[input] == 1 else was, wanted)
         elif input in task.gone:
@@ -346,7 +346,7 @@ def _too_late(input: int) -> str:
 
 
 _OUT_OF_ORDER = (
-    "this backward runs the nodes of one call in several threads, or in an order that is not that of their making: "
+    "this backward runs the nodes of one call in several threads, or in another order than they were made: "
     "byname cannot separate the gradients of this call"
 )
 

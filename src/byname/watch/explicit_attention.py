@@ -30,15 +30,15 @@ See = Callable[[str, Tensor], Tensor]
 def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequence[Selector]) -> bool:
     """Return whether attention may run step by step; raise an error if steps are asked for and it may not."""
     if attention not in (None, "explicit"):
-        raise BadArgumentError(f'attention= is "explicit", or left out; not {attention!r:.40}')
+        raise BadArgumentError(f'attention= takes "explicit" or None, not {attention!r:.40}')
     asked = chain.from_iterable(meaning.operations.values())
     steps = [f"`{spot.full}`" for spot in asked if is_part_of_attention(spot.method, spot.name)]
     selected = [str(one) for one in selectors if means_parts(one)]
     if attention is None and (steps or selected):
-        own = "" if steps else ". An attention that the model itself computes in Python runs as before"
+        own = "" if steps else ". Attention that the model computes in Python runs as before"
         raise BadArgumentError(
-            f"{[*steps, *selected][0]} is a step of attention, which PyTorch computes all in one: pass "
-            f'attention="explicit", and it runs as matmul, softmax and matmul, with the same result up to rounding{own}'
+            f"{[*steps, *selected][0]} is a step of attention, which PyTorch computes in one kernel: pass "
+            f'attention="explicit" to run matmul, softmax and matmul, with the same result up to rounding{own}'
         )
     return attention is not None
 

@@ -33,7 +33,7 @@ class Hook:
 
     @property
     def __name__(self) -> str:
-        raise AttributeError("TorchScript cannot compile byname's hooks: script the model before it is attached to")
+        raise AttributeError("TorchScript cannot compile byname's hooks: script the model before attaching")
 
     @dynamo_skip
     def __call__(self, *args: Any) -> Any:

@@ -139,7 +139,7 @@ class _PutInBothWays(_PutInWrapped):
         """Hook the graph for the gradients of a call, or for that of another value."""
         path, note = event.path, self.handle.note
         if torch._C._current_graph_task_id() != -1 and not event.recomputed:
-            return note(f"`{path}` is itself a gradient: `process` is given it, `process_backward` is not called")
+            return note(f"`{path}` is itself a gradient: `process` gets it, and `process_backward` is not called")
         if not torch.is_grad_enabled():
             return None
         which = f" (call {event.call} of iteration {event.iteration})"

@@ -274,7 +274,7 @@ class Binding:
             if pattern not in self._matched:
                 if any(self._owners[id(spot.module)].ran for spot in spots):
                     self._give_up(self._unmatched(pattern))
-                self._running.note(pattern, "the module that owns it has not run in the first forward")
+                self._running.note(pattern, "its module did not run in the first forward")
         for selector, _ in self._online:
             if selector not in self._matched:
                 calls = [*self._module_calls(), *self._called.values()]
@@ -286,7 +286,7 @@ class Binding:
         if self._tell is not None:
             return self._tell(NoMatchError(why))
         self.missing()
-        raise NoMatchError(f"{why}. It is removed again")
+        raise NoMatchError(f"{why}. Nothing stays attached")
 
     def _narrow(self) -> None:
         """Keep only the hooks of modules with a match, and of those that have not run yet."""

@@ -109,7 +109,7 @@ class States:
         if type(parameter) is torch.Tensor or (parameter is not None and not parameter.is_leaf):
             self._running.note(
                 spot.full,
-                "a forward ran with another tensor in the parameter's place, as under torch.func.functional_call; "
+                "a forward ran with another tensor in place of the parameter, as under torch.func.functional_call; "
                 "its gradient is not reported",
             )
         elif parameter is None or not parameter.requires_grad:
@@ -209,7 +209,7 @@ class States:
 
 
 _AGAIN = (
-    "`{}` was replaced in the forward, and a checkpoint runs its module again for the backward, with the model's own: "
+    "`{}` was replaced in the forward, but a checkpoint runs its module again for the backward with the original: "
     "the gradients would be wrong. Replace what the module returns, or run it without the checkpoint"
 )
 

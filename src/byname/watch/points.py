@@ -213,7 +213,7 @@ class _Listing:
     def notes(self, *, left_out: bool = False) -> list[str]:
         """Return notes about the places that are not listed, with `left_out` also the operations in leaf modules."""
         if self._flow is None:
-            return ["operations, inputs, shapes and functions in tables are known with example="]
+            return ["give example= to see operations, inputs, shapes and functions in tables"]
         if not left_out or not self._inside:
             return []
         size, one = counted(len(self._inside), "operation"), next(iter(self._inside))
@@ -257,7 +257,7 @@ class _Listing:
         """Return the place of a path that has no row: another name of a place, an item of a value, or a gradient."""
         if self._flow is not None and spot.kind == "operation":
             close = closest(spot.path, [point.path for point in self.every if point.kind == "operation"])
-            raise NoMatchError(f"`{spot.full}` is no operation that ran; there are {close or 'none'}")
+            raise NoMatchError(f"`{spot.full}` is not an operation that ran; there are {close or 'none'}")
         known = next((point for point in self.every if point.path == spot.path.removesuffix(".forward")), None)
         if known is not None and not spot.items and not spot.gradient:
             return replace(known, path=spot.full)
@@ -272,11 +272,11 @@ class _Listing:
         if self._flow is not None:
             return self._of_calls([self._flow.calls[index] for index in selector.matches(self._flow)])
         if is_counted(selector):
-            raise BadArgumentError(f"{selector} goes by the order of the run: pass example= with an input of the model")
+            raise BadArgumentError(f"{selector} needs the order of the run: pass example= with an input of the model")
         try:
             return self._of_calls(self._modules_of(selector))
         except NoMatchError as error:
-            raise NoMatchError(f"{error}. Functions and operators are known with example= only") from None
+            raise NoMatchError(f"{error}. Pass example= to find functions and operators") from None
 
     def _of_calls(self, calls: Iterable[ModelCall]) -> list[Point]:
         paths = {call.path or "forward" for call in calls}

@@ -51,7 +51,7 @@ def replace(model: nn.Module, where: Any, make: Make) -> Handle:
     model = unwrapped(model)
     if not callable(make) or isinstance(make, nn.Module):
         raise BadArgumentError(
-            "make is called with each old module and returns the new one, as in `lambda old: nn.GELU()`; "
+            "make takes each old module and returns the new one, as in `lambda old: nn.GELU()`; "
             f"a {type(make).__name__} does not do that"
         )
     known = {id(one) for one in modules_by_path(model).values()}
@@ -72,7 +72,7 @@ def _meant(model: nn.Module, where: Any) -> list[nn.Module]:
     itself = any(one is model for one in found)
     if itself and (len(found) == 1 or any(one is model or one == "forward" for one in parts_of(where, model))):
         raise BadArgumentError(
-            f"this {type(model).__name__} is the model itself, which has no place in it; replace what holds it"
+            f"this {type(model).__name__} is the model itself, and nothing in it holds it; replace modules inside it"
         )
     return [module for module in found if module is not model]
 
@@ -87,9 +87,7 @@ def _outermost(model: nn.Module, modules: list[nn.Module]) -> list[tuple[str, nn
 def _made(make: Make, old: nn.Module, path: str) -> nn.Module | None:
     new = make(old)
     if new is not None and not isinstance(new, nn.Module):
-        raise BadArgumentError(
-            f"make returned {type(new).__name__} for `{path}`, which is no module; nothing has been replaced"
-        )
+        raise BadArgumentError(f"make returned {type(new).__name__} for `{path}`, not a module; nothing was replaced")
     return new
 
 
@@ -98,7 +96,7 @@ def _notes(swaps: list[Swap]) -> Iterator[str]:
     if not swaps:
         yield "make kept every module"
     if any(_parameters(swap.new) - _parameters(swap.old) for swap in swaps):
-        yield "an optimizer that was built before does not know the parameters of the new modules"
+        yield "an optimizer built before this does not have the parameters of the new modules"
     for swap in swaps:
         for path, holder, name in swap.places:
             if isinstance(holder, nn.MultiheadAttention) and name == "out_proj":
@@ -156,7 +154,7 @@ class Swap:
             if layers is None:  # not installed, or removed already by a call that was interrupted
                 continue
             if not layers.change(holder, name, [swap for swap in layers.swaps if swap is not self], self):
-                self.notes[f"`{path}` holds a module that was put there by other means, and keeps it"] = None
+                self.notes[f"other code put another module at `{path}`; it stays there"] = None
             if not layers.swaps:
                 of_holder.pop(name, None)
 

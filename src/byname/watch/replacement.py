@@ -19,8 +19,8 @@ from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
 
 IN_CHECKPOINT = (
-    "runs inside of torch.utils.checkpoint, which would run it again for the backward without the interjection. "
-    "Checkpoint a module instead of a function, with the operation in it"
+    "runs inside torch.utils.checkpoint, which would run it again for the backward without the interjection. "
+    "Checkpoint a module that contains the operation instead of a function"
 )
 """Why an operation in a checkpoint of a function cannot be replaced: its second run is not in the module's forward."""
 
@@ -41,7 +41,7 @@ def same_kind(path: str, old: Any, new: Any) -> None:
 def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
     """Refuse replacements of gradients that differ in number, shape, dtype or device; None keeps a gradient."""
     if not isinstance(new, tuple) or len(new) != len(old):
-        hint = "" if old else ", since the place is no call. Change the value's gradient at its `.grad`"
+        hint = "" if old else ", since the place is not a call. Change the value's gradient at its `.grad`"
         got = f"a tuple of {len(new)}" if isinstance(new, tuple) else _described(new)
         raise InterjectionError(
             f"process_backward at `{path}`: expected None or a tuple of {len(old)} gradients{hint}; got {got}"
@@ -72,7 +72,7 @@ def conversion(old: Any, new: Any) -> str:
             before, after = _kind(was), _kind(now)
             if before != after:
                 part = f"in {join(at)} " if at else ""
-                return f"{part}a tensor of {after} was put in the place of one of {before}"
+                return f"{part}a tensor of {after} replaces one of {before}"
     return ""
 
 
@@ -198,8 +198,8 @@ def overwrite(changed: Tensor, value: Tensor, first: Any = None) -> None:
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined, unused-ignore]
 _in_transform: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 _TRANSFORMED = (
-    "a value that was changed in place cannot be replaced inside of torch.func.grad and its like, which has saved it "
-    "for the backward; replace the value of a variable"
+    "a value that was changed in place cannot be replaced inside torch.func.grad and similar transforms, which saved "
+    "it for the backward; replace the value of a variable"
 )
 
 

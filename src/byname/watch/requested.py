@@ -37,12 +37,10 @@ class PlaceNote(NamedTuple):
 Notes: TypeAlias = "dict[str | PlaceNote, None]"
 """The notes of an attachment, in order: facts about places, and other sentences."""
 
-NO_GRADIENT = "no gradient flows there, the value does not require one"
-NO_GRADIENT_OF_PARAMETER = "no gradient flows there, the parameter does not require one"
+NO_GRADIENT = "no gradient flows there, since the value does not require grad"
+NO_GRADIENT_OF_PARAMETER = "no gradient flows there, since the parameter does not require grad"
 NO_BACKWARD = "no backward reached the parameter"
-MISSED = (
-    "it is a view of a tensor that was changed in place afterwards; its gradient lacks what flowed through that change"
-)
+MISSED = "it is a view of a tensor that was changed in place later; its gradient lacks what flowed through that change"
 NOT_REACHED = "the first forward did not reach it"
 """A later forward may reach it."""
 
@@ -173,7 +171,7 @@ class Requested:
             way = "it did not return" if name == "return" else f"no assignment of `{name}` was reached"
             return f"{way} {ran}" if method == "forward" else f"{way} {ran}; {_not_called(spots[0])}"
         if kinds <= {"parameter", "buffer"}:
-            return f"it was None {ran}" if kinds else f"nothing of what was selected ran {ran}"
+            return f"it was None {ran}" if kinds else f"nothing that was selected ran {ran}"
         return f"it was not called {ran}"
 
     def never_ran(self) -> str:
@@ -185,8 +183,8 @@ class Requested:
         others = [f"`{one}`" for one in found if not one.startswith("_")][:_METHODS]
         hint = f"another method of it ({', '.join(others)}) or " if others else ""
         return (
-            f"no forward of this {name} ran; if the program calls {hint}a part of it, attach to that part, and if it "
-            "runs a copy of the model, to the copy"
+            f"no forward of this {name} ran; if the program calls {hint}a part of it, attach to that part; if it "
+            "runs a copy of the model, attach to the copy"
         )
 
     def _of_gradient(self, spot: Spot) -> str:

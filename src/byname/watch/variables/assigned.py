@@ -41,7 +41,7 @@ class Assigned:
             module, method = one.module, one.method
             function = code_of_place(module, method)
             if function is None:
-                raise NoMatchError(f"`{method}` of {type(module).__name__} is no Python function any more")
+                raise NoMatchError(f"`{method}` of {type(module).__name__} is no longer a Python function")
             listening = Listening(
                 function,
                 module,
@@ -57,8 +57,8 @@ class Assigned:
             one.begin(replaces=listening.replaces)
             if not (listening.replaces or self._running.reads):
                 self._running.notes.setdefault(
-                    f"the source of `{type(module).__qualname__}.{method}` cannot be read: its variables are seen, "
-                    "and cannot be changed"
+                    f"the source of `{type(module).__qualname__}.{method}` cannot be read: its variables are observed, "
+                    "but cannot be changed"
                 )
 
     def remove(self) -> None:
@@ -93,8 +93,8 @@ def _changed_again(path: str, count: int, entered: bool) -> str:
     if not entered:
         return changed + each_time
     return (
-        f"{changed}as it came in, and {each_time}; to change what comes in and nothing else, change what the module is "
-        "called with (`register_forward_pre_hook`), or use `byname.watch.attach`, whose `event.call` counts them"
+        f"{changed}on entry, and {each_time}; to change only the argument, change what the module is called with "
+        "(`register_forward_pre_hook`), or use `byname.watch.attach`, whose `event.call` counts the values"
     )
 
 
@@ -152,8 +152,8 @@ class _ReceiverOfFunction:
             new = self._reported(place, run, new, moment)
         if new is not value and not self._replaces:
             raise InterjectionError(
-                f"`{places[0].path}`: another value was returned for it, and cannot be put "
-                "there, since the source of the method cannot be read; operations and modules can be changed instead"
+                f"`{places[0].path}` cannot be changed, since the source of its method cannot be "
+                "read; change an operation or a module instead"
             )
         return new
 
@@ -178,8 +178,8 @@ class _ReceiverOfFunction:
             return bool(count == nth)
         if moment == "exit" and nth != -1 and place.spot.alone and place not in self._reached:
             raise NoMatchError(
-                f"`{place.path}`: `{place.spot.name}` was assigned {counted(count, 'time')} in this call; the first of "
-                "them is `@0`, and `@-1` is the last, however many there are"
+                f"`{place.path}`: `{place.spot.name}` was assigned {counted(count, 'time')} in this call; the first "
+                "is `@0`, and the last is always `@-1`"
             )
         return moment == "exit" and nth == -1
 
@@ -206,7 +206,7 @@ class _ReceiverOfFunction:
 
 
 _LAST = (
-    "`{}` cannot be changed: which assignment is the last is known when the function has ended. Change one by its "
+    "`{}` cannot be changed: which assignment is the last is known only when the function ends. Change one by its "
     "number, from `@0`, or every one, without `@`"
 )
 

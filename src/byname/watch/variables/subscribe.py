@@ -190,7 +190,7 @@ class _Tap:
     def _check_without_source(self, variables: frozenset[str]) -> None:
         name = self.function.__qualname__
         if not can_be_traced(self.original):
-            raise BadArgumentError(f"{name} runs after its call and has no source: its variables cannot be read")
+            raise BadArgumentError(f"{name} is a generator or coroutine without source: its variables cannot be read")
         if nested := [one for one in variables if "." in one]:
             raise BadArgumentError(f"{name} has no source: {nested[0]!r}, of a nested function, cannot be read")
 
@@ -220,7 +220,7 @@ class _Tap:
         """The note for a function whose code was replaced by other code."""
         return (
             f"other code replaced the code of {self.function.__qualname__}; its variables are no longer reported, and "
-            "that code stays"
+            "the new code stays"
         )
 
     def enter(self, first: object) -> Run | None:
