@@ -469,7 +469,7 @@ def test_an_example_chooses_the_way_to_call_in_which_places_are_looked_for():
         assert not torch.equal(new(x, x, mask=x < 0)["parts"][0], model(x, x, mask=x < 0)["parts"][0])
     with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given") as error:
         rewrite(model, "add", keep, example=(x, x, x))
-    assert error.value.__notes__ == ["byname: raised while the model ran the example= that was given"]
+    assert error.value.__notes__ == ["byname: raised while the model ran the given example="]
     with pytest.raises(BadExampleError):
         rewrite(model, "add", keep, example=3)
 

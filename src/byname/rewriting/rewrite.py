@@ -80,7 +80,7 @@ def rewrite(model: M, where: Any, interjection: Interjection, *, example: Any = 
         BadExampleError: `example` is invalid.
     """
     if leaf_modules is not None:
-        text = "byname.rewrite(leaf_modules=) has no effect any more and will be removed: the model is not traced"
+        text = "byname.rewrite(leaf_modules=) no longer has an effect and will be removed: the model is not traced"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
     root = unwrapped(model)
     interjection = checked_interjection(interjection)
@@ -130,7 +130,7 @@ def _of_spots(spots: Sequence[Spot], paths: dict[int, str]) -> Calls:
             what = ""
         if what:
             raise RewriteError(
-                f"`{spot.full}` is {what}; rewrite reaches what modules and functions return. "
+                f"`{spot.full}` is {what}; rewrite reaches only what modules and functions return. "
                 "byname.interject(model, where, interjection) reaches it"
             )
         found[paths[id(spot.module)], spot.name if spot.kind == "operation" else ""] = spot.path
@@ -300,8 +300,8 @@ def _refuse_closures(values: list[Any], known: set[int]) -> None:
                 owner = held.__self__ if type(held) is MethodType else held
                 if id(owner) in known:
                     raise RewriteError(
-                        f"a module keeps the function {value.__qualname__}, which has a {type(owner).__name__} of the "
-                        f"model in its closure, and would go on with that one. {_INSTEAD}"
+                        f"a module holds the function {value.__qualname__}, whose closure has a {type(owner).__name__} "
+                        f"of the model, and the copy would use the original. {_INSTEAD}"
                     )
         elif isinstance(value, dict):
             values += value.values()
