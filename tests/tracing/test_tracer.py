@@ -139,7 +139,7 @@ def test_names_of_operations_do_not_depend_on_how_the_function_is_reached():
     assert {select.op(one) for one in (F.relu, torch.relu, torch.Tensor.relu)} == {select.op("relu")}
     assert select.op(torch.Tensor.__getitem__) == select.op("getitem")
     for one in (torch.Tensor.grad, torch.Tensor.shape):
-        with pytest.raises(BadArgumentError, match="are no operations"):
+        with pytest.raises(BadArgumentError, match="are not operations"):
             select.op(one.__get__)
     assert select.op(lambda x: x) == select.op("lambda")
     names = operations(flow_of(lambda self, x: x + x + x + x.add(x).float()))
@@ -361,7 +361,7 @@ def test_what_stands_for_no_arguments_is_refused(example):
 def test_no_model_and_an_unfinished_one_are_refused():
     with pytest.raises(NotAModuleError):
         trace(torch.relu, X)
-    with pytest.raises(BadArgumentError, match="fc.weight gets its size at the first call"):
+    with pytest.raises(BadArgumentError, match="fc.weight gets its shape at the first call"):
         trace(Function(lambda self, x: self.fc(x), fc=nn.LazyLinear(3)), X)
 
 
@@ -480,7 +480,7 @@ def test_nothing_is_left_of_the_run(fail, grad):
         if fail:
             with pytest.raises(ValueError, match="no luck") as caught:
                 trace(model, X)
-            assert caught.value.__notes__ == ["byname: raised while the model ran the example= that was given"]
+            assert caught.value.__notes__ == ["byname: raised while the model ran the given example="]
         else:
             trace(model, X)
         after = footprint(model)

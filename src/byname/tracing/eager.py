@@ -33,8 +33,8 @@ _CHOICE = "_callback_from_stance"
 """The compiler's function that chooses whether a call runs compiled (PyTorch 2.6 to 2.13)."""
 
 RUN_EAGERLY = (
-    "compiled functions and modules run eagerly while this is attached, in the whole process: nothing could be seen "
-    "inside of them. Results may differ in the last digits. After remove() they run as compiled before"
+    "while this is attached, compiled functions and modules run eagerly in the whole process, since nothing can be "
+    "seen inside compiled code. Results may differ in the last digits. After remove() they run compiled again"
 )
 
 
@@ -129,7 +129,7 @@ class _Eagerly(Shared):
         active = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
         if active is not None and active() not in (None, False):
             raise BadArgumentError(
-                "attaching inside of a compiled function cannot show what that function does; attach before it is "
+                "attaching inside a compiled function cannot show what that function does; attach before it is "
                 "called, or mark the caller of attach with torch.compiler.disable"
             )
         self._before = frames._stance
@@ -203,9 +203,9 @@ def _can_be_compiled(function: Any) -> bool:
     if watched and torch.is_grad_enabled():
         itself = ", or flex_attention itself, as in `layers.0.flex_attention`" if "flex" in function.__module__ else ""
         raise BadArgumentError(
-            f"PyTorch compiles {function.__module__}, and cannot do so with gradients while the operations of the "
-            f"module that calls it are watched; watch modules or local variables there instead{itself}; or run it "
-            "under torch.no_grad()"
+            f"PyTorch compiles {function.__module__}, and cannot do that with gradients while operations of the "
+            f"calling module are watched; watch modules or local variables there instead{itself}; or run it under "
+            "torch.no_grad()"
         )
     return not watched
 

@@ -54,8 +54,8 @@ def rehearsal(model: nn.Module, *readers: object) -> Iterator[None]:
         yield
         if versions != [version_of(one) for one in others]:
             raise BadArgumentError(
-                f"the forward of this {type(model).__name__} has changed parameters in place, and their old values are "
-                "lost: it cannot be run beside the program"
+                f"the forward of this {type(model).__name__} changed parameters in place, and their old values are "
+                "lost: byname cannot run such a model on an example"
             )
 
 
@@ -336,7 +336,7 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), _keywords(example)
     raise BadExampleError(
-        f"{_ASKED}. This is of type {type(example).__name__}: if it is the one argument of the model, write (it,)."
+        f"{_ASKED}. This is of type {type(example).__name__}: if it is the model's only argument, write (it,)."
     )
 
 
@@ -344,8 +344,8 @@ def _keywords(given: Mapping[Any, Any]) -> dict[str, Any]:
     wrong = [key for key in given if type(key) is not str]
     if wrong:
         raise BadExampleError(
-            f"{_ASKED}. This dict has the key {wrong[0]!r}, which is no name of an argument: "
-            "if the dict is the one argument of the model, write (it,)."
+            f"{_ASKED}. This dict has the key {wrong[0]!r}, which is not the name of an argument: "
+            "if the dict is the model's only argument, write (it,)."
         )
     return dict(given)
 

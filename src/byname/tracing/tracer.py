@@ -315,7 +315,7 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
     `functions`, which the modules call, are in `ModelCall.inside`.
     """
     if not issubclass(type(model), nn.Module):
-        raise NotAModuleError(f"a model is needed here, and this is of type {type(model).__name__}")
+        raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
     args, kwargs = arguments_of(example)
     modules = modules_by_path(model)
     refuse_unfinished(model)
@@ -330,7 +330,7 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
             with tracer.listening():
                 call_model(model, args, kwargs)
         except Exception as error:
-            note_on(error, "byname: raised while the model ran the example= that was given")
+            note_on(error, "byname: raised while the model ran the given example=")
             raise
         return _finished(tracer)
 
@@ -340,7 +340,7 @@ def refuse_unfinished(model: nn.Module) -> None:
     for name, tensor in state_of(model):
         if issubclass(type(tensor), _UNFINISHED):
             raise BadArgumentError(
-                f"the model is not finished: {name} gets its size at the first call. Run the model once first."
+                f"the model has a lazy parameter: {name} gets its shape at the first call. Run the model once first."
             )
 
 
