@@ -565,7 +565,7 @@ def test_a_picture_that_would_be_too_large_is_cut_at_a_depth_and_says_so():
     model, example = nn.Sequential(*layers), torch.rand(1, 4)
     drawing = byname.draw(model, example=example)
     assert len(drawing.scene.boxes) == 3 + 30 + 240
-    assert "drawn to depth 2; deeper would be" in str(drawing)
+    assert "drawn to depth 2; all levels have" in str(drawing)
     numbers = {number for box in drawing.scene.boxes for number in box.calls}
     assert len(numbers) == sum(len(box.calls) for box in drawing.scene.boxes) == len(worth_drawing(model, example))
     whole = byname.draw(model, example=example, depth=3)
@@ -672,9 +672,9 @@ def test_a_drawing_is_saved_as_svg_or_dot_and_as_nothing_else(tmp_path):
 
 
 def test_what_is_no_module_is_refused():
-    with pytest.raises(TypeError, match="draw.. is given an nn.Module, and this is of type str"):
+    with pytest.raises(TypeError, match="draw.. takes an nn.Module, not str"):
         byname.draw("model")
-    with pytest.raises(ValueError, match="depth= counts modules.*-1"):
+    with pytest.raises(ValueError, match="depth= is the number of levels.*-1"):
         byname.draw(nn.Linear(2, 2), depth=-1)
 
 

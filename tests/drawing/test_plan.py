@@ -24,4 +24,4 @@ def test_a_tensor_that_nobody_saw_being_made_is_drawn_as_such_or_said():
     paths = [(plan.items[wire.source].path, plan.items[wire.target].path) for wire in plan.wires]
     assert ("add", "a tensor") in paths and ("a tensor", "mul") in paths
     assert len([item for item in plan.items if item.kind == "unseen"]) == 2 and ("mul", "output") not in paths
-    assert plan.notes == ["1 tensor came from where the run was not followed; no line shows what uses them"]
+    assert plan.notes == ["1 tensor came from code that was not traced; no line shows what uses them"]

@@ -59,7 +59,7 @@ class Drawing:
         file = Path(path)
         texts = {".svg": to_svg, ".dot": to_dot, ".gv": to_dot, ".mmd": to_mermaid}
         if file.suffix.lower() not in texts:
-            raise BadArgumentError(f"a drawing is saved as .svg, .dot or .mmd, and {file.name!r} ends in none of them")
+            raise BadArgumentError(f"a drawing is saved as .svg, .dot or .mmd, not as {file.name!r}")
         file.write_text(texts[file.suffix.lower()](self.scene), encoding="utf-8")
 
     def _repr_svg_(self) -> str:
@@ -118,9 +118,9 @@ def draw(
     True
     """
     if not issubclass(type(model), nn.Module):
-        raise NotAModuleError(f"draw() is given an nn.Module, and this is of type {type(model).__name__}")
+        raise NotAModuleError(f"draw() takes an nn.Module, not {type(model).__name__}")
     if depth is not None and depth < 0:
-        raise BadArgumentError(f"depth= counts modules within each other, from 0; it was {depth}")
+        raise BadArgumentError(f"depth= is the number of levels of modules, from 0, not {depth}")
     model, _ = inside_of(model)
     flow = None if example is None else trace(model, example)
     opened, shut = _paths(model, open), _paths(model, closed)

@@ -169,7 +169,7 @@ class _Reader:
         self.results(self.children[None])
         if self.strangers:
             came = counted(len(self.strangers), "tensor")
-            self.plan.notes.append(f"{came} came from where the run was not followed; no line shows what uses them")
+            self.plan.notes.append(f"{came} came from code that was not traced; no line shows what uses them")
         return self.plan
 
     def visit(self, number: int, parent: DrawnItem) -> None:
@@ -247,7 +247,7 @@ class _Reader:
 
 def read_tree(model: nn.Module) -> Plan:
     """Return a plan of the modules in the order of registration; a shared module is at all its places, open at one."""
-    plan = Plan([], [], flowing=False, notes=["modules in the order of registration; what goes where needs example="])
+    plan = Plan([], [], flowing=False, notes=["modules in the order of registration; example= shows the data flow"])
     plan.add("page", "", "", -1)
     seen: dict[int, str] = {}
     waiting: list[tuple[nn.Module, str, int]] = [(model, "", 0)]

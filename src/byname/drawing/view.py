@@ -289,7 +289,7 @@ def _fitting(plan: Plan, levels: dict[int, int]) -> int:
         total += counts[level]
         if total > MOST_BOXES and level > 1:
             plan.notes.append(
-                f"drawn to depth {level - 1}; deeper would be {counted(len(levels), 'box', 'boxes')} (depth=)"
+                f"drawn to depth {level - 1}; all levels have {counted(len(levels), 'box', 'boxes')} (depth=)"
             )
             return level - 1
     return deepest
