@@ -119,7 +119,7 @@ def test_gradients_come_with_a_later_backward_and_are_copies():
     with byname.capture(model, ["blocks.0", "blocks.0.grad", "head.weight.grad"]) as cap:
         loss = model(x).sum()
     assert list(cap) == ["blocks.0"]
-    with pytest.raises(NotCapturedError, match="once a backward has come to it"):
+    with pytest.raises(NotCapturedError, match="once a backward has reached it"):
         cap["blocks.0.grad"]
     loss.backward()
     assert {*cap} == {"blocks.0", "blocks.0.grad", "head.weight.grad"}

@@ -144,10 +144,10 @@ def test_where_the_channels_cannot_be_known_the_error_advises_what_works():
         byname.ablate(model, "conv.weight", channels=1), model, x, r"is a parameter, which has no channels; use pat"
     )
     refused(byname.ablate(model, "conv", channels=8), model, x, r"no 8 in channels=: there are 8 channels")
-    refused(byname.ablate(model, "conv", channels=1, features=2), model, x, "selected from already")
+    refused(byname.ablate(model, "conv", channels=1, features=2), model, x, "as another argument does")
     refused(byname.ablate(model.conv, "forward", features=1), model.conv, x[0], "use channels=")
     refused(byname.ablate(model.conv, "forward", positions=1), model.conv, x[0], "use patch")
-    with pytest.raises(BadArgumentError, match="channels= is an int, a slice"):
+    with pytest.raises(BadArgumentError, match="channels= takes an int, a slice"):
         byname.ablate(model, "conv", channels="red")
     for path in ("conv", "forward.rows"):
         with byname.ablate(model, path):

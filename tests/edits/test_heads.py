@@ -68,7 +68,7 @@ def test_where_the_heads_are_mixed_the_error_names_the_place_before(make, path, 
     model, inputs = make()
     with byname.ablate(model, path, heads=1), pytest.raises(InterjectionError) as raised:
         model(**inputs)
-    assert str(raised.value) == f"`{path}` has no heads: `{layer}` has mixed them; take `{layer}.input`"
+    assert str(raised.value) == f"`{path}` has no heads: `{layer}` has mixed them; use `{layer}.input`"
     hook = model.get_submodule(layer).register_forward_pre_hook(lambda module, args: (without_head(args[0], 1),))
     expected = model(**inputs)[0]
     hook.remove()

@@ -239,7 +239,7 @@ class TestErrors:
         model, x = plain()
         check = untouched(model)
         clean = byname.capture(model, "blocks.0")(x)
-        with pytest.raises(NoMatchError, match=r"`blocks.1` is not in the mapping.*blocks.0"):
+        with pytest.raises(NoMatchError, match=r"`blocks.1` is not in the given mapping.*blocks.0"):
             byname.patch(model, "blocks.*", clean)
         for arguments in (
             {"value": 3},
@@ -279,7 +279,7 @@ class TestErrors:
             model(x)
         with byname.patch(model, "head", torch.ones(4, dtype=torch.float64)) as handle:
             assert model(x).dtype == torch.float32
-            assert "torch.float64 on cpu was made one of torch.float32 on cpu" in str(handle.notes)
+            assert "torch.float64 on cpu was converted to torch.float32 on cpu" in str(handle.notes)
 
 
 class TestSteering:
@@ -316,7 +316,7 @@ class TestSteering:
 
     def test_errors(self):
         model, x = plain()
-        with pytest.raises(BadArgumentError, match="vector= is a tensor"):
+        with pytest.raises(BadArgumentError, match="vector= takes a tensor"):
             byname.steer(model, "blocks.0", 3)
         with (
             byname.steer(model, "blocks.0", torch.ones(7)),
@@ -410,4 +410,4 @@ def test_a_tensor_without_values_is_refused_by_the_name_of_the_place():
     model, x = plain()
     with byname.patch(model, "head", torch.ones(3, 4, device="meta")), pytest.raises(InterjectionError) as raised:
         model(x)
-    assert str(raised.value) == "at `head`: a tensor on the meta device has no values to put there"
+    assert str(raised.value) == "at `head`: a tensor on the meta device has no values"

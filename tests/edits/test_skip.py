@@ -127,7 +127,7 @@ class TestWhatItReturns:
         with byname.skip(model, "inner") as handle:
             with pytest.raises(ValueError, match="unpack") as raised:
                 model(torch.ones(3))
-        assert "`inner` is skipped and gives its first argument" in handle.notes[0]
+        assert "`inner` is skipped and returns its first argument" in handle.notes[0]
         assert any("`inner` is skipped" in note for note in raised.value.__notes__)
 
     def test_as_the_source_says(self):

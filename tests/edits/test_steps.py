@@ -327,7 +327,7 @@ def test_channels_of_a_module_that_works_in_place_are_skipped():
 def test_what_does_not_fit_is_refused():
     model, ids = gpt2()
     for steps in ("all", -1, 1.5, True, range(0), [-1, 2], {}):
-        with pytest.raises(BadArgumentError, match="steps= is the number of a step"):
+        with pytest.raises(BadArgumentError, match="steps= takes the number of a step"):
             byname.ablate(model, "lm_head", steps=steps)
     with pytest.raises(
         BadArgumentError, match="GPT2Model has no generate; attach the edit to the model that generates"

@@ -157,7 +157,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_so(by):
         found = byname.sweep(model, edit, over=over, metric=metric, example=x)
     assert len(warned) == 1 and warned[0].filename == __file__
     assert found.values.reshape(-1)[:2].tolist() == seen[:2] and np.isnan(found.values.reshape(-1)[2:]).all()
-    assert not found.complete and "2 of 6 points were run, and the others are NaN" in repr(found)
+    assert not found.complete and "2 of 6 points ran, and the others are NaN" in repr(found)
     assert math.isnan(found.rows()[-1]["value"])
     assert found.to_xarray().attrs["notes"] == [*found.notes]
     found.plot()
@@ -311,7 +311,7 @@ def test_an_error_names_the_point_and_leaves_nothing():
 @pytest.mark.parametrize(
     ("over", "options", "match"),
     [
-        ({}, {}, "over= is a dict"),
+        ({}, {}, "over= takes a dict"),
         ({"where": []}, {}, "'where'\\] is empty"),
         ({"where": "blocks.0"}, {}, "sequence of values"),
         ({"where": 3}, {}, "sequence of values"),

@@ -83,7 +83,7 @@ def test_heads_that_are_mixed_already_are_refused(kind):
     lm = causal(kind)
     with (
         byname.ablate(lm.model, lm.attended(1), heads=1),
-        pytest.raises(InterjectionError, match=r"has mixed them; take `.*\.input`"),
+        pytest.raises(InterjectionError, match=r"has mixed them; use `.*\.input`"),
     ):
         lm(IDS)
 

@@ -65,7 +65,7 @@ def test_a_head_is_ablated_where_it_is_mixed(kind, head):
     [
         ("attention.output.dense", "take `.*attention.output.dense.input`"),
         ("attention.output.LayerNorm.input", "take `.*attention.output.dense.input`"),
-        ("output.dense.input", "is not known: .* side by side in `.*attention.output.dense.input`"),
+        ("output.dense.input", "cannot tell which .* side by side in `.*attention.output.dense.input`"),
     ],
 )
 def test_what_is_mixed_or_is_no_attention_is_not_split_into_heads(kind, path, why):

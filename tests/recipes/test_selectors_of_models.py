@@ -61,7 +61,7 @@ def test_the_scores_of_an_attention_that_is_written_in_python_are_said_to_be_the
     lm = causal(kind)
     softmax = f"{lm.kind.layers}.0.{lm.kind.attention}.softmax"
     handle = byname.attach(lm.model, select.attention.scores, lambda event: None, attention="explicit")
-    with handle, pytest.raises(NoMatchError, match=f"written in Python there, and `{softmax}` gives its pattern"):
+    with handle, pytest.raises(NoMatchError, match=f"computes attention in Python, and `{softmax}` is its pattern"):
         lm(IDS)
     pattern = byname.capture(lm.model, softmax)(IDS)[softmax]
     torch.testing.assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))

@@ -106,7 +106,7 @@ def _captures(model: nn.Module, reference: Any, where: Any, **options: Any) -> I
         return
     if is_tensor(reference) or not isinstance(reference, Iterable):
         raise BadArgumentError(
-            f"reference= is a Capture or an iterable of batches, not {type(reference).__name__}; of one batch write "
+            f"reference= takes a Capture or an iterable of batches, not {type(reference).__name__}; for one batch give "
             "reference=[batch]"
         )
     root, wanted, some = unwrapped(model), capture(model, where, **options), False
@@ -148,8 +148,8 @@ class _Means:
         sums, before = self._sums[path]
         if sums.shape != total.shape:
             raise InterjectionError(
-                f"`{path}`: the values of the reference have no common mean: of shapes {tuple(sums.shape)} and "
-                f"{tuple(total.shape)} when averaged over all dimensions but heads and features"
+                f"`{path}`: the values of the reference have no common mean: averaged over all dimensions but heads "
+                f"and features, their shapes are {tuple(sums.shape)} and {tuple(total.shape)}"
             )
         self._first.pop(path, None)  # which is exact to the last digit where it is the only one
         self._sums[path] = sums + total, before + count
@@ -175,7 +175,7 @@ class _Samples:
         before = self._values.setdefault(path, [])
         if not value.ndim or (before and before[0].shape[1:] != value.shape[1:]):
             shapes = ", ".join(str(tuple(one.shape)) for one in [*before[:1], value])
-            raise InterjectionError(f"`{path}`: the samples of the reference differ in shape, or are none: {shapes}")
+            raise InterjectionError(f"`{path}`: the values of the reference differ in shape or lack samples: {shapes}")
         before.append(value)
 
     def made(self, edit: Edit, event: Event, part: SelectedPart) -> Tensor:

@@ -48,7 +48,7 @@ class ActiveSteps:
         generating = [one for one in modules_in(root) if _generates(one)]
         if self._prompt and not generating:
             raise BadArgumentError(
-                f"steps='prompt' is the first forward in a call of generate, and this {type(root).__name__} has no "
+                f"steps='prompt' is the first forward in a call of generate, but this {type(root).__name__} has no "
                 "generate; attach the edit to the model that generates"
             )
         self._generates = [_Generate(one, self) for one in generating]
@@ -91,8 +91,8 @@ class ActiveSteps:
         holds = here.calls[-1].holds if here.calls else here.holds
         if holds is None and not runs(self._root):
             raise InterjectionError(
-                f"`{path}` ran outside of a forward of {type(self._root).__name__}, and steps= counts these; attach "
-                "the edit to the module that is called, or leave out steps="
+                f"`{path}` ran outside of a forward of {type(self._root).__name__}, which steps= counts; attach the "
+                "edit to the module that is called, or leave out steps="
             )
         return bool(holds)
 
@@ -106,8 +106,8 @@ class ActiveSteps:
         if len(self._recent) == 1:
             return next(iter(self._recent))
         raise InterjectionError(
-            f"`{path}` passes in a backward of several forwards, and steps= holds for some of them: which one this "
-            "is cannot be known. Run a backward after each forward, or leave out steps="
+            f"`{path}` is in a backward of several forwards, and steps= applies to some of them: byname cannot tell "
+            "which one this is. Run a backward after each forward, or leave out steps="
         )
 
     def _begun(self, module: nn.Module, _: int) -> None:
@@ -142,7 +142,7 @@ class ActiveSteps:
                 raise InterjectionError(
                     f"steps= does not know which step of generate of {type(owner).__name__} this is: the edit was "
                     f"attached while it ran, or to a part of it, or generate yields. Attach it to the "
-                    f"{type(owner).__name__} before; a generate that yields cannot be followed"
+                    f"{type(owner).__name__} first; a generate that yields is not supported"
                 )
 
 
@@ -193,7 +193,7 @@ def _checked(steps: Any) -> Callable[[int], Any]:
         function: Callable[[int], Any] = steps
         return function
     raise BadArgumentError(
-        "steps= is the number of a step from 0, a range of them, 'prompt', or a function f(step) -> bool, not "
+        "steps= takes the number of a step from 0, a range of them, 'prompt', or a function f(step) -> bool, not "
         f"{steps!r:.60}"
     )
 

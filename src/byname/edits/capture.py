@@ -119,9 +119,9 @@ class Capture(Mapping[str, Any]):
 
     def __enter__(self) -> Capture:
         if self._running is not None:
-            raise BadArgumentError("this capture is running; make another one for a run inside of it")
+            raise BadArgumentError("this capture is already running; make another one for the inner run")
         self.forget()
-        self._why_no_output = "the forwards of a with block are the program's own, which has their outputs"
+        self._why_no_output = "in a with block the program calls the model, and has its outputs"
         self._running = stack = ExitStack()
         try:
             with defer_signals():
@@ -164,7 +164,7 @@ class Capture(Mapping[str, Any]):
                 return mine
             with stack:
                 if isinstance(error, Stopped) and mine:
-                    self._why_no_output = "the forward was ended early (stop=True), and so has no output"
+                    self._why_no_output = "stop=True ended the forward early"
                     finish(error)
                 elif error is not None:
                     stack.__exit__(kind, error, at)  # which has the attachments say nothing of what the error kept away
@@ -223,7 +223,7 @@ class Capture(Mapping[str, Any]):
         if not self._held.calls:
             return f"nothing was captured yet at `{path}`: call the capture with the model's inputs"
         waited = self._gradients and str(path).endswith(".grad")
-        hint = "; a gradient is there once a backward has come to it" if waited else ""
+        hint = "; a gradient is there once a backward has reached it" if waited else ""
         return f"nothing was captured at `{path}`; there are {closest(str(path), self)}{hint}"
 
     def rows(self) -> list[Row]:
@@ -310,8 +310,8 @@ def _versions(value: Any) -> list[int]:
 
 
 _CHANGED = (
-    "`{}` was changed in place after it had passed, and the tensor of the graph has the values of afterwards; "
-    "grad=False keeps a copy, and the gradient is that of the place with .grad behind it"
+    "`{}` was changed in place after it was captured, and the tensor in the graph now has the new values; "
+    "grad=False captures a copy, and the path with .grad at its end captures the gradient"
 )
 
 
@@ -394,7 +394,7 @@ class Stopped(BaseException):
     """Ends a forward. No error: a program that handles its own errors (``except Exception``) does not catch it."""
 
     def __init__(self, by: Stopper) -> None:
-        super().__init__("byname has ended this forward early, since nothing that comes later is wanted")
+        super().__init__("byname ended this forward early, since nothing after this point is needed")
         self.by = by
 
 

@@ -42,7 +42,7 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
         BadArgumentError: an edit does not return a handle, or the model cannot be copied.
     """
     if not isinstance(model, nn.Module):
-        raise NotAModuleError(f"a model is an nn.Module; this is {type(model).__name__}")
+        raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
     view = view_of(model)
     done: list[Handle] = []
     try:
@@ -69,8 +69,8 @@ def view_of(model: M, shared: Iterable[object] = ()) -> M:
         view = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, AttributeError) as error:
         raise BadArgumentError(
-            f"this {type(model).__name__} cannot be copied, which a view of it needs: {error}. Attach the edits to the "
-            "model itself, and remove them afterwards"
+            f"this {type(model).__name__} cannot be copied, and a view of it is a copy: {error}. Attach the edits to "
+            "the model itself, and remove them afterwards"
         ) from error
     mine, theirs = list(state_of(view)), list(state_of(model))
     if len(mine) != len(theirs) or any(one is not other for (_, one), (_, other) in zip(mine, theirs, strict=True)):
@@ -81,7 +81,7 @@ def view_of(model: M, shared: Iterable[object] = ()) -> M:
 def checked_handle(handle: Any) -> Handle:
     if not isinstance(handle, Handle):
         raise BadArgumentError(
-            "an edit is a function of the model that returns a handle, such as lambda model: byname.skip(model, "
+            "an edit must be a function of the model that returns a handle, such as lambda model: byname.skip(model, "
             f"'h.3'); this one returned {type(handle).__name__}"
         )
     return handle

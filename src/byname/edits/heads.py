@@ -38,7 +38,7 @@ def heads_of(root: nn.Module, event: Event, value: Tensor, around: Surroundings,
         return None
     mixed = _mixing(root, event, found)
     if mixed:
-        raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; take `{mixed}.input`")
+        raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; use `{mixed}.input`")
     if not isinstance(found, Heads):
         raise _unknown(path, value, numbers, found, None)
     if value.ndim not in (2, 3):
@@ -78,7 +78,7 @@ def _unknown(path: str, value: Tensor, numbers: set[int], why: str, size: int | 
     fits = not numbers or (value.ndim > 3 and any(one in numbers for one in value.shape[1:]))
     features = f". Name the features of a head, as features=slice(0, {size})" if size and value.ndim < 4 else ""
     return InterjectionError(
-        f"`{path}`: which dimension of a value of shape {tuple(value.shape)} is that of the heads is not known: {why}"
+        f"`{path}`: byname cannot tell which dimension of shape {tuple(value.shape)} is that of the heads: {why}"
         + (". Give it as heads=(dim, [indices])" if fits else features)
     )
 

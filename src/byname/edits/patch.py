@@ -95,7 +95,7 @@ def patch(
     made = _given(model, where, value) or (_computed(value) if callable(value) else None)
     if made is None:
         raise BadArgumentError(
-            f"value= is a tensor, a mapping from paths to tensors, or a function f(value); this is {_kind(value)}"
+            f"value= takes a tensor, a mapping from paths to tensors, or a function f(value), not {_kind(value)}"
         )
     return edit(model, where, made, selection, call=call, steps=steps, example=example, attention=attention)
 
@@ -139,7 +139,7 @@ def steer(
     """
     direction = _given(model, where, vector)
     if direction is None:
-        raise BadArgumentError(f"vector= is a tensor, or a mapping from paths to tensors; this is {_kind(vector)}")
+        raise BadArgumentError(f"vector= takes a tensor or a mapping from paths to tensors, not {_kind(vector)}")
 
     def steered(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
         return part.of(event.value) + scale * direction(edit, event, part)
@@ -162,7 +162,7 @@ def edit(
 ) -> Handle:
     """Attach an edit, and return its handle; `made` makes what takes the place of a part, the rest is as in `patch`."""
     if call is not None and (type(call) is not int or call < 0):
-        raise BadArgumentError(f"call= is the number of a call in a forward, from 0, not {call!r:.40}")
+        raise BadArgumentError(f"call= takes the number of a call in a forward, from 0, not {call!r:.40}")
     root = unwrapped(model)
     counted = ActiveSteps.of(root, steps)
     stamp = None if counted is None else counted.stamp
@@ -202,7 +202,7 @@ class Edit:
         if not is_tensor(value):
             items = [f"`{event.path}{join(at)}`" for at, _ in tensors_in(value)]
             hint = f"; name the item: {listed(items, 6)}" if items else ""
-            raise InterjectionError(f"`{event.path}` gives {_kind(value)}, where a tensor is needed{hint}")
+            raise InterjectionError(f"`{event.path}`: expected a tensor; got {_kind(value)}{hint}")
         if self._selection.channels is not None and event.kind in ("parameter", "buffer"):
             raise InterjectionError(f"`{event.path}` is a {event.kind}, which has no channels; {of_whole(event.path)}")
         part = self._selection.part_of(event.path, value, self._around(event.path), self._heads_of(event))
@@ -235,15 +235,15 @@ class Edit:
         if new.dtype == value.dtype and new.device == value.device:
             return new
         if new.is_meta:
-            raise InterjectionError(f"at `{event.path}`: a tensor on the meta device has no values to put there")
+            raise InterjectionError(f"at `{event.path}`: a tensor on the meta device has no values")
         if not torch.can_cast(new.dtype, value.dtype):
             raise InterjectionError(
                 f"at `{event.path}`: a tensor of {new.dtype} cannot take the place of one of {value.dtype} without "
                 f"loss; convert it first, as by .to({value.dtype})"
             )
         self.handle.note(
-            f"`{event.path}`: a tensor of {new.dtype} on {new.device} was made one of {value.dtype} on {value.device}, "
-            "as the value there is"
+            f"`{event.path}`: a tensor of {new.dtype} on {new.device} was converted to {value.dtype} on "
+            f"{value.device}, as the original is"
         )
         return new.to(device=value.device, dtype=value.dtype)
 
@@ -262,7 +262,7 @@ def _computed(function: Callable[[Tensor], Any]) -> Made:
         if new is None:
             return None
         if not is_tensor(new):
-            raise InterjectionError(f"at `{event.path}`: the function gives {_kind(new)}, where a tensor is needed")
+            raise InterjectionError(f"at `{event.path}`: the function must return a tensor; it returned {_kind(new)}")
         return edit.fitting(event, part, new)
 
     return made
@@ -278,10 +278,10 @@ def _of_mapping(values: Mapping[str, Any], edit: Edit, event: Event, part: Selec
         found = found[0]
     if isinstance(found, tuple) and all(map(is_tensor, found)):
         if event.call >= len(found):
-            raise InterjectionError(f"at `{path}`: there are {len(found)} values, and none for call {event.call}")
+            raise InterjectionError(f"at `{path}`: there are {len(found)} values, but none for call {event.call}")
         found = found[event.call]
     if not is_tensor(found):
-        raise InterjectionError(f"at `{path}`: the mapping has {_kind(found)}, where a tensor is needed")
+        raise InterjectionError(f"at `{path}`: expected a tensor in the mapping; got {_kind(found)}")
     return edit.fitting(event, part, found, whole=True)
 
 
@@ -297,7 +297,7 @@ def checked_keys(model: nn.Module, where: Any, values: Mapping[str, Any]) -> Non
 
 
 def _not_in(path: str, values: Mapping[str, Any]) -> str:
-    return f"`{path}` is not in the mapping that was given; there are {closest(path, map(str, values)) or 'none'}"
+    return f"`{path}` is not in the given mapping; there are {closest(path, map(str, values)) or 'none'}"
 
 
 def _kind(value: Any) -> str:

@@ -47,7 +47,7 @@ class Selection:
             if isinstance(one, Tensor) and one.ndim > 1:
                 raise BadArgumentError(f"{name}= takes a mask of one dimension, not of {one.ndim}")
             if self._masks and one is not None:
-                raise BadArgumentError(f"a mask of several dimensions as positions= leaves no room for {name}=")
+                raise BadArgumentError(f"give {name}= or a mask of several dimensions as positions=, not both")
 
     @property
     def _masks(self) -> bool:
@@ -96,7 +96,7 @@ class Selection:
         assert isinstance(mask, Tensor)
         if mask.dtype is not torch.bool or mask.shape != value.shape[:-1]:
             raise InterjectionError(
-                f"`{path}`: positions= as a mask of several dimensions has the shape of the value without its "
+                f"`{path}`: positions= as a mask of several dimensions needs the shape of the value without its "
                 f"features, {tuple(value.shape[:-1])}; this one has {tuple(mask.shape)}"
             )
         return mask.to(value.device)
@@ -114,7 +114,7 @@ class Selection:
         if not 0 <= dim < len(shape):
             raise InterjectionError(f"`{path}`: {name}= needs a dimension that a value of shape {tuple(shape)} lacks")
         if dim in dims:
-            raise InterjectionError(f"`{path}`: {name}= is about dimension {dim}, which is selected from already")
+            raise InterjectionError(f"`{path}`: {name}= selects in dimension {dim}, as another argument does")
 
     def _counted(self, path: str, name: str, index: Index, size: int, device: torch.device) -> Index:
         """Return an index counted from the beginning, and a mask as a tensor of indices."""
@@ -153,7 +153,7 @@ def _index(which: Any, name: str) -> Index | None:
             return index.detach()
         if index is not None and not index.is_floating_point() and not index.is_complex() and index.ndim < 2:
             return index.detach().long() if index.ndim else int(index)
-    raise BadArgumentError(f"{name}= is an int, a slice, a sequence of ints or a boolean mask, not {which!r:.80}")
+    raise BadArgumentError(f"{name}= takes an int, a slice, a sequence of ints or a boolean mask, not {which!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)

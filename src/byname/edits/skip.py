@@ -65,7 +65,7 @@ def skip(model: nn.Module, where: Any, value: Any = "input", *, channels: Any = 
     root = unwrapped(model)
     if not (is_tensor(value) or callable(value) or (type(value) is str and value == "input")):
         kind = f"of type {type(value).__name__}" if type(value) is not str else repr(value)[:40]
-        raise BadArgumentError(f"value= is 'input', a tensor, or a function of the module's arguments; this is {kind}")
+        raise BadArgumentError(f"value= takes 'input', a tensor, or a function of the module's arguments, not {kind}")
     modules, counted = modules_of(root, where), ActiveSteps.of(root, steps)
     if channels is not None:
         _tensors_alone(modules, lambda *_: " and has no channels; use patch(..., channels=) for an item of it")
@@ -103,12 +103,12 @@ def _needs_value(module: nn.Module, kind: str) -> str:
     example = (
         f"such as lambda {name}, *args, **kwargs: ({items}){many}" if kind == "tuple" else "that returns such a dict"
     )
-    return f"; its first argument cannot take the place of that. Give value=, a function of its arguments {example}"
+    return f"; its first argument cannot replace that. Give value=, a function of its arguments {example}"
 
 
 _OPEN = (
-    "`{}` is skipped and gives its first argument; its source does not say that it returns a tensor. If it returns a "
-    "tuple, give value="
+    "`{}` is skipped and returns its first argument; its source does not show that it returns a tensor. If it returns "
+    "a tuple, give value="
 )
 
 
@@ -124,7 +124,7 @@ def _some_channels(model: nn.Module, where: Any, value: Any, channels: Selection
     def made(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
         (one,) = event.before
         if not is_tensor(one):
-            raise InterjectionError(f"`{event.path}` is skipped, and what takes its place is no tensor; give value=")
+            raise InterjectionError(f"`{event.path}` is skipped, but its replacement is not a tensor; give value=")
         return edit.fitting(event, part, one, whole=True)
 
     return edit(model, where, made, channels, steps=steps, before=given)
@@ -174,7 +174,7 @@ def _given(path: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return value(*args, **kwargs)
     for one in (*args, *kwargs.values()):
         return one
-    raise InterjectionError(f"`{path}` is skipped, and was called without an argument that it could give")
+    raise InterjectionError(f"`{path}` is skipped, but was called without an argument to return; give value=")
 
 
 def _cache_layers(module: nn.Module, given: Sequence[Any]) -> Iterator[tuple[Any, int, int]]:

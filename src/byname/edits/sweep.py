@@ -83,8 +83,8 @@ def sweep(
     """
     from byname.analyse.evaluation import followed
 
-    if batch is not None and (type(batch) is not int or batch < 1):
-        raise BadArgumentError(f"batch= is a number of points, 1 or more, or None; not {batch!r}")
+    if batch is not None:
+        raise BadArgumentError("batch= must be None: an edit is for all samples of a forward; points cannot share one")
     root, choices = unwrapped(model), _choices(over)
     args, kwargs = arguments_of(example)
     paths = {id(module): path for path, module in modules_by_path(root).items()}
@@ -110,13 +110,13 @@ def sweep(
 
 def _choices(over: Any) -> dict[str, list[Any]]:
     if not isinstance(over, Mapping) or not over:
-        raise BadArgumentError("over= is a dict from arguments of the edit to their values, as {'layer': range(12)}")
+        raise BadArgumentError("over= takes a dict of arguments of the edit and their values, as {'layer': range(12)}")
     choices = {}
     for name, some in over.items():
         if type(name) is not str or name in ("value", "model"):
             raise BadArgumentError(f"over= has {name!r:.40}, which cannot be the name of a dimension of a sweep")
         if isinstance(some, str | bytes | nn.Module) or not isinstance(some, Iterable):
-            raise BadArgumentError(f"over[{name!r}] is a sequence of values, not {some!r:.40}; of one write [value]")
+            raise BadArgumentError(f"over[{name!r}] must be a sequence of values, not {some!r:.40}; try [value]")
         choices[name] = [*some]
         if not choices[name]:
             raise BadArgumentError(f"over[{name!r}] is empty, so there is no point to run")
@@ -148,7 +148,7 @@ def _number(found: Any) -> float:
         return float(found.item() if is_tensor(found) else found)
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"tensor of shape {tuple(found.shape)}" if is_tensor(found) else f"value of type {type(found).__name__}"
-        raise BadArgumentError(f"metric= returns a number, or a tensor of one number, not a {kind}") from error
+        raise BadArgumentError(f"metric= must return a number or a tensor with one element, not a {kind}") from error
 
 
 def _label(value: Any, paths: Mapping[int, str]) -> Any:
@@ -161,7 +161,7 @@ def _label(value: Any, paths: Mapping[int, str]) -> Any:
 
 
 def _stopped(done: int, total: int) -> str:
-    return f"the sweep was interrupted: {done} of {counted(total, 'point')} were run, and the others are NaN"
+    return f"the sweep was interrupted: {done} of {counted(total, 'point')} ran, and the others are NaN"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
