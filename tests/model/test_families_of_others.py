@@ -287,7 +287,7 @@ def test_what_is_not_known_as_an_attention_is_named_in_the_error():
     unnamed = type("Mixer", (MultiHead,), {})()
     with pytest.raises(NoMatchError, match="`0.matmul` comes after a softmax in Mixer"):
         byname.points(nn.Sequential(unnamed), select.attention, example=torch.ones(1, 3, 4))
-    with pytest.raises(NoMatchError, match="`0.softmax` gives its pattern"):
+    with pytest.raises(NoMatchError, match="`0.softmax` is its pattern"):
         byname.points(nn.Sequential(LinearizedAttention()), select.attention, example=torch.ones(1, 3, 4))
 
 

@@ -109,7 +109,7 @@ def test_it_prints_as_it_is_written_compares_and_is_pickled():
     [
         (select.parameter.path("layer.*"), "matches no parameter of this Tied; it has `embed.weight`"),
         (select.buffer.grad, "buffers have no gradient"),
-        (select.relu.after(select.parameter), "no place in the flow of data"),
+        (select.relu.after(select.parameter), "not part of the data flow"),
         (select.parameter & select.linear.last, "depends on how the model runs"),
     ],
 )
@@ -156,10 +156,10 @@ def test_a_tensor_of_another_model_is_named():
     )
     told = " ".join(words)
     assert told.count("NoMatchError") == 3
-    assert "`other.weight` is no parameter or buffer of this Linear" in told
+    assert "`other.weight` is not a parameter or buffer of this Linear" in told
     assert (
-        "a tensor without a name is no parameter or buffer" in told
-        and "`model.weight.grad` is no parameter or buffer" in told
+        "a tensor without a name is not a parameter or buffer" in told
+        and "`model.weight.grad` is not a parameter or buffer" in told
     )
 
 
@@ -204,7 +204,9 @@ def test_edits_of_parameters_last_one_forward_and_verbs_for_modules_refuse(model
     assert torch.equal(model(TOKENS), plain)
     assert all(torch.equal(state[name], one) for name, one in model.named_parameters())
     for verb in (byname.skip, lambda model, where: byname.replace(model, where, lambda old: old)):
-        with pytest.raises(BadArgumentError, match=r"`embed.weight` is no module; byname.interject and byname.patch"):
+        with pytest.raises(
+            BadArgumentError, match=r"`embed.weight` is not a module; byname.interject and byname.patch"
+        ):
             verb(model, select.parameter)
     with pytest.raises(RewriteError, match=r"byname\.interject\(model, where, interjection\) reaches it"):
         byname.rewrite(model, model.embed.weight, lambda name, module, value: value)
@@ -271,7 +273,7 @@ def test_frozen_and_unreached_parameters_are_in_the_notes():
     recorder = trained(model, 1)
     assert "0.bias.grad" not in recorder.results
     assert recorder.notes == (
-        "`0.bias.grad`: no gradient flows there, the parameter does not require one",
+        "`0.bias.grad`: no gradient flows there, since the parameter does not require grad",
         "`1.spare.grad`: no backward reached the parameter",
     )
 

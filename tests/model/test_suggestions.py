@@ -89,7 +89,7 @@ def test_lists_of_modules_and_static_methods_are_not_suggested(path):
 
 
 def test_where_no_operation_ran_there_are_none():
-    with pytest.raises(NoMatchError, match="is no operation that ran; there are none"):
+    with pytest.raises(NoMatchError, match="is not an operation that ran; there are none"):
         byname.points(nn.Identity(), "relu", example=X)
 
 
@@ -171,7 +171,7 @@ class NewGELU(nn.Module):
 
 
 def test_a_step_of_a_composite_activation_is_told_with_that_one():
-    expected = "; the tanh is a step of NewGELU, which is one place as a whole: select.op('tanh')"
+    expected = "; the tanh is a step inside NewGELU, which is one place: select.op('tanh')"
     assert told(select.tanh, nn.Sequential(NewGELU())).endswith(expected)
 
 

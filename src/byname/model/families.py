@@ -289,13 +289,13 @@ def attention_in_steps(calls: Sequence[ModelCall]) -> str:
     for call in calls:
         if known(call):
             return (
-                f"attention is written in Python there, and `{call.path}` gives its pattern: select.softmax, or "
+                f"this model computes attention in Python, and `{call.path}` is its pattern: use select.softmax, or "
                 'attn_implementation="sdpa" where a model of transformers supports it'
             )
         if possible(call):
             return (
-                f"`{call.path}` comes after a softmax in {type(call.module).__name__}: an attention written in Python "
-                "is known by its class, whose name has Attention, Attn, MultiHead or MHA in it; give that path"
+                f"`{call.path}` comes after a softmax in {type(call.module).__name__}, but byname knows attention in "
+                "Python only by a class name with Attention, Attn, MultiHead or MHA; give that path"
             )
     return ""
 

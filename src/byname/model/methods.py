@@ -152,7 +152,7 @@ def content_of(cell: CellType) -> Any:
 
 def _why_not(raw: Any) -> str:
     if isinstance(raw, staticmethod | classmethod):
-        return f"it is a {type(raw).__name__}, which does not get the module"
+        return f"it is a {type(raw).__name__}, which has no self"
     if type(raw).__module__.startswith("torch.jit") or isinstance(raw, torch.ScriptFunction):
         return "it was compiled by torch.jit"
     return f"it is of type {type(raw).__name__}, which has no Python code"
@@ -252,7 +252,7 @@ def note_on_function(path: str, owners: Mapping[str, nn.Module], model: nn.Modul
     if around not in modules_by_path(model):
         return None
     other = operation_path(around, plain, int(number), taken(owner))
-    return f"`{path}` was read as the module; the call of the function {plain} that could also be meant is `{other}`"
+    return f"`{path}` was read as the module; for the call of the function {plain} write `{other}`"
 
 
 _NUMBERED = re.compile(r"(.*?)(?:_([1-9]\d*))?")

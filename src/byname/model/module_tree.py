@@ -45,7 +45,7 @@ def is_script(module: Any) -> bool:
 
 def unseen_in_script(path: str, module: nn.Module) -> str:
     return (
-        f"`{path}`: TorchScript runs this {module.original_name}, and what happens in it cannot be seen; attach to the "
+        f"`{path}`: TorchScript runs this {module.original_name}, and byname cannot see inside it; attach to the "
         "module that was scripted or traced, or to the one that calls it"
     )
 
@@ -53,7 +53,7 @@ def unseen_in_script(path: str, module: nn.Module) -> str:
 def notes_on_scripts(model: nn.Module) -> Iterator[str]:
     names = dict.fromkeys(str(one.original_name) for one in modules_in(model) if is_script(one))
     if names:
-        yield f"nothing can be seen inside of scripted or traced modules ({', '.join(names)}): TorchScript runs them"
+        yield f"byname cannot see inside scripted or traced modules ({', '.join(names)}): TorchScript runs them"
 
 
 Level: TypeAlias = dict[str, nn.Module]
@@ -222,12 +222,10 @@ def notes_on_fast_paths(model: nn.Module, hooked: Container[int], *, mode: bool)
     for path, module in modules_by_path(model).items():
         if isinstance(module, _FAST) and (mode or any(id(inner) in hooked for inner in modules_in(module))):
             yield (
-                f"`{path or 'forward'}`: in evaluation without gradients PyTorch would run {type(module).__name__} by "
-                "its fast path; while it is observed it runs module by module, and the last digits may differ"
+                f"`{path or 'forward'}`: in evaluation without gradients PyTorch would run {type(module).__name__} on "
+                "its fast path; while observed it runs module by module, and the last digits may differ"
                 f"{_PADDED if isinstance(module, nn.TransformerEncoder) else ''}"
             )
 
 
-_PADDED = (
-    ", as may all of a position that src_key_padding_mask= hides, which is zero if the layers run on nested tensors"
-)
+_PADDED = ", as may the whole output at positions that src_key_padding_mask= hides, which the fast path may set to zero"

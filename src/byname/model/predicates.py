@@ -77,7 +77,7 @@ class InFamily(Predicate):
         for call in calls:
             if call.kind == "operation" and is_place(call) and family.has_operation(call.operation):  # but not selected
                 return (
-                    f"the {call.operation} is a step of {type(call.module).__name__}, which is one place as a whole: "
+                    f"the {call.operation} is a step inside {type(call.module).__name__}, which is one place: "
                     f"select.op({call.operation!r})"
                 )
         return inside_of_others(self.name, calls)

@@ -355,7 +355,7 @@ def _unmatched(place: Place, model: nn.Module) -> str:
     hint = f"; close to it: {', '.join(f'`{one}`' for one in close)}" if close else ""
     return (
         f"`{wanted}` matches nothing in this {type(model).__name__}{hint}{_in_other_words(place, model)}. "
-        "`byname.points(model)` lists what there is"
+        "`byname.points(model)` lists all places"
     )
 
 

@@ -110,8 +110,8 @@ class Select:
         if isinstance(which, type | nn.Module):
             return OfModule(which)
         raise BadArgumentError(
-            f"select.module takes a class such as nn.Linear, or a module; this is of type {type(which).__name__}. "
-            "For a path there is select.path, for a function select.op"
+            f"select.module takes a class such as nn.Linear, or a module, not {type(which).__name__}. "
+            "For a path use select.path, for a function select.op"
         )
 
     def op(self, which: str | Callable[..., Any]) -> Selector:
@@ -136,7 +136,7 @@ class Select:
         if not name:
             raise BadArgumentError(
                 f"select.op takes the name of an operation, or its function, not {which!r:.80}; "
-                "functions that only return a fact about a tensor, such as its size, are no operations"
+                "functions that only return a property of a tensor, such as its size, are not operations"
             )
         return TheOperation(name)
 
@@ -165,7 +165,7 @@ class Select:
         if name not in FAMILIES:
             raise AttributeError(
                 f"select has no {name!r}; there are {closest(name, FAMILIES)}, see dir(select). "
-                f"For a class of modules there is select.module, for a function select.op({name!r})"
+                f"For a class of modules use select.module, for a function select.op({name!r})"
             )
         return Attention(name) if name == "attention" else InFamily(name)
 

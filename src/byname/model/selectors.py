@@ -165,8 +165,8 @@ class Selector:
         if self.only_states:
             return self._of_gradients()
         raise BadArgumentError(
-            f"{self}: .grad is for select.parameter; the gradient of what a module or function returns is asked for by "
-            "its path, such as 'layers.*.grad'"
+            f"{self}: .grad is for select.parameter; for the gradient of a result of a module or function give its "
+            "path, such as 'layers.*.grad'"
         )
 
     def __and__(self, other: Selector) -> Selector:
@@ -185,7 +185,7 @@ class Selector:
         if type(position) is not slice:
             return Counted.at(self, _whole(position))
         if position.step is not None:
-            raise BadArgumentError("a slice of a selector has no step; combine several, as in s[0] | s[2]")
+            raise BadArgumentError("a slice of a selector takes no step; combine several, as in s[0] | s[2]")
         start, stop = (None if one is None else _whole(one) for one in (position.start, position.stop))
         return Counted(self, start, stop)
 
@@ -405,11 +405,11 @@ def _selector(sign: str, other: object) -> Selector:
 
 def _steps(within: int | None) -> int | None:
     if within is not None and _whole(within) < 1:
-        raise BadArgumentError(f"within= counts the steps from one call to another, 1 for the next one; not {within}")
+        raise BadArgumentError(f"within= takes a number of calls of at least 1 (1: the next call), not {within}")
     return within
 
 
 def _whole(position: object) -> int:
     if isinstance(position, bool) or not hasattr(type(position), "__index__"):
-        raise BadArgumentError(f"a whole number is needed here, not {position!r}")
+        raise BadArgumentError(f"expected an integer, got {position!r}")
     return operator.index(position)  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ def _found(selector: Selector, held: list[HeldState]) -> set[int]:
             each = {held[at].key: at for at in backwards}  # by its first name
             return {*selector.of(sorted(each.values()))}
     if selector.about_states:
-        raise BadArgumentError(f"{selector}: parameters and buffers have no place in the flow of data between calls")
+        raise BadArgumentError(f"{selector}: parameters and buffers are not part of the data flow between calls")
     return set()
 
 
@@ -107,7 +107,7 @@ def _fits(selector: Selector, calls: tuple[ModelCall, ...]) -> bool:
         case Predicate():
             return any(map(selector._takes, calls))
     raise BadArgumentError(
-        f"{selector} depends on how the model runs; the parameters in a module are known by its path, class or family"
+        f"{selector} depends on how the model runs; to find parameters in a module, give its path, class or family"
     )
 
 
@@ -154,6 +154,6 @@ def _path(one: Any, paths: dict[int, str], model: nn.Module) -> Any:
     from byname.naming.names import name  # only the error needs it
 
     raise NoMatchError(
-        f"{quote(name(one))} is no parameter or buffer of this {type(model).__name__}; a gradient, or a tensor that is "
-        "computed in each forward, goes by its path, such as 'fc.weight.grad'"
+        f"{quote(name(one))} is not a parameter or buffer of this {type(model).__name__}; for a gradient, or a tensor "
+        "computed in each forward, give its path, such as 'fc.weight.grad'"
     )

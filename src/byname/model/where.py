@@ -22,11 +22,11 @@ from byname.reading.objects import parents_of
 def unwrapped(model: Any) -> nn.Module:
     """Return the module inside wrappers for several processes or devices, or inside a compiled module."""
     if not isinstance(model, nn.Module):
-        raise NotAModuleError(f"a model is an nn.Module; this is {type(model).__name__}")
+        raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
     inner, _ = inside_of(model)
     if is_script(inner):
         raise BadArgumentError(
-            "TorchScript runs this model, and knows no hooks: attach to the module that was scripted or traced"
+            "TorchScript runs this model and ignores hooks: attach to the module that was scripted or traced"
         )
     return inner
 
@@ -66,9 +66,9 @@ def parts_of(where: Any, model: nn.Module) -> tuple[Any, ...]:
     several = isinstance(where, Sequence | set | frozenset)
     wrong = [repr(one)[:80] for one in where if not _is_part(one)] if several else [type(where).__name__]
     if wrong or not where:
-        hint = "; byname.record alone takes a mapping, from places to their options" * isinstance(where, Mapping)
+        hint = "; only byname.record takes a mapping, from places to their options" * isinstance(where, Mapping)
         raise BadArgumentError(
-            "where= is a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, a "
+            "where= takes a path such as 'layers.*.attn', a selector such as byname.select.relu, a class of modules, a "
             "module, a parameter, or a sequence of these, "
             f"not {wrong[0] if wrong else f'an empty {type(where).__name__}'}{hint}"
         )
@@ -108,7 +108,7 @@ def modules_of(model: nn.Module, where: Any) -> dict[str, nn.Module]:
     for spot in meaning.spots:
         if spot.kind != "module" or spot.items or spot.gradient:
             verbs = _FOR_STATES if spot.kind in REGISTRY else _FOR_VALUES
-            raise BadArgumentError(f"`{spot.full}` is no module; {verbs} the one there")
+            raise BadArgumentError(f"`{spot.full}` is not a module; {verbs} the one there")
     found = {spot.path: spot.module for spot in meaning.spots}
     for selector in selectors:
         found.update(_selected(selector, model))
@@ -122,7 +122,7 @@ _FOR_VALUES = f"byname.rewrite, {_FOR_STATES}"
 def _selected(selector: Selector, model: nn.Module) -> dict[str, nn.Module]:
     if selector.needs_example:
         raise BadArgumentError(
-            f"{selector} depends on how the model runs; modules are taken as they are registered here. Give their paths"
+            f"{selector} depends on how the model runs, which is unknown here; give the paths of the modules"
         )
     calls = calls_of(modules_by_path(model))
     try:
@@ -130,8 +130,7 @@ def _selected(selector: Selector, model: nn.Module) -> dict[str, nn.Module]:
         return {calls[index].path or "forward": calls[index].module for index in found}
     except NoMatchError:
         raise NoMatchError(
-            f"{selector} matches no module of this {type(model).__name__}; where it means functions, {_FOR_VALUES} "
-            "theirs"
+            f"{selector} matches no module of this {type(model).__name__}; if it means functions, {_FOR_VALUES} theirs"
         ) from None
 
 
