@@ -125,7 +125,7 @@ def test_a_command_says_it_before_a_program_runs(package, command, without, tmp_
 
 def test_a_package_whose_own_import_fails_is_told_with_the_reason():
     with pytest.raises(
-        NotInstalledError, match=r"pandas, which is there and cannot be imported \(no libm\): pip install"
+        NotInstalledError, match=r"pandas, which is installed but cannot be imported \(no libm\): pip install"
     ):
         with needs("to_pandas()", "pandas"):
             raise ImportError("no libm")

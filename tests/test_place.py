@@ -156,7 +156,7 @@ def test_what_is_no_path_is_refused_in_words(path):
 
 @pytest.mark.parametrize("path", [3, None, ["a"]])
 def test_what_is_no_text_is_refused(path):
-    with pytest.raises(BynameError, match="a path is text"):
+    with pytest.raises(BynameError, match="a path is a string"):
         parse(path)
 
 

@@ -51,7 +51,7 @@ def dtype_named(name: object) -> torch.dtype:
     """Return the dtype of tensors that a file names; raise a `RecordingError` if PyTorch cannot read such tensors."""
     dtype = _dtype(name)
     if not has_numbers(dtype):
-        raise RecordingError(f"{dtype} is the dtype of no recorded tensor: PyTorch cannot read its elements")
+        raise RecordingError(f"a recording cannot have tensors of {dtype}: PyTorch cannot read their elements")
     return dtype
 
 
@@ -72,7 +72,7 @@ def tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """Return a tensor of this shape that owns its memory, made from the bytes of its elements."""
     raw = numpy.frombuffer(data, numpy.uint8)
     if raw.size != math.prod(shape) * dtype.itemsize:
-        raise RecordingError(f"{raw.size} bytes are no {dtype} of shape {tuple(shape)}")
+        raise RecordingError(f"{raw.size} bytes do not fit {dtype} and shape {tuple(shape)}")
     if not raw.size:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(bytearray(raw), dtype=dtype).view(tuple(shape))
@@ -134,7 +134,7 @@ def _tagged(value: Any, keep: Callable[[Tensor], int], depth: int) -> Any:
         return {"dtype": dtype_name(value)}
     if kind is torch.device:
         return {"device": str(value)}
-    raise NotStorableError(f"a value of type {kind.__module__}.{kind.__qualname__} has no form in a file")
+    raise NotStorableError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored")
 
 
 def _tagged_container(value: Any, keep: Callable[[Tensor], int], depth: int) -> Any:
@@ -160,17 +160,17 @@ def _tensor(inside: Any, data: memoryview) -> Tensor:
     dtype = dtype_named(name)
     sizes_fit = type(shape) is list and len(shape) <= _MOST_DIMENSIONS and all(type(size) is int for size in shape)
     if not sizes_fit or type(start) is not int or min([start, *shape]) < 0 or math.prod(filter(None, shape)) > _MOST:
-        raise ValueError("a place or size of a tensor that no tensor can have")
+        raise ValueError("an invalid position or shape of a tensor")
     length = math.prod(shape) * dtype.itemsize
     if start + length > len(data):
-        raise ValueError("a tensor outside of the stored bytes")
+        raise ValueError("a tensor beyond the stored bytes")
     return tensor_of(data[start : start + length], dtype, shape)
 
 
 def _dict(inside: Any, data: memoryview) -> dict[Any, Any]:
     items = [(_untagged(key, data), _untagged(one, data)) for key, one in inside]
     if len(items) > 2 * len({hash(key) for key, _ in items}) + 16:
-        raise ValueError("keys of one hash, which take the square of their number to be put into a dict")
+        raise ValueError("too many keys with the same hash")
     return dict(items)
 
 

@@ -40,5 +40,5 @@ def needs(what: str, package: str) -> Iterator[None]:
         yield
     except ImportError as error:
         absent = isinstance(error, ModuleNotFoundError) and (error.name or package).split(".")[0] == package
-        reason = "" if absent else f", which is there and cannot be imported ({error})"
+        reason = "" if absent else f", which is installed but cannot be imported ({error})"
         raise NotInstalledError(f"{what} needs {package}{reason}: pip install {INSTALLED_BY[package]}") from error

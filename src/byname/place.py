@@ -152,7 +152,7 @@ def parse(path: str) -> Place:
         BadPathError: the text is not a path; the message points at the character.
     """
     if not isinstance(path, str):
-        raise BadPathError(f"a path is text such as 'layers.*.attn', not {type(path).__name__}")
+        raise BadPathError(f"a path is a string such as 'layers.*.attn', not {type(path).__name__}")
     return _parsed(path)
 
 
@@ -258,7 +258,7 @@ def _parsed(path: str) -> Place:
 def _name(path: str, at: int, *, first: bool) -> tuple[Segment, int]:
     if not first:
         if path[at] != ".":
-            raise _wrong(path, at, "a dot or a bracket was expected")
+            raise _wrong(path, at, "expected a dot or a bracket")
         at += 1
     found = _NAME.match(path, at)
     if found is None:
@@ -269,27 +269,27 @@ def _name(path: str, at: int, *, first: bool) -> tuple[Segment, int]:
     if "**" in re.sub(r"\\.", "", text):
         raise _wrong(path, at, "`**` must stand alone between dots")
     if re.search(r"[{}]", re.sub(r"\\.", "", _BRACES.sub(lambda found: found.group()[: -len(found[1])], text))):
-        raise _wrong(path, at, "braces hold names without dots, such as {q,v}_proj; a brace of a name is written \\{")
+        raise _wrong(path, at, "braces take names without dots, such as {q,v}_proj; write a brace in a name as \\{")
     return NameSegment(text), found.end()
 
 
 def _item(path: str, at: int) -> tuple[Segment, int]:
     found = _ITEM.match(path, at)
     if found is None:
-        raise _wrong(path, at, "a closed bracket was expected, such as [0] or ['k']")
+        raise _wrong(path, at, "expected a closed bracket, such as [0] or ['k']")
     text = found.group(1)
     if text == "*":
         return ANY_ITEM, found.end()
     if _SLICE.fullmatch(text):
         start, stop, step = ([int(one) if one.strip() else None for one in text.split(":")] + [None])[:3]
         if step == 0:
-            raise _wrong(path, at, "the step of a slice is not 0")
+            raise _wrong(path, at, "the step of a slice cannot be 0")
         return Slice(start, stop, step), found.end()
     try:
         key = ast.literal_eval(text)
         hash(key)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise _wrong(path, at, "a key is a literal, such as [0], ['k'] or [*]") from None
+        raise _wrong(path, at, "a key must be a literal, such as [0], ['k'] or [*]") from None
     return Item(key, text), found.end()
 
 
