@@ -153,9 +153,9 @@ def test_processes_that_cannot_be_asked_are_told_of(capsys):
     assert main(["status", "--pid", str(os.getpid())]) == 1
     assert "the process that asks" in capsys.readouterr().err
     assert main(["census", "--pid", "1", "train.py"]) == 2
-    assert "no program goes with it" in capsys.readouterr().err
+    assert "leave out the program" in capsys.readouterr().err
     assert main(["census"]) == 2
-    assert "it needs a program" in capsys.readouterr().err
+    assert "give a program" in capsys.readouterr().err
 
 
 @pytest.mark.slow

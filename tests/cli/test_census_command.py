@@ -11,7 +11,7 @@ from processes import Fork
 from programs import AT_THE_END, BYTES, COMMANDS, GIVEN, SCRIPTS, without_runpy, write
 
 NOTHING = re.compile(
-    rb"byname: census at [^\n]*\n0 storages, 0 B\n(?:gc\.freeze[^\n]*\n)?the functions that held tensors[^\n]*\n"
+    rb"byname: census at [^\n]*\n0 storages, 0 B\n(?:gc\.freeze[^\n]*\n)?functions that held tensors[^\n]*\n"
 )
 NEVER_ENDS = {"killed"}
 TELLING = {  # each ends in another way; of the others `byname run`, which starts programs by the same code, is asked
@@ -40,7 +40,7 @@ def test_a_script_runs_as_under_python(name, files, forks):
 def test_a_command_line_means_what_it_means_to_python(name, files, forks):
     plain = run_plainly(files, *COMMANDS[name])
     ours = forks.run(files, ["census", "--growth", *COMMANDS[name]], GIVEN)
-    err = re.sub(rb"byname: growth compares looks [^\n]*\n", b"", ours.err)
+    err = re.sub(rb"byname: growth compares two looks [^\n]*\n", b"", ours.err)
     assert ours._replace(err=err) == plain._replace(err=without_runpy(plain.err))
 
 
@@ -129,7 +129,11 @@ def test_growth_is_told_from_the_first_look_to_the_last(every, looks, trains, fi
 
 def test_growth_without_steps_says_that_there_was_nothing_to_compare(files, forks):
     ours = forks.run(files, ["census", "--growth", "nothing.py"])
-    assert ours == (0, b"", b"byname: growth compares looks after optimizer steps, and there was time for 0 looks\n")
+    assert ours == (
+        0,
+        b"",
+        b"byname: growth compares two looks after optimizer steps, but there was time for 0 looks\n",
+    )
 
 
 SERVES = """
@@ -346,7 +350,7 @@ PREDECESSOR = """
     ("case", "said"),
     [
         ("chained", b"earlier True\n"),
-        ("thread", b"--census-on-signal works in the main thread only"),
+        ("thread", b"--census-on-signal works only in the main thread"),
         ("missing", b"this platform has no SIGUSR1"),
     ],
 )

@@ -189,7 +189,7 @@ def test_however_the_program_ends_the_file_is_closed_and_the_end_is_its_own(end,
         (["GPT:nothing.here"], "not recorded: `nothing.here` matches nothing in this GPT"),
         (
             ["Transformer:forward"],
-            "nothing was recorded: no Transformer was called that the paths fit; called were GPT",
+            "nothing was recorded: no Transformer that was called has these paths; called were GPT",
         ),
         (
             ["blocks.0.softmx"],
@@ -226,7 +226,7 @@ def test_a_program_that_calls_no_module_is_told_so_and_keeps_its_exit_code(files
     ours, plain = recorded(files, forks, "exit_code.py", ["forward"], arguments=())
     assert (ours.code, ours.out) == (plain.code, plain.out)
     assert said(ours) == [
-        "nothing was recorded: the program called no module in this process; those that it starts anew are plain Python"
+        "nothing was recorded: the program called no module in this process; new processes that it starts run plain Python"
     ]
 
 
@@ -421,7 +421,7 @@ def test_variables_of_functions_are_recorded_from_the_first_call_on(programs, fo
 def test_functions_and_places_of_a_model_do_not_share_a_file(programs, forks):
     write(programs, {"functions.py": FUNCTIONS, "its_losses.py": LOSSES})
     ours, _ = recorded(programs, forks, "functions.py", ["step.loss", "fc1"])
-    assert ours.code == 2 and "fc1 is no variable of a function" in ours.err.decode()
+    assert ours.code == 2 and "fc1 is not a variable of a function" in ours.err.decode()
 
 
 def test_a_misspelt_variable_of_a_function_is_told_with_the_closest(programs, forks):

@@ -98,7 +98,7 @@ def test_a_missing_script_is_said_with_the_exit_code_of_python(files, forks):
 def test_a_compiled_script_is_refused(files, forks):
     ours = forks.run(files, ["run", "compiled.pyc"])
     assert (ours.code, ours.out) == (2, b"")
-    assert ours.err == b"byname: compiled.pyc is compiled, and byname runs source; python compiled.pyc runs it\n"
+    assert ours.err == b"byname: compiled.pyc is compiled, but byname runs only source; python compiled.pyc runs it\n"
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["run", "--check"], ["run", "--chec", "facts.py"], ["fly"]])

@@ -159,7 +159,7 @@ def test_a_file_that_does_not_exist_yet_is_followed_from_its_first_window_until_
         writer.forwards(2)
         assert tail.stdout.readline().split("  ")[1] == "to iteration 4: 2 records of 1 place, 5 in all\n"
         writer.end()
-        assert tail.stdout.readline() == "live.h5 is closed, and complete\n"
+        assert tail.stdout.readline() == "live.h5 is closed and complete\n"
         assert tail.wait(60) == 0
 
 

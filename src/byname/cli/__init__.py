@@ -36,7 +36,7 @@ class ExplainCommand:
     name = "explain"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("cause", nargs="?", metavar="CAUSE", type=cause, help="the word that a finding begins with")
+        parser.add_argument("cause", nargs="?", metavar="CAUSE", type=cause, help="the first word of a finding")
 
     def run(self, options: argparse.Namespace) -> int:
         from byname.diagnose.handbook import sections
@@ -65,7 +65,7 @@ class CompletionCommand:
     name = "completion"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+        parser.add_argument("shell", choices=SHELLS, help="the shell to make the script for")
 
     def run(self, options: argparse.Namespace) -> int:
         with needs("completion", "shtab"):

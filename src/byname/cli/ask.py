@@ -48,11 +48,11 @@ class StatusCommand:
 
 PAUSE = 0.05
 """Seconds between two looks for the answer."""
-START = "start it with `byname run --census-on-signal`, and it can be asked"
+START = "start it with `byname run --census-on-signal` to be able to ask it"
 
 
 def add_pid(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    parser.add_argument("--pid", type=int, metavar="N", required=required, help="ask the process of this number")
+    parser.add_argument("--pid", type=int, metavar="N", required=required, help="ask the running process with this pid")
     parser.add_argument("--timeout", type=float, metavar="S", default=30.0, help="seconds to wait for it (30)")
 
 
@@ -65,13 +65,13 @@ def print_answer(options: argparse.Namespace, about: str, top: int, *, in_json: 
         about: ``census``, with `top` rows in words, or ``status``.
     """
     if getattr(options, "program", None) is not None:
-        raise CommandError("--pid asks a process that runs already, and no program goes with it", exit_code=2)
+        raise CommandError("--pid asks a process that is already running: leave out the program", exit_code=2)
     process = options.pid
     reach = _way_to(process)
     try:
         request = ask(process, about, top, facts=in_json, width=table_width(sys.stdout))
     except OSError as reason:
-        raise CommandError(f"there is no safe place for the answer: {printable(str(reason))}") from None
+        raise CommandError(f"no safe folder for the answer: {printable(str(reason))}") from None
     try:
         reach(request)
         answer = _awaited(process, request, options.timeout)
@@ -86,18 +86,18 @@ def print_answer(options: argparse.Namespace, about: str, top: int, *, in_json: 
 def _way_to(process: int) -> Callable[[Request], None]:
     """Return the function that makes a process look for its question."""
     if not hasattr(os, "getuid"):
-        raise CommandError("this system has no way to ask a process")
+        raise CommandError("byname cannot ask a process on this system")
     _check_alive(process)
     if process == os.getpid():
-        raise CommandError("this is the process that asks")
+        raise CommandError("this pid is the process that asks")
     if _listens(process):
         return lambda request: os.kill(process, signal.SIGUSR1)
     if hasattr(sys, "remote_exec"):
         return lambda request: _remotely(process, request)
     version = ".".join(map(str, sys.version_info[:2]))
     raise CommandError(
-        f"process {process} ({_shown(process)}) does not listen: {START}. With Python 3.14 or newer any process can be "
-        f"asked that runs the same Python; this is {version}"
+        f"process {process} ({_shown(process)}) does not listen: {START}. With Python 3.14 or newer, any process that "
+        f"runs the same Python can be asked; this is {version}"
     )
 
 
@@ -139,9 +139,9 @@ def _remotely(process: int, request: Request) -> None:
         remote(process, str(script_for(request)))
     except (OSError, RuntimeError, ValueError) as reason:
         raise CommandError(
-            f"process {process} ({_shown(process)}) cannot be reached: {printable(str(reason))}. It has to run Python "
+            f"process {process} ({_shown(process)}) cannot be reached: {printable(str(reason))}. It must run Python "
             f"{sys.version_info[0]}.{sys.version_info[1]} with remote debugging (PYTHON_DISABLE_REMOTE_DEBUG not set), "
-            f"and the system has to allow it (on Linux ptrace). Or {START}"
+            f"and the system must allow it (on Linux ptrace). Or {START}"
         ) from None
 
 
@@ -158,8 +158,8 @@ def _awaited(process: int, request: Request, timeout: float) -> Answer:
         if time.monotonic() > end:
             raise CommandError(
                 f"process {process} gave no answer in {timeout:g} seconds: it answers when its main thread next runs "
-                "Python code, not in the middle of a long call into C++ or while it waits for a lock; or it has taken "
-                "SIGUSR1 for itself. --timeout waits longer"
+                "Python code, not in the middle of a long call into C++ or while it waits for a lock; or it handles "
+                "SIGUSR1 itself. --timeout waits longer"
             )
         time.sleep(PAUSE)
 
@@ -264,7 +264,7 @@ def _folder(make: bool = False) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not a folder of this user alone")
+        raise PermissionError(f"{folder} is not a private folder of this user")
     return folder
 
 

@@ -52,7 +52,7 @@ def say(message: object) -> None:
 def positive(word: str) -> int:
     """Return the text of an option as a positive whole number."""
     if not word.isdecimal() or not int(word):
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{word!r} is not an integer of at least 1")
     return int(word)
 
 

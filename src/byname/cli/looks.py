@@ -94,7 +94,7 @@ class GrowthShown(Watcher):
     def at_end(self, error: BaseException | None) -> None:
         if self._growth is None or len(self._looks) < 2:
             seen = counted(len(self._looks), "look")
-            return say(f"growth compares looks after optimizer steps, and there was time for {seen}")
+            return say(f"growth compares two looks after optimizer steps, but there was time for {seen}")
         found = self._growth
         found.end()
         span = f"from {self._looks[0]} to {self._looks[-1]}, {counted(len(self._looks), 'look')}"

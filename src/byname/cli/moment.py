@@ -141,11 +141,11 @@ def answer_signals() -> None:
             "this platform has no SIGUSR1 to answer; `byname census --every N` looks after optimizer steps"
         )
     if threading.current_thread() is not threading.main_thread():
-        raise CommandError("--census-on-signal works in the main thread only: Python takes signals there")
+        raise CommandError("--census-on-signal works only in the main thread, where Python handles signals")
     number = signal.SIGUSR1
     before = signal.getsignal(number)
     if before is None:
-        raise CommandError("SIGUSR1 is already handled outside of Python (faulthandler.register?): --census-on-signal")
+        raise CommandError("--census-on-signal: SIGUSR1 is already handled outside Python (faulthandler.register?)")
     ready()
     ours = _answering(before)
     signal.signal(number, ours)

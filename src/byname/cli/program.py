@@ -70,7 +70,7 @@ def script(path: str, arguments: Sequence[str]) -> Program:
     with io.open_code(file) as stream:
         source = stream.read()
     if source.startswith(MAGIC_NUMBER):
-        raise CommandError(f"{path} is compiled, and byname runs source; python {path} runs it", exit_code=2)
+        raise CommandError(f"{path} is compiled, but byname runs only source; python {path} runs it", exit_code=2)
     folder = os.path.dirname(os.path.realpath(file))  # noqa: PTH120 - as text, like the others
     changes: list[Callable[[CodeType], CodeType]] = []
     code = partial(_compiled, source, file)

@@ -52,7 +52,7 @@ class Recorded(Watcher):
         found = [_CLASS.match(word) for word in words]
         kinds = {one.group(1): None for one in found if one is not None}
         if len(kinds) > 1:
-            raise CommandError(f"one file records one model, and --record names {' and '.join(kinds)}", exit_code=2)
+            raise CommandError(f"one file records one model, but --record names {' and '.join(kinds)}", exit_code=2)
         self._kind = next(iter(kinds), "")  # of the model or of a class that it derives from
         self._paths = [word[one.end() :] if one else word for word, one in zip(words, found, strict=True)]
         try:
@@ -130,10 +130,10 @@ class Recorded(Watcher):
     def _why_no_model(self) -> str:
         called = [*self._called]
         if not called:
-            return "the program called no module in this process; those that it starts anew are plain Python"
+            return "the program called no module in this process; new processes that it starts run plain Python"
         seen = f"called were {', '.join(called[:8])}{', ...' if len(called) > 8 else ''}"
-        kind = f"no {self._kind} was called that the" if self._kind else "no module with parameters was called that all"
-        return f"{kind} paths fit; {seen}"
+        kind = f"no {self._kind} that was called has these" if self._kind else "no module that was called has all"
+        return f"{kind} paths; {seen}"
 
     def _among_functions(self, program: Program, places: Sequence[Place]) -> BornReporting | None:
         """Return what has the functions of a program report variables; None if no path names one."""
@@ -144,8 +144,8 @@ class Recorded(Watcher):
         if not 0 < len(others) < len(places):
             return None if others else born
         raise CommandError(
-            f"--record: {', '.join(others)} is no variable of a function, and the other paths are: a file has "
-            "variables of functions or places of a model",
+            f"--record: {', '.join(others)} is not a variable of a function, but the other paths are: a file has "
+            "either variables of functions or places of a model",
             exit_code=2,
         )
 

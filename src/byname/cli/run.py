@@ -47,24 +47,24 @@ class RunCommand:
     name = "run"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--check", action="store_true", help="look at each loss before its line's first backward")
+        parser.add_argument("--check", action="store_true", help="check each loss before its line's first backward")
         parser.add_argument(
             "--ignore",
             action="append",
             metavar="CAUSE",
             type=cause,
             default=[],
-            help="report nothing of it; may be given again",
+            help="do not report this cause; may be repeated",
         )
         parser.add_argument("--non-finite", action="store_true", help="report where gradients become infinite or NaN")
-        parser.add_argument("--track", action="store_true", help="remember the lines that allocate, for censuses")
-        parser.add_argument("--record", action="append", metavar="PATH", help="record a place; may be given again")
+        parser.add_argument("--track", action="store_true", help="record the lines that allocate, for censuses")
+        parser.add_argument("--record", action="append", metavar="PATH", help="record a place; may be repeated")
         parser.add_argument("--to", metavar="FILE", help="the HDF5 file of the records")
         parser.add_argument("--every", type=positive, metavar="N", help="record every Nth iteration (1)")
         parser.add_argument("--mode", choices=("train", "eval", "both"), help="which forwards to record (both)")
         parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
-        parser.add_argument("--json", metavar="FILE", help="write what was found as lines of JSON, too")
-        parser.add_argument("--report", metavar="HTML", help="at the end, write a page of what was found and recorded")
+        parser.add_argument("--json", metavar="FILE", help="also write the findings as lines of JSON")
+        parser.add_argument("--report", metavar="HTML", help="at the end, write a page of findings and recordings")
         add_program(parser)
 
     def run(self, options: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
     from byname.diagnose.handbook import heeded
 
     if options.ignore and not (options.check or options.non_finite):
-        raise CommandError("--ignore belongs to --check and --non-finite, which find something", exit_code=2)
+        raise CommandError("--ignore needs --check or --non-finite", exit_code=2)
     recorded = _recorded(options)
     files: list[FindingsFile | Reported | PrintedFindings] = []
     if options.json is not None:
@@ -127,7 +127,7 @@ def _recorded(options: argparse.Namespace) -> Recorded | None:
         return Recorded(options.record, options.to, given, options.loaded)
     for option in ("to", "every", "mode", "overwrite"):
         if getattr(options, option):
-            raise CommandError(f"--{option} belongs to --record, which names the places", exit_code=2)
+            raise CommandError(f"--{option} needs --record, which names the places", exit_code=2)
     return None
 
 
@@ -154,13 +154,13 @@ class CensusCommand:
     name = "census"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--every", type=positive, metavar="N", help="look after every N optimizer steps, too")
+        parser.add_argument("--every", type=positive, metavar="N", help="also look after every N optimizer steps")
         parser.add_argument("--top", type=positive, metavar="K", default=20, help="show the K largest (20)")
-        parser.add_argument("--growth", action="store_true", help="tell what grew from the first to the last step")
+        parser.add_argument("--growth", action="store_true", help="report what grew from the first to the last step")
         parser.add_argument(
             "--json",
             metavar="FILE",
-            help="write it as lines of JSON, too; with --pid, - prints JSON instead of the table",
+            help="also write it as lines of JSON; with --pid, - prints JSON instead of the table",
         )
         add_pid(parser)
         add_program(parser)
@@ -184,11 +184,11 @@ def _looks(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
 
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Add the program to the parser; all arguments after the script or the module are the program's."""
-    parser.add_argument("--census-on-signal", action="store_true", help="at SIGUSR1, tell which tensors are alive")
+    parser.add_argument("--census-on-signal", action="store_true", help="at SIGUSR1, print which tensors are alive")
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     words = "a script, a folder or zip file with a __main__.py, or with -m a module"
     parser.add_argument("program", nargs="?", help=words)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program finds in sys.argv")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the program (sys.argv)")
 
 
 def run_program(
@@ -212,7 +212,7 @@ def run_program(
 def _program(options: argparse.Namespace) -> Program:
     if options.program is None:
         options.parser.print_usage(sys.stderr)
-        raise CommandError("it needs a program: a script, or -m and the name of a module", exit_code=2)
+        raise CommandError("give a program: a script, or -m and the name of a module", exit_code=2)
     if options.is_module:
         return module(options.program, options.arguments)
     try:

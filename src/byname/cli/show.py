@@ -37,19 +37,19 @@ class ShowCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         what = parser.add_mutually_exclusive_group()
-        what.add_argument("--place", metavar="PATH", help="show the records of one place, or of those that fit")
-        what.add_argument("--tail", action="store_true", help="tell what comes, until the recording is closed")
+        what.add_argument("--place", metavar="PATH", help="show the records of one place, or of all that match")
+        what.add_argument("--tail", action="store_true", help="print new records until the recording is closed")
         parser.add_argument(
-            "--repair", action="store_true", help="first make a file of what a crash has left, for other readers"
+            "--repair", action="store_true", help="first make a file from what a crash left, for other programs"
         )
         parser.add_argument(
-            "--json", action="store_true", help="print JSON, with all rows; with --tail a line of it for each change"
+            "--json", action="store_true", help="print JSON with all rows; with --tail, one line for each change"
         )
         parser.add_argument("--top", type=positive, metavar="K", default=60, help="show at most K rows (60)")
         ranges = parser.add_mutually_exclusive_group()
         ranges.add_argument("--ranges", action="store_true", help="read all values for min, max and mean, however many")
-        ranges.add_argument("--no-ranges", action="store_true", help="read no values, only how many there are")
-        parser.add_argument("file", metavar="FILE", help="a file that byname.record has written")
+        ranges.add_argument("--no-ranges", action="store_true", help="read no values, only their number")
+        parser.add_argument("file", metavar="FILE", help="a file written by byname.record")
 
     def run(self, options: argparse.Namespace) -> int:
         from byname.cli.tail import tail
@@ -92,7 +92,7 @@ class FinishCommand:
     name = "finish"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", metavar="FILE", help="the log, or the file that it becomes")
+        parser.add_argument("file", metavar="FILE", help="the log, or the file made from it")
 
     def run(self, options: argparse.Namespace) -> int:
         from byname.recording.finish import finish
@@ -110,7 +110,7 @@ def _print_places(recording: Recording, options: argparse.Namespace) -> None:
     show(recording.head(options.top, width=table_width(sys.stdout), ranges=few and not options.no_ranges))
     if not few and not options.no_ranges:
         file = printable(options.file)
-        say(f"min, max and mean are left out, since all values would be read: byname show --ranges {file}")
+        say(f"min, max and mean are left out, since they need all values: byname show --ranges {file}")
 
 
 def _header(recording: Recording, name: str) -> Iterator[tuple[str, str]]:
@@ -178,9 +178,9 @@ class ReportCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--to", metavar="HTML", default="report.html", help="the page (report.html); replaced")
         how = parser.add_mutually_exclusive_group()
-        how.add_argument("--tail", action="store_true", help="write it anew until the one recording is closed")
+        how.add_argument("--tail", action="store_true", help="keep rewriting it until the recording is closed")
         how.add_argument("--json", action="store_true", help="print JSON instead of the path of the page")
-        parser.add_argument("files", metavar="FILE", nargs="+", help="a file that byname.record has written")
+        parser.add_argument("files", metavar="FILE", nargs="+", help="a file written by byname.record")
 
     def run(self, options: argparse.Namespace) -> int:
         from byname.reporting.page import report
@@ -235,12 +235,12 @@ class DiffCommand:
             "--tolerance",
             type=_tolerance,
             metavar="ERROR",
-            help="the largest absolute error that is no difference; or dtype: the tolerances of assert_close",
+            help="the largest absolute error to ignore; or dtype: the tolerances of assert_close",
         )
         parser.add_argument("--top", type=positive, metavar="K", default=60, help="show at most K rows (60)")
         parser.add_argument("--json", action="store_true", help="print JSON, with all places")
-        parser.add_argument("--report", metavar="HTML", help="write a page, too; replaced")
-        parser.add_argument("a", metavar="FILE", help="a file that byname.record has written")
+        parser.add_argument("--report", metavar="HTML", help="also write a page; replaced")
+        parser.add_argument("a", metavar="FILE", help="a file written by byname.record")
         parser.add_argument("b", metavar="FILE", help="another one")
 
     def run(self, options: argparse.Namespace) -> int:
@@ -281,4 +281,4 @@ def _tolerance(word: str) -> float | dict[object, object]:
     try:
         return float(word)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is no number, and not dtype") from None
+        raise argparse.ArgumentTypeError(f"{word!r} is neither a number nor dtype") from None

@@ -52,7 +52,7 @@ def tail(name: str, *, in_json: bool = False) -> int:
                     print("\n".join(course.lines(table_width(sys.stdout))), flush=True)
             if recording.ended:
                 state = "complete" if recording.complete else f"not complete: {'; '.join(recording.missing)}"
-                show(f"{printable(name)} is closed, and {state}")
+                show(f"{printable(name)} is closed and {state}")
                 sys.stdout.flush()
     except KeyboardInterrupt:
         print(flush=True)

@@ -137,7 +137,7 @@ def _from_a_handler(error: BaseException) -> bool:
 def census_text(found: Census, top: int, width: int | None = None) -> str:
     """Return the first rows of a census as a table, by default as wide as the standard error."""
     table = found.head(top, width=table_width(sys.__stderr__) if width is None else width)
-    nothing = "the functions that held tensors have returned; --every N looks while they run"
+    nothing = "functions that held tensors have returned; --every N looks while they run"
     return table if found else f"{table}\n{nothing}"
 
 
