@@ -121,7 +121,7 @@ def test_a_tensor_that_is_made_larger_in_place_has_grown():
     assert (row["name"], row["bytes"], row["cause"]) == ("buffer", 16_000, "growing-cache")
     assert (row["count"], row["a_mark"]) == (0, "")
     assert "the tensor of this name is larger than before" in row["remedy"]
-    assert "where each is made anew, it is the input" in row["remedy"]  # no look can tell these two apart
+    assert "if each is made anew, the input" in row["remedy"]  # no look can tell these two apart
 
 
 @pytest.mark.slow

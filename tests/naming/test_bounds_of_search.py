@@ -58,7 +58,7 @@ def test_few_ways_to_an_object_in_very_many_lists_or_very_often_in_one_are_follo
     assert in_one[1] - in_one[0] < 2_900
 
 
-BOUND = "names were looked for among the 300,000 objects nearest to the variables, and there are more"
+BOUND = "byname looked for names only among the 300,000 objects nearest to the variables"
 
 
 class Trainer:
@@ -100,7 +100,7 @@ def test_where_a_search_came_to_its_bound_the_text_for_a_tensor_without_a_name_s
     many = [[None] for _ in range(400_000)]
     among = "among the 300,000 objects nearest to the variables"
     assert str(byname.name((lambda: torch.ones(1))())) == f"unnamed {among}"
-    with pytest.raises(NoMatchError, match=f"^a tensor without a name {among} is no parameter"):
+    with pytest.raises(NoMatchError, match=f"^a tensor without a name {among} is not a parameter"):
         byname.record(torch.nn.Linear(2, 2), [torch.ones(1)])
     del many
 

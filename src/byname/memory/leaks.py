@@ -170,7 +170,7 @@ def _emptied(found: Evidence) -> str:
         return "store numbers, such as grad.norm().item(), instead of the gradients; or "
     for one in (one for named in found.ways for one in reversed(named.way.passed)):
         if all(callable(found_in(type(one), method)) for method in ("update", "compute", "reset")):
-            return f"call .reset() of the {type(one).__name__} when its result was computed; or "
+            return f"call .reset() of the {type(one).__name__} after its result is computed; or "
         if callable(found_in(type(one), "on_validation_epoch_end")):
             return "clear it at the end of each epoch, .clear() in on_train_epoch_end or on_validation_epoch_end; or "
     return ""
@@ -216,7 +216,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     (
         "hook-closure",
         lambda found: found.steps("hook"),
-        "remove the hook when it has done its work (handle.remove()), and after each step clear what it has filled",
+        "remove the hook when its work is done (handle.remove()), and after each step clear what it filled",
     ),
     (
         "logger",
@@ -240,8 +240,8 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     (
         "stored-graph",
         lambda found: found.has_graph() and found.now.members > found.before.members and found.is_many(),
-        "store loss.item() or loss.detach(): a result keeps its whole graph alive, with every tensor saved in it; what "
-        "is only evaluated is computed under torch.no_grad()",
+        "store loss.item() or loss.detach(): a result keeps its whole graph alive, with every tensor saved in it; for "
+        "evaluation, compute under torch.no_grad()",
     ),
     (
         "retained-graph",
@@ -256,9 +256,9 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     (
         "growing-cache",
         lambda found: bool(found.group.ways) and not found.is_many() and found.now.members == 1 and found.was_there(),
-        "the tensor of this name is larger than before: where each holds the one before it, as with torch.cat, keep "
+        "the tensor of this name is larger than before: if each holds the one before it, as with torch.cat, keep "
         "only the part that is still needed, x = x[-limit:].clone(), or allocate it once at full size and overwrite "
-        "the oldest part; where each is made anew, it is the input that became larger",
+        "the oldest part; if each is made anew, the input became larger",
     ),
     (
         "growing-cache",

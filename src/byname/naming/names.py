@@ -156,7 +156,7 @@ class NameIndex:
     def bound(self) -> tuple[str, ...]:
         """Return a sentence if the search from the program's variables stopped at its budget."""
         among = self._among()
-        return (f"names were looked for {among}, and there are more",) if among else ()
+        return (f"byname looked for names only {among}",) if among else ()
 
     def unnamed(self, site: Site | None) -> Name:
         """Return the name of a tensor without one, with a note if the search stopped at its budget."""
