@@ -181,7 +181,7 @@ class TwoRuns:
             try:
                 result = call_model(self.model, tuple(args), kwargs)
             except Exception as error:
-                note_on(error, "byname: raised while the model ran the example= that was given")
+                note_on(error, "byname: raised while the model ran the given example=")
                 raise
             return [one.detach().clone() for _, one in tensors_in(result)], mode.computed
 

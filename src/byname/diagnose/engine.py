@@ -122,7 +122,7 @@ def safely(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     except MemoryError:
         RESERVE.give_back()
-        logging.getLogger("byname").warning("no memory was left in which byname could have looked at a backward")
+        logging.getLogger("byname").warning("byname had no memory left to look at a backward")
         return None
     except Exception:  # the user's training must go on, whatever goes wrong in byname
         logging.getLogger("byname").warning("byname could not look at a backward", exc_info=True)

@@ -61,7 +61,7 @@ def heeded(finding: Finding, ignored: Collection[str] = ()) -> list[Finding]:
     if finding.cause in (*ignored, *commented):
         return []
     wrong = [(name, at) for name, at in commented.items() if name not in sections()]
-    words = [f"{name!r}, ignored at {at}, is no cause; the closest is {closest_cause(name)!r}" for name, at in wrong]
+    words = [f"{name!r}, ignored at {at}, is not a cause; the closest is {closest_cause(name)!r}" for name, at in wrong]
     return [replace(finding, details=(*finding.details, *words)) if words else finding]
 
 

@@ -313,7 +313,7 @@ REFUSED_IN_PLACE: tuple[Cause[FailureContext], ...] = (
     Cause("view-in-place", Raised(RuntimeError, r"of BackwardHookFunction\w* is a view and is being modified inplace"),
         _hooked_in_place,
         "{target:-}{what}{noticed:at} changes in place what a module with a full backward hook has returned: the hook "
-        "needs a view there, and autograd does not allow to change that one in place",
+        "needs a view there, and autograd does not allow changing that view in place",
         "{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook"),
 )
 # fmt: on

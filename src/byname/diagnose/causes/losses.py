@@ -364,8 +364,8 @@ LOSSES: tuple[Cause[Loss], ...] = (
     Cause("constant-term", is_first, _constant_terms,
         "suspicious: {lines:-}`{term}` is a term of the loss without a graph: {variable}{made:at} {why}. Gradients "
         "reach the parameters behind it by other terms only{cut:-}",
-        "compute {variable} again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; what is "
-        "recorded under no_grad can be the old one in a ratio of both"),
+        "compute {variable} again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; values "
+        "recorded under no_grad can be the old ones in a ratio of both"),
     Cause("leaf-loss", always, _leaf_losses,
         "{lines:-}backward{noticed:at} starts from {loss}, which was made{made:at} from nothing that requires grad, "
         "and was given requires_grad itself: no parameter gets a gradient from it{cut}", "{remedy}"),

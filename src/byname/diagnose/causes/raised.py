@@ -369,7 +369,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "make it one number first: {it}.mean().backward() or {it}.sum().backward(); a loss function does so with "
         "reduction='mean'"),
     Cause("numpy-of-graph", Raised(RuntimeError, r"Can't call numpy\(\) on Tensor that requires grad"), _read_by_numpy,
-        "NumPy{noticed:at} is to read {tensor}{made:-}, which requires grad; an array has no graph{lost}",
+        "NumPy{noticed:at} was asked to read {tensor}{made:-}, which requires grad; an array has no graph{lost}",
         "if a loss is computed from the result, compute it with operations of torch, or in a torch.autograd.Function "
         "with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots"),
     Cause("empty-optimizer", Raised(ValueError, r"optimizer got an empty parameter list"), _no_parameters,
@@ -401,7 +401,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "to pass; or write a torch.autograd.Function with its derivative"),
     Cause("copy-of-graph", Raised(RuntimeError, r"support the deepcopy protocol"), _copied_with_graph,
         "copy.deepcopy{noticed:at} met {tensor}, which belongs to a graph: it was computed{made:at}, and only tensors "
-        "that the program made itself can be copied so", "{remedy}"),
+        "that the program made itself can be deep-copied", "{remedy}"),
     Cause("scaler-order", Raised(RuntimeError, r"unscale_\(\) has already been called"), _calls_of_scaler,
         "GradScaler: unscale_(){noticed:at} is called again for an optimizer without an update() between",
         "call unscale_(optimizer) once before each scaler.step(optimizer), and `scaler.update()` after the step"),

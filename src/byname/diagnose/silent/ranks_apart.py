@@ -155,7 +155,7 @@ class Ranks(Topic):
             why = ", since its gradients are not averaged" if strange else ""
             remedy = "begin with equal weights: dist.broadcast(one.data, src=0) for each, before the first step"
             remedy = "average the gradients of all parameters" if strange else remedy
-            keeps = "all_reduce() of the gradients keeps equal only what began so"
+            keeps = "all_reduce() of the gradients keeps equal only what began equal"
         facts |= {"keeper": None if line is None else line.site, "keeps": keeps}
         counts = {"count": len(differ), "all": len(parameters), "kind": followed.kind}
         names = {"name": FailureContext().names([first])[0], "why": why, "remedy": remedy}

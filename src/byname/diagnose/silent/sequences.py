@@ -34,7 +34,7 @@ from byname.tracking.lookup import site_of_tensor
 
 # fmt: off
 _DEALT = (
-    "a view{noticed:at} gives values of shape {before} the shape {after}: it deals them out anew in the order of "
+    "a view{noticed:at} gives values of shape {before} the shape {after}: it fills the new shape in the order of "
     "memory, and does not transpose"
 )
 VIEW_MIXES = row("view-mixes",
@@ -55,7 +55,7 @@ BATCH_STATISTIC = row("samples-mix",
     "with it{noticed:at}, in front of further layers: what one gives depends on the others, in evaluation, too",
     "take it over the other dimensions, such as dim=-1, or use a batch norm, which keeps averages for the evaluation")
 LAYER_MIXES = row("batch-as-time",
-    "{kind} is given values of shape {shape}{noticed:at}, and takes the first dimension for the time: it is the batch, "
+    "{kind} is given values of shape {shape}{noticed:at}, and treats the first dimension as the time: it is the batch, "
     "so that samples mix and each depends on others",
     "{kind}(..., batch_first=True), or transpose(0, 1) before and after it")
 FUTURE_LEAKS = row("future-leak",
@@ -63,12 +63,12 @@ FUTURE_LEAKS = row("future-leak",
     "sees the next one, its own target{how}", "{remedy}")
 NOT_SHIFTED = row("target-not-shifted",
     "suspicious: the targets of {loss}(){noticed:at} are the inputs themselves, and each position sees itself "
-    "and what comes before it: it is given the word that it is to predict",
+    "and what comes before it: it is given the word that it must predict",
     "shift them by one: inputs ids[:, :-1], targets ids[:, 1:]")
 PADDING_LEARNED = row("loss-over-padding",
     "suspicious: the mean{of}{noticed:at} includes the padding: {padded} of {all} targets are {value}, which fills the "
-    "ends of the inputs, too", "ignore_index={value} in cross_entropy() or nll_loss(); of others, reduction='none' and "
-    "a mask of what is no padding: (loss * mask).sum() / mask.sum()")
+    "ends of the inputs, too", "ignore_index={value} in cross_entropy() or nll_loss(); in others, reduction='none' and "
+    "a mask of what is not padding: (loss * mask).sum() / mask.sum()")
 MASK_INVERTED = row("mask-inverted",
     "suspicious: the mask{noticed:at} keeps only the positions of padding, at which the {of} is {value}, and leaves "
     "out all others: it seems to be inverted", "negate it: ~mask, or != in place of ==")
