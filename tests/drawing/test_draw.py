@@ -522,7 +522,7 @@ def test_without_an_example_there_are_modules_and_no_lines():
     assert [box.path for box in drawing.scene.boxes][:5] == ["", "tokens", "blocks", "blocks.0", "blocks.0.norm1"]
     (block,) = boxes(drawing, operation="Block")
     assert block.repeats == 12 and "12 of the same shape" in block.subtitle
-    assert "needs example=" in str(drawing) and "needs example=" in drawing.svg
+    assert "example= shows" in str(drawing) and "example= shows" in drawing.svg
     (tokens,) = boxes(drawing, path="tokens")
     assert tokens.subtitle == "Embedding 50 → 16 · 800"
 

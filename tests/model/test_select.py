@@ -139,7 +139,7 @@ def test_and_or_not_say_how_it_is_spelled():
 BAD = [
     (lambda: select.rulu, AttributeError, "relu"),
     (lambda: select.op(3), BadArgumentError, "name of an operation"),
-    (lambda: select.op(torch.Tensor.size), BadArgumentError, "no operations"),
+    (lambda: select.op(torch.Tensor.size), BadArgumentError, "not operations"),
     (lambda: select.op(""), BadArgumentError, "name of an operation"),
     (lambda: select.module("fc1"), BadArgumentError, "select.path"),
     (lambda: select.where(3), BadArgumentError, "a function of a call"),

@@ -69,7 +69,7 @@ CASES = {
                     "`enc.grad`: no backward reached its value; "
                     "nothing was recorded at `enc.weight.grad`: no backward reached the parameter"),
     "not differentiable": ("forward.x.grad", {}, forwards,
-                           "`forward.x.grad`: no gradient flows there, the value does not require one"),
+                           "`forward.x.grad`: no gradient flows there, since the value does not require grad"),
     "several for one reason": (["enc", "head"], {"mode": "train"}, lambda net: forwards(net.eval()),
                                f"`enc`, `head`: {FILTERED}"),
 }  # fmt: skip

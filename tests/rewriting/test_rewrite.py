@@ -616,7 +616,7 @@ def test_a_class_of_modules_and_what_is_inside_of_one():
 @pytest.mark.parametrize("leaf", [Attention, [Attention], "0", "nowhere", ()])
 def test_leaf_modules_have_no_effect_any_more(leaf):
     model, noting = nn.Sequential(Attention(), nn.ReLU()).eval(), Noting()
-    with pytest.warns(DeprecationWarning, match="leaf_modules=.*no effect"):
+    with pytest.warns(DeprecationWarning, match="leaf_modules=.*no longer has an effect"):
         new = rewrite(model, "0.softmax", noting, leaf_modules=leaf)
     x = torch.randn(2, 3, 8)
     assert torch.equal(new(x), model(x))

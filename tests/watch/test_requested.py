@@ -98,7 +98,7 @@ def test_an_analyser_that_was_given_nothing_says_so_also_in_its_results():
 
 def test_an_analyser_of_gradients_without_a_backward():
     model, gradients = Net(), byname.analyse.GradientStatistics()
-    with pytest.warns(NothingSeenWarning, match="`first`: its gradients are observed, and no backward reached it"):
+    with pytest.warns(NothingSeenWarning, match="`first`: its gradients are observed, but no backward reached it"):
         with byname.observe(model, "first", gradients):
             model(X)
     with byname.observe(model, "first", byname.analyse.GradientStatistics()):
