@@ -121,9 +121,9 @@ class TestHeads:
             ("blocks.0", "those of `blocks.0.attn`"),
             ("blocks.0.mlp.0", "those of `blocks.0.attn`"),
             ("blocks.0.attn.qkv", "24 features are not 2 heads"),
-            ("blocks.0.attn[0]", "take `blocks.0.attn.out.input`"),
-            ("blocks.0.attn.out", "take `blocks.0.attn.out.input`"),
-            ("head", "has_no|not known"),
+            ("blocks.0.attn[0]", "use `blocks.0.attn.out.input`"),
+            ("blocks.0.attn.out", "use `blocks.0.attn.out.input`"),
+            ("head", "has_no|cannot tell"),
         ],
     )
     def test_where_they_are_not_known_it_says_so(self, path, why):

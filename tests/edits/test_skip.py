@@ -271,7 +271,7 @@ def test_selectors_classes_and_errors():
         assert one.paths == tuple(f"blocks.{k}.mlp.1" for k in range(3))
     for where, value, error, why in [
         ("blocks.7", "input", NoMatchError, "blocks.7"),
-        ("blocks.0.attn[0]", "input", BadArgumentError, "is no module"),
+        ("blocks.0.attn[0]", "input", BadArgumentError, "is not a module"),
         ("blocks.0.attn.forward.scores", "input", BadArgumentError, "byname.patch"),
         ("blocks.0", "output", BadArgumentError, "'output'"),
         ("blocks.0", 3, BadArgumentError, "of type int"),

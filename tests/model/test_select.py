@@ -151,7 +151,7 @@ BAD = [
     (lambda: select.relu.after(select.conv, within=0), BadArgumentError, "1: the next call"),
     (lambda: select.relu.after(select.conv, within=1.5), BadArgumentError, "integer"),
     (lambda: select.relu["a"], BadArgumentError, "integer"),
-    (lambda: select.relu[::2], BadArgumentError, "has no step"),
+    (lambda: select.relu[::2], BadArgumentError, "takes no step"),
     (lambda: list(select.relu), TypeError, "not iterable"),
 ]
 

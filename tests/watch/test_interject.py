@@ -545,7 +545,7 @@ def test_a_gradient_that_is_out_of_reach_is_said_in_the_notes(x, where):
     interjection = (lambda name, module, gradient: None) if where.endswith("grad") else seen
     with byname.interject(model, where, interjection) as handle:
         model(x).sum().backward()
-        assert [note.split(":")[0] for note in handle.notes if "changed in place afterwards" in note]
+        assert [note.split(":")[0] for note in handle.notes if "changed in place later" in note]
 
 
 def test_the_gradient_of_a_leaf_is_told_once_a_backward(x):

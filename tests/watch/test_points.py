@@ -187,7 +187,7 @@ def test_where_is_answered_without_an_example_as_far_as_modules_go():
 BAD = [
     ({"where": "blocks.9"}, NoMatchError, "blocks.2"),
     ({"where": "blocks.0.sofmax"}, NoMatchError, "blocks.0.softmax"),
-    ({"where": "blocks.0.tanh", "example": torch.ones(1, 2, 4)}, NoMatchError, "no operation that ran"),
+    ({"where": "blocks.0.tanh", "example": torch.ones(1, 2, 4)}, NoMatchError, "not an operation that ran"),
     ({"where": select.conv, "example": torch.ones(1, 2, 4)}, NoMatchError, "select.conv matches nothing"),
     ({"where": select.relu}, NoMatchError, "Pass example= to find functions"),
     ({"where": select.linear[0]}, BadArgumentError, "order of the run"),

@@ -237,7 +237,7 @@ def test_a_module_put_there_by_the_user_meanwhile_is_left_alone():
     model.blocks[0].act = mine = nn.Tanh()
     handle.remove()
     assert model.blocks[0].act is mine
-    assert any("by other means" in note for note in handle.notes)
+    assert any("other code put another module" in note for note in handle.notes)
 
 
 def test_the_model_itself_has_no_place():
