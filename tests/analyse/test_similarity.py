@@ -385,7 +385,7 @@ def test_where_all_batches_were_too_small_the_result_says_so(biased, size, neede
         model(torch.randn(needed, 4))
     assert similarity.result().notes == ()
     assert set(similarity.result()) == {"0", "1"}
-    with pytest.raises(byname.BynameError, match="no figures of `2`; it has those of 0, 1"):
+    with pytest.raises(byname.BynameError, match="no figures of `2`; there are those of 0, 1"):
         similarity.result()["2"]
     assert similarity.result().get("2") is None
 

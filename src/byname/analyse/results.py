@@ -69,7 +69,7 @@ class Results(Mapping[str, Any]):
 
     def __getitem__(self, path: str) -> dict[Any, Any]:
         if path not in self._figures:
-            others = f"it has those of {closest(path, self._figures)}" if self._figures else "; ".join(self.notes)
+            others = f"there are those of {closest(path, self._figures)}" if self._figures else "; ".join(self.notes)
             name = self.name.partition(",")[0]
             raise NotCapturedError(f"{name} has no figures of `{path}`; {others or 'it has none at all'}")
         return self._figures[path]
