@@ -83,8 +83,8 @@ def sweep(
     """
     from byname.analyse.evaluation import followed
 
-    if batch is not None:
-        raise BadArgumentError("batch= must be None: an edit is for all samples of a forward; points cannot share one")
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise BadArgumentError(f"batch= must be a number of points, at least 1, or None, not {batch!r}")
     root, choices = unwrapped(model), _choices(over)
     args, kwargs = arguments_of(example)
     paths = {id(module): path for path, module in modules_by_path(root).items()}
