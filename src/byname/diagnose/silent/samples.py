@@ -54,8 +54,7 @@ SAME_SLICE = row("same-slice",
 EQUAL_SAMPLES = row("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, while their targets "
     "differ: a batch seems to repeat one sample",
-    "stack the samples of the batch, each its own: torch.stack([x for x, _ in samples]), and in a "
-    "Dataset, return the one of the index")
+    "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given")
 PIXELS = row("inputs-not-scaled",
     "suspicious: the inputs of the first layer ({kind}){noticed:at} are whole numbers up to {most:g}, such as pixels "
     "of 0 to 255, and the network is freshly initialised: its units saturate, or its steps become too large",
@@ -400,7 +399,8 @@ def _permutation(tensor: torch.Tensor) -> _Drawn | None:
         drawn = [ast.unparse(part.node) for part in bound if isinstance(part.node, ast.Assign)] or [text]
         function = r"rand(perm|int)\(" if not isinstance(item[1].slice, ast.Tuple) else r"randperm\("
         if all(re.search(function, words) and "generator" not in words for words in drawn):
-            return _Drawn((id(code) if bound else id(one), text), line, ast.unparse(item[1].value))
+            source = ast.unparse(item[1].value) if "randint(" in drawn[0] else str(id(one))  # one copy of several
+            return _Drawn((id(code) if bound else id(one), text), line, source)
     return None
 
 
@@ -429,7 +429,7 @@ def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
 
 
 def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
-    """Return how many entries of lists and deques, and of what these hold, are a tensor, and whether it fills a deque."""
+    """Return how many entries of lists and deques, and of what these hold, are a tensor; and if it fills one."""
     holders: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (list, deque)]
     rows: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (tuple, dict) or _is_record(one)]
     lists = [one for one in (gc.get_referrers(*rows[:_ENTRIES]) if rows else ()) if type(one) in (list, deque)]
