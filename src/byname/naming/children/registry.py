@@ -50,7 +50,7 @@ class Children:
         kind = type(obj)
         return (self._readers.get(id(kind)) or self._learn(kind))(obj)
 
-    def of(self, obj: Any, bare: bool) -> Sequence[object]:
+    def of(self, obj: Any, bare: bool = False) -> Sequence[object]:
         """Return only the objects that `list` gives, in its order. A fast path reads plain lists, tuples and dicts.
 
         It takes less time for a tensor of PyTorch's own class that is known to be `bare` (`are_bare`).
