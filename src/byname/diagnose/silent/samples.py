@@ -429,7 +429,7 @@ def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
 
 
 def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
-    """Return how many entries of lists and deques, and of what these hold, are a tensor; and if it fills one."""
+    """Return how many entries of lists and deques, and of what these hold, are a tensor; whether it fills a deque."""
     holders: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (list, deque)]
     rows: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (tuple, dict) or _is_record(one)]
     lists = [one for one in (gc.get_referrers(*rows[:_ENTRIES]) if rows else ()) if type(one) in (list, deque)]
