@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from byname.analyse.results import Results
 from byname.analyse.state import Stateful, brief, leaves_in
-from byname.analyse.statistic import Statistic, made, merged, state_of
+from byname.analyse.statistic import Statistic, made, merged, tree_state
 from byname.errors import BadArgumentError
 from byname.text import printable
 
@@ -282,7 +282,7 @@ class Analyser(Stateful):
     def _state_contents(self) -> dict[str, Any]:
         with self.lock:
             self.settle()
-            return state_of(self._places)
+            return tree_state(self._places)
 
     def _read_contents(self, state: Any) -> dict[str, Any]:
         if not isinstance(state, dict) or "parts" not in state:

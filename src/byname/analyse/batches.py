@@ -206,7 +206,7 @@ class SampleRows:
         return self.values.mean(0) if self.weights is None else self.weights @ self.values / self.weights.sum()
 
 
-def rows_of(samples: Tensor, weights: Tensor | None, nan: str) -> SampleRows:
+def sample_rows(samples: Tensor, weights: Tensor | None, nan: str) -> SampleRows:
     """Return the samples, flattened, that take part."""
     weights = per_sample(weights, samples)
     flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))

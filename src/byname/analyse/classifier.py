@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from byname.analyse.batches import known
-from byname.analyse.power_sums import PowerSums, joined, sums_of
+from byname.analyse.power_sums import PowerSums, merged_sums, sums_of
 from byname.analyse.statistic import Statistic
 from byname.errors import BadArgumentError
 
@@ -128,7 +128,7 @@ class LinearClassifier(Statistic):
             if len(rows) <= found.room():
                 found.add(rows, None)
             else:
-                found = joined(found, sums_of(rows, None, 2, None))
+                found = merged_sums(found, sums_of(rows, None, 2, None))
             found.recentre()
             self._rows, self._mean, self._squares = int(found.counts), found.pivot, found.sums[1]
 

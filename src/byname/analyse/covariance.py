@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from byname.analyse.batches import SampleRows, check_features, known, rows_of
+from byname.analyse.batches import SampleRows, check_features, known, sample_rows
 from byname.analyse.moments import divided
 from byname.analyse.statistic import Folded, PairStatistic, Statistic
 
@@ -134,7 +134,7 @@ class Covariance(CovarianceStatistic):
         return self.variance(ddof).sqrt()
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
-        rows = rows_of(samples, weights, self.nan)
+        rows = sample_rows(samples, weights, self.nan)
         self._take_rows(rows, rows.values.shape[1], rows.values.shape[1])
 
 
@@ -159,7 +159,7 @@ class CrossCovariance(PairStatistic, CovarianceStatistic):
 
     def _add_pair(self, samples: Tensor, others: Tensor, weights: Tensor | None) -> None:
         first, last = (one.reshape(len(one), math.prod(one.shape[1:])).double() for one in (samples, others))
-        rows = rows_of(torch.cat([first, last], 1), weights, self.nan)
+        rows = sample_rows(torch.cat([first, last], 1), weights, self.nan)
         self._take_rows(rows, first.shape[1], last.shape[1])
 
 
@@ -191,7 +191,7 @@ class SecondMoment(Folded):
     result = second_moment
 
     def _of(self, samples: Tensor, weights: Tensor | None) -> tuple[tuple[Tensor, ...], int]:
-        rows = rows_of(samples, weights, self.nan)
+        rows = sample_rows(samples, weights, self.nan)
         return (rows.weighted.T @ rows.values, rows.counts), rows.nans
 
     def _check_shape(self, before: Tensor, now: Tensor) -> None:
@@ -256,7 +256,7 @@ class Factor(Statistic):
     result = singular_values
 
     def _add(self, samples: Tensor, weights: Tensor | None) -> None:
-        rows = rows_of(samples, weights, self.nan)
+        rows = sample_rows(samples, weights, self.nan)
         check_features(self, rows.values.shape[1] if self._shift is None else len(self._shift), rows.values.shape[1])
         shift = rows.origin if self._shift is None or not bool(self._counts) else self._shift
         values = rows.values - shift.to(rows.values.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.analyser import Analyser, Sample, checked_analyser
-from byname.analyse.state import dotted, name_of
+from byname.analyse.state import dotted, saved_class_name
 from byname.analyse.statistic import Statistic, merged, twin
 from byname.errors import BadArgumentError
 
@@ -177,7 +177,7 @@ def _checked(analyser: Analyser) -> Analyser:
 def _kind_and_settings(analyser: Analyser) -> dict[str, Any]:
     """Return the settings of an analyser inside another one."""
     kind = type(analyser)
-    name = name_of(kind)
+    name = saved_class_name(kind)
     return {dotted(name) if name.startswith("byname.analyse:") else kind.__qualname__: analyser.settings()}
 
 

@@ -23,7 +23,7 @@ class OfChannels(Analyser):
 
     def __init__(self, *, channel_dim: int | None = None, samples: str = "batch") -> None:
         super().__init__()
-        self.channel_dim = checked_channel(channel_dim)
+        self.channel_dim = checked_channel_dim(channel_dim)
         self.samples = checked_choice(samples, "samples", ("batch", "tokens"))
 
     def settings(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ _ASSUMED = (
 )
 
 
-def checked_channel(channel_dim: int | None) -> int | None:
+def checked_channel_dim(channel_dim: int | None) -> int | None:
     if channel_dim is not None and (type(channel_dim) is not int or channel_dim == 0):
         raise BadArgumentError(
             f"channel_dim is the index of a dimension, such as 1 or -1, not {channel_dim!r}"

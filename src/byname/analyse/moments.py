@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.batches import checked_channel, counted_nan, known, missing, per_sample
-from byname.analyse.power_sums import PowerSums, gathered, joined, shifted, sums_of
+from byname.analyse.power_sums import PowerSums, gathered, merged_sums, shifted, sums_of
 from byname.analyse.statistic import Statistic
 from byname.errors import BadArgumentError
 
@@ -69,7 +69,7 @@ class CentralStatistic(Statistic):
         each = samples.numel() // max(1, kept.pivot.numel()) if kept else 0
         if kept is None or weights is not None or each > kept.room() or kept.pivot.device != samples.device:
             found = sums_of(samples, weights, self.ORDER, channel)
-            self._set(found if kept is None else joined(kept, found.to(kept.pivot.device)))
+            self._set(found if kept is None else merged_sums(kept, found.to(kept.pivot.device)))
             return
         if each > self._room:
             kept.recentre()
@@ -81,7 +81,7 @@ class CentralStatistic(Statistic):
     def _merge(self, other: CentralStatistic) -> None:
         mine, others = self._about_pivot(), other._about_pivot()
         self._check_shape(others.pivot.shape)
-        self._set(joined(mine, others))
+        self._set(merged_sums(mine, others))
 
     def _channel_of(self, samples: Tensor) -> int | None:
         if self.channel is None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from byname.analyse.tables import ResultLeaf, keys_of, leaves_of, plain, single
+from byname.analyse.tables import ResultLeaf, keys_of, plain_number, result_leaves, single
 from byname.axes import EDGE, FILL, GREY, INK, LINES, MAP, axes_of_size, calm, colours, legend
 from byname.errors import BadArgumentError
 from byname.table import closest
@@ -24,8 +24,8 @@ SPECTRA = ("eigenvalues", "singular_values", "spectrum")
 """Figures whose values come in order of size."""
 
 
-def plotted(figures: Mapping[str, Mapping[Any, Any]], name: str, figure: str | None, axes: Axes | None) -> Axes:
-    leaves = _chosen([*leaves_of(figures)], name, figure)
+def plotted_figures(figures: Mapping[str, Mapping[Any, Any]], name: str, figure: str | None, axes: Axes | None) -> Axes:
+    leaves = _chosen([*result_leaves(figures)], name, figure)
     figure = leaves[0].figure
     if any(isinstance(leaf.value, Mapping) for leaf in leaves):
         drawn = _matrix(axes, leaves)
@@ -57,20 +57,20 @@ def _matrix(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
     """Draw one row for each place, and one column for each key."""
     keys = keys_of(leaves, [leaf.path for leaf in leaves])
     rows = {
-        _label(leaf): [plain(leaf.value.get(key)) if isinstance(leaf.value, Mapping) else None for key in keys]
+        _label(leaf): [plain_number(leaf.value.get(key)) if isinstance(leaf.value, Mapping) else None for key in keys]
         for leaf in leaves
     }
-    return heat_map(axes, rows, [str(key) for key in keys], of=leaves[0].figure)
+    return draw_heat_map(axes, rows, [str(key) for key in keys], of=leaves[0].figure)
 
 
 def _numbers(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
     """Draw one bar for each place; with classes a row for each place and a column for each class."""
     if not any(leaf.labels for leaf in leaves):
-        return bars(axes, {leaf.path: float(plain(leaf.value)) for leaf in leaves}, of=leaves[0].figure)
-    known = {(leaf.path, leaf.labels): plain(leaf.value) for leaf in leaves}
+        return bars(axes, {leaf.path: float(plain_number(leaf.value)) for leaf in leaves}, of=leaves[0].figure)
+    known = {(leaf.path, leaf.labels): plain_number(leaf.value) for leaf in leaves}
     classes = [*dict.fromkeys(leaf.labels for leaf in leaves)]
     rows = {leaf.path: [known.get((leaf.path, labels)) for labels in classes] for leaf in leaves}
-    return heat_map(axes, rows, [_words(labels) for labels in classes], of=leaves[0].figure)
+    return draw_heat_map(axes, rows, [_words(labels) for labels in classes], of=leaves[0].figure)
 
 
 def _tensors(axes: Axes | None, leaves: Sequence[ResultLeaf]) -> Axes:
@@ -149,7 +149,7 @@ def curves(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str)
     return axes
 
 
-def heat_map(axes: Axes | None, rows: Mapping[str, Sequence[Any]], columns: Sequence[str], *, of: str) -> Axes:
+def draw_heat_map(axes: Axes | None, rows: Mapping[str, Sequence[Any]], columns: Sequence[str], *, of: str) -> Axes:
     """Draw one cell for each place and column; missing values stay white."""
     widest = max(len(shortened(label)) for label in rows)
     cell = 0.36 if len(columns) <= 30 else 0.2

@@ -85,7 +85,7 @@ def sums_of(samples: Tensor, weights: Tensor | None, order: int, channel: int | 
     return PowerSums(counts.reshape(figures).clone() if isinstance(counts, Tensor) else counts, pivot, sums)
 
 
-def joined(one: PowerSums, other: PowerSums) -> PowerSums:
+def merged_sums(one: PowerSums, other: PowerSums) -> PowerSums:
     """Return both as one, about the mean of all."""
     sums = [torch.stack(both) for both in zip(one.sums, other.sums, strict=True)]
     counts = torch.stack([one.each_count(), other.each_count()])

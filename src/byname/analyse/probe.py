@@ -21,8 +21,8 @@ from byname.analyse.classifier import (
     optimizer_of,
     scored,
 )
-from byname.analyse.layout import checked_channel, feature_dim, positions_of, shown_dim, with_channel
-from byname.analyse.state import mapped, plain
+from byname.analyse.layout import checked_channel_dim, feature_dim, positions_of, shown_dim, with_channel
+from byname.analyse.state import mapped, plain_setting
 from byname.errors import BadArgumentError
 
 
@@ -99,7 +99,7 @@ class LinearProbe(Analyser):
             if features not in (None, "positions"):
                 raise BadArgumentError(f'samples="tokens" means features="positions", not {features!r:.80}')
             self._features = "positions"
-        self._channel_dim = checked_channel(channel_dim)
+        self._channel_dim = checked_channel_dim(channel_dim)
         self._limit = limit
         self._training = True
         self._pass = object()
@@ -107,7 +107,7 @@ class LinearProbe(Analyser):
     def settings(self) -> dict[str, Any]:
         """Return the settings of the classifiers and of the scores."""
         own = {"features": self._features, "channel_dim": self._channel_dim, "loss": self._loss, "nan": self._nan}
-        return {"classes": self.classes, "standardise": self.standardise, **mapped(own, plain)}
+        return {"classes": self.classes, "standardise": self.standardise, **mapped(own, plain_setting)}
 
     @property
     def training(self) -> bool:

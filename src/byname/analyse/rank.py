@@ -166,13 +166,13 @@ class Rank(OfMatrices):
     def figures(self, kept: Any) -> dict[Any, Any]:
         """Return the ranks."""
         matrix = kept["matrix"]
-        return {**ranks(matrix.singular_values(self.centred), max(matrix.shape) * matrix.eps), **self._sizes(kept)}
+        return {**_ranks(matrix.singular_values(self.centred), max(matrix.shape) * matrix.eps), **self._sizes(kept)}
 
 
-def ranks(values: Tensor, tolerance: float) -> dict[str, Any]:
+def _ranks(values: Tensor, tolerance: float) -> dict[str, Any]:
     """Return the numerical, stable and effective rank of a matrix with these singular values.
 
-    >>> ranks(torch.tensor([2.0, 2.0, 0.0]), 1e-7)
+    >>> _ranks(torch.tensor([2.0, 2.0, 0.0]), 1e-7)
     {'rank': 2, 'stable_rank': 2.0, 'effective_rank': 2.0}
     """
     largest = float(values.amax()) if len(values) else 0.0

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from byname.analyse.state import same
+from byname.analyse.state import equal_numbers
 from byname.analyse.tables import (
     ResultLeaf,
+    column_name,
     keys_of,
-    leaves_of,
     levels_of,
     long_rows,
-    named,
     path_of,
-    rows_of,
+    result_leaves,
     shown_rows,
     spare_columns,
+    table_rows,
 )
 from byname.errors import BynameError, NotCapturedError
 from byname.extras import needs
@@ -81,12 +81,12 @@ class Results(Mapping[str, Any]):
         return len(self._figures)
 
     def __eq__(self, other: object) -> bool:
-        return same(self, other) if isinstance(other, Mapping) else NotImplemented
+        return equal_numbers(self, other) if isinstance(other, Mapping) else NotImplemented
 
     @property
     def figures(self) -> tuple[str, ...]:
         """The names of the figures."""
-        return tuple(dict.fromkeys(leaf.figure for leaf in leaves_of(self._figures)))
+        return tuple(dict.fromkeys(leaf.figure for leaf in result_leaves(self._figures)))
 
     def rows(self) -> list[Row]:
         """Return one dict of plain values a place, and class where there are classes.
@@ -94,7 +94,7 @@ class Results(Mapping[str, Any]):
         Numbers are as they are. A tensor ``mean`` has columns ``mean.min``, ``mean.mean`` and ``mean.max``, of its
         values that are not NaN; a dict has a column for each key, ``cka[fc2]``.
         """
-        return rows_of(self._figures)
+        return table_rows(self._figures)
 
     def to_pandas(self, *, long: bool = False) -> pandas.DataFrame:
         """Return the figures as a DataFrame; needs pandas (``pip install "byname[frames]"``).
@@ -138,13 +138,13 @@ class Results(Mapping[str, Any]):
             NotInstalledError: if matplotlib is not installed; it is also an ImportError.
             BadArgumentError: if there is no such figure, or it has no numbers.
         """
-        from byname.analyse.plots import plotted
+        from byname.analyse.plots import plotted_figures
 
-        return plotted(self._figures, self.name, figure, ax if axes is None else axes)
+        return plotted_figures(self._figures, self.name, figure, ax if axes is None else axes)
 
     def by_path(self, name: str) -> dict[str, Any]:
         """Return the figures by paths ``<place>.<name>.<figure>``, or ``<place>.<name>.<class>.<figure>``."""
-        return dict(pair for leaf in leaves_of(self._figures) for pair in path_of(leaf, name))
+        return dict(pair for leaf in result_leaves(self._figures) for pair in path_of(leaf, name))
 
     def __repr__(self) -> str:
         rows = shown_rows(self._figures)
@@ -167,13 +167,13 @@ def dataset_of(figures: Mapping[str, Mapping[Any, Any]], name: str) -> xarray.Da
     """Return one variable a figure."""
     with needs("to_xarray()", "xarray"):
         import xarray
-    leaves = [*leaves_of(figures)]
+    leaves = [*result_leaves(figures)]
     coords = _coordinates(figures, leaves)
     variables: dict[str, Any] = {}
     masks: dict[str, Any] = {}
     for figure in dict.fromkeys(leaf.figure for leaf in leaves):
         dims, data, mask = _variable(figure, [leaf for leaf in leaves if leaf.figure == figure], coords)
-        variables[named(figure, coords)] = dims, data
+        variables[column_name(figure, coords)] = dims, data
         if mask is not None:
             masks[f"{figure}_mask"] = dims, mask
     return xarray.Dataset(variables, {**coords, **masks}, attrs={"analyser": name})

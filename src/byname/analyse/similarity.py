@@ -11,9 +11,9 @@ from torch import Tensor
 
 from byname.analyse.analyser import Analyser, Sample
 from byname.analyse.batches import checked_choice, checked_integer
-from byname.analyse.layout import Layout, checked_channel, positions_of, with_channel
+from byname.analyse.layout import Layout, checked_channel_dim, positions_of, with_channel
 from byname.analyse.results import Results
-from byname.analyse.statistic import Statistic, state_of, twin
+from byname.analyse.statistic import Statistic, tree_state, twin
 from byname.errors import BadArgumentError
 from byname.table import counted
 
@@ -65,7 +65,7 @@ class Similarity(Analyser):
         self.biased = bool(biased)
         self.ahead = checked_integer(ahead, "ahead", 1)
         self.samples = checked_choice(samples, "samples", ("batch", "tokens"))
-        self.channel_dim = checked_channel(channel_dim)
+        self.channel_dim = checked_channel_dim(channel_dim)
         if channel_dim is not None and samples != "tokens":
             raise BadArgumentError('channel_dim= says where the features of a token are: give samples="tokens" too')
         self._waiting: dict[int, deque[dict[str, Tensor]]] = {}
@@ -179,7 +179,7 @@ class Similarity(Analyser):
         super()._merge_checked(other._settled())
 
     def _state_contents(self) -> dict[str, Any]:
-        return state_of(self._settled()._places)
+        return tree_state(self._settled()._places)
 
     def figures(self, kept: Any) -> NoReturn:
         """Raise an error: the data is of all places together."""

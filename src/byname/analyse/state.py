@@ -35,7 +35,7 @@ class Stateful(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return the attributes in `SETTINGS`, by their names."""
-        return {name: plain(getattr(self, name)) for name in self.SETTINGS}
+        return {name: plain_setting(getattr(self, name)) for name in self.SETTINGS}
 
     def merge(self, other: Self) -> Self:
         """Take in the data of another object with the same settings, and return this one.
@@ -80,7 +80,8 @@ class Stateful(ABC):
 
         It also holds the module and the name of the class, and the settings.
         """
-        about = {self.KIND: name_of(type(self)), "version": VERSION, "settings": copied(plain(self.settings()))}
+        settings = writable_copy(plain_setting(self.settings()))
+        about = {self.KIND: saved_class_name(type(self)), "version": VERSION, "settings": settings}
         return {**about, **self._state_contents()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -105,7 +106,7 @@ class Stateful(ABC):
             raise BadArgumentError(
                 f"this state of {kind} has version {version}, and this byname reads up to {VERSION}: update byname"
             )
-        settings = plain(self.settings())
+        settings = plain_setting(self.settings())
         if differ := _differing(settings, state.get("settings", settings)):
             one, two = differ
             raise BadArgumentError(
@@ -137,12 +138,12 @@ def _differing(mine: dict[str, Any], others: Any) -> tuple[str, str] | None:
     if not isinstance(others, dict):
         return str(mine), brief(others)
     names = [name for name in {**mine, **others} if not (name in mine and name in others)]
-    names += [name for name in mine if name in others and not same(mine[name], others[name])]
+    names += [name for name in mine if name in others and not equal_numbers(mine[name], others[name])]
     one, two = ([name for name in names if name in settings] for settings in (mine, others))
-    return (listed(mine, one) or "no such setting", listed(others, two) or "no such setting") if names else None
+    return (as_call(mine, one) or "no such setting", as_call(others, two) or "no such setting") if names else None
 
 
-def listed(settings: dict[str, Any], names: Iterable[str]) -> str:
+def as_call(settings: dict[str, Any], names: Iterable[str]) -> str:
     """Return some settings, written as in a call."""
     return ", ".join(f"{name}={_shown(settings[name])}" for name in names)
 
@@ -174,7 +175,7 @@ def on_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return mapped(value, lambda one: change(one) if isinstance(one, Tensor) else one)
 
 
-def copied(value: Any) -> Any:
+def writable_copy(value: Any) -> Any:
     """Return a copy that can be changed in place outside of inference mode, even if it was made inside."""
     with torch.inference_mode(False):
         return on_tensors(value, lambda tensor: tensor.detach().clone())
@@ -187,14 +188,14 @@ def leaves_in(value: Any) -> list[Any]:
     return found
 
 
-def plain(value: Any) -> Any:
+def plain_setting(value: Any) -> Any:
     """Return a setting as a state holds it: plain values as they are, others by the name of their function or class.
 
-    >>> plain({"fires": torch.relu, "sizes": (1, 2.5), "dtype": torch.float32})
+    >>> plain_setting({"fires": torch.relu, "sizes": (1, 2.5), "dtype": torch.float32})
     {'fires': 'relu', 'sizes': (1, 2.5), 'dtype': 'torch.float32'}
     """
     if isinstance(value, dict):
-        return {plain(key): plain(one) for key, one in value.items()}
+        return {plain_setting(key): plain_setting(one) for key, one in value.items()}
     return mapped(value, _plain)
 
 
@@ -214,20 +215,20 @@ def callable_name(value: Any) -> str:
     return name if isinstance(name, str) else type(value).__name__
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_numbers(one: Any, other: Any) -> bool:
     """Return whether all numbers are equal, in dicts, lists, tensors and arrays; NaN is the same as NaN.
 
-    >>> same({"dead": torch.tensor([1, 2])}, {"dead": [1.0, 2.0]})
+    >>> equal_numbers({"dead": torch.tensor([1, 2])}, {"dead": [1.0, 2.0]})
     True
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(equal_numbers(one[key], other[key]) for key in one)
     if isinstance(one, Mapping) or isinstance(other, Mapping):
         return False
     if isinstance(one, Tensor | np.ndarray) or isinstance(other, Tensor | np.ndarray):
         return _same_arrays(one, other)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(equal_numbers, one, other))
     return bool(one == other) or bool(one != one and other != other)  # NaN is not itself
 
 
@@ -248,10 +249,10 @@ def _same_arrays(one: Any, other: Any) -> bool:
 _OUTLINE = "byname"
 
 
-def packed(state: dict[str, Any]) -> bytes:
+def packed_state(state: dict[str, Any]) -> bytes:
     """Return a state of tensors, numbers, texts, None, and lists, tuples and dicts of these, as bytes.
 
-    >>> unpacked(packed({"count": 2, "mean": torch.zeros(2)}))
+    >>> unpacked_state(packed_state({"count": 2, "mean": torch.zeros(2)}))
     {'count': 2, 'mean': tensor([0., 0.])}
     """
     from safetensors.torch import save
@@ -262,7 +263,7 @@ def packed(state: dict[str, Any]) -> bytes:
     return save(tensors)
 
 
-def unpacked(content: bytes, *, source: str = "this") -> Any:
+def unpacked_state(content: bytes, *, source: str = "this") -> Any:
     """Return the packed state, with its tensors on the CPU; an error names the source of the bytes."""
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -312,7 +313,7 @@ def states_of_all_ranks(state: dict[str, Any], group: Any = None) -> list[Any]:
         raise BadArgumentError(f"rank {distributed.get_rank()} is not in this group: call it only on ranks that are")
     on_gpu = distributed.get_backend(group) == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    mine = torch.frombuffer(bytearray(packed(state)), dtype=torch.uint8)
+    mine = torch.frombuffer(bytearray(packed_state(state)), dtype=torch.uint8)
     size = torch.tensor([len(mine)], device=device)
     sizes = [torch.empty_like(size) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(sizes, size, group=group)
@@ -320,7 +321,7 @@ def states_of_all_ranks(state: dict[str, Any], group: Any = None) -> list[Any]:
     sent[: len(mine)] = mine.to(device)
     got = [torch.empty_like(sent) for _ in sizes]
     distributed.all_gather(got, sent, group=group)
-    return [unpacked(bytes(one[: int(length)].cpu().numpy())) for one, length in zip(got, sizes, strict=True)]
+    return [unpacked_state(bytes(one[: int(length)].cpu().numpy())) for one, length in zip(got, sizes, strict=True)]
 
 
 # Names of classes.
@@ -328,11 +329,11 @@ def states_of_all_ranks(state: dict[str, Any], group: Any = None) -> list[Any]:
 _OURS = "byname.analyse"
 
 
-def name_of(kind: type) -> str:
+def saved_class_name(kind: type) -> str:
     """Return the name of a class in saved states: its module and its qualified name.
 
     >>> from byname.analyse import Mean
-    >>> name_of(Mean)
+    >>> saved_class_name(Mean)
     'byname.analyse:Mean'
     """
     module = kind.__module__
@@ -349,7 +350,7 @@ def is_named(kind: type, name: object) -> bool:
     if not isinstance(name, str):
         return False
     module, _, qualified = name.rpartition(":")
-    own, _, mine = name_of(kind).rpartition(":")
+    own, _, mine = saved_class_name(kind).rpartition(":")
     if not module:
         return kind.__name__ == name
     return mine == qualified and (own == module or ("__main__" in (module, own) and _OURS not in (module, own)))
@@ -357,7 +358,7 @@ def is_named(kind: type, name: object) -> bool:
 
 def distinct_names(one: type | str, other: type | str) -> tuple[str, str]:
     """Return the names of two classes for an error: without their modules, unless they are then the same."""
-    names = [each if isinstance(each, str) else name_of(each) for each in (one, other)]
+    names = [each if isinstance(each, str) else saved_class_name(each) for each in (one, other)]
     bare = [name.replace(":", ".").rpartition(".")[2] for name in names]
     mine, others = map(dotted, names if bare[0] == bare[1] else bare)
     return mine, others
@@ -385,7 +386,7 @@ def class_named(name: object, base: type, declared: Iterable[type] = ()) -> type
         getattr(import_module(_OURS), ours)  # is imported when it is asked for
     named = [kind for kind in dict.fromkeys(_children(base)) if is_named(kind, name)]
     found = [kind for kind in declared if is_named(kind, name)][:1]
-    found = found or [kind for kind in named if name_of(kind) == name] or named
+    found = found or [kind for kind in named if saved_class_name(kind) == name] or named
     if len(found) == 1:
         return found[0]
     words = dotted(name) if isinstance(name, str) else f"{name!r:.80}"

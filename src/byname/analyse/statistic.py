@@ -16,17 +16,17 @@ from torch import Tensor
 from byname.analyse.batches import Batch, checked_choice, checked_weights, known, per_sample, samples_of
 from byname.analyse.state import (
     Stateful,
+    as_call,
     brief,
     class_named,
-    copied,
     distinct_names,
     is_named,
     leaves_in,
-    listed,
     mapped,
     on_tensors,
-    packed,
-    unpacked,
+    packed_state,
+    unpacked_state,
+    writable_copy,
 )
 from byname.codec import write_whole
 from byname.errors import BadArgumentError
@@ -165,7 +165,7 @@ class Statistic(Stateful):
         """
         if not Path(path).parent.is_dir():
             raise BadArgumentError(f"there is no directory {Path(path).parent} to save to: make it first")
-        write_whole(Path(path), packed(self.state_dict()))
+        write_whole(Path(path), packed_state(self.state_dict()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -175,7 +175,7 @@ class Statistic(Stateful):
             BadArgumentError: if the file holds something else.
             OSError: if it cannot be read.
         """
-        return cls.made(unpacked(Path(path).read_bytes(), source=str(path)))
+        return cls.made(unpacked_state(Path(path).read_bytes(), source=str(path)))
 
     @classmethod
     def made(cls, state: Any) -> Self:
@@ -201,7 +201,7 @@ class Statistic(Stateful):
         return made
 
     def _fresh(self) -> Self:
-        return type(self)(**copied(self.settings()))
+        return type(self)(**writable_copy(self.settings()))
 
     def _merge_checked(self, other: Self) -> None:
         if not other.count:
@@ -216,7 +216,7 @@ class Statistic(Stateful):
         self.count, self.nans = self.count + other.count, self.nans + other.nans
 
     def _state_contents(self) -> dict[str, Any]:
-        return copied({name: getattr(self, name) for name in ("count", "nans", *self.STATE)})  # type: ignore[no-any-return]
+        return writable_copy({name: getattr(self, name) for name in ("count", "nans", *self.STATE)})  # type: ignore[no-any-return]
 
     def _read_contents(self, state: Any) -> dict[str, Any]:
         names = {"settings", "count", "nans", *self.STATE}
@@ -228,7 +228,7 @@ class Statistic(Stateful):
             )
         if not all(type(state[name]) is int and state[name] >= 0 for name in ("count", "nans")):
             raise BadArgumentError(f"count and nans are numbers, not {state['count']!r:.80} and {state['nans']!r:.80}")
-        return copied({name: state[name] for name in ("count", "nans", *self.STATE)})  # type: ignore[no-any-return]
+        return writable_copy({name: state[name] for name in ("count", "nans", *self.STATE)})  # type: ignore[no-any-return]
 
     def _replace_contents(self, contents: dict[str, Any]) -> None:
         for name, value in contents.items():
@@ -237,12 +237,12 @@ class Statistic(Stateful):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        with torch.inference_mode(False):  # as in `copied`
+        with torch.inference_mode(False):  # as in `writable_copy`
             vars(twin).update(deepcopy(vars(self), memo))
         return twin
 
     def __repr__(self) -> str:
-        return printable(f"<{type(self).__name__}({listed(self.settings(), self.SETTINGS)}) of {self.count} samples>")
+        return printable(f"<{type(self).__name__}({as_call(self.settings(), self.SETTINGS)}) of {self.count} samples>")
 
 
 class Folded(Statistic):
@@ -343,15 +343,15 @@ def twin(kept: Any) -> Any:
     return mapped(kept, lambda one: one.twin())
 
 
-def state_of(kept: Any) -> dict[str, Any]:
+def tree_state(kept: Any) -> dict[str, Any]:
     """Return a tree as tensors and plain values, from which `made` makes it again."""
     if isinstance(kept, Statistic):
         return kept.state_dict()
-    return {"parts": [[key, state_of(one)] for key, one in kept.items()]}
+    return {"parts": [[key, tree_state(one)] for key, one in kept.items()]}
 
 
 def made(state: Any, declared: Iterable[type[Statistic]] = ()) -> Any:
-    """Return the tree that `state_of` described; declared classes are preferred if several classes have a name."""
+    """Return the tree that `tree_state` described; declared classes are preferred if several classes have a name."""
     if isinstance(state, dict) and "statistic" in state:
         kind: type[Statistic] = class_named(state["statistic"], Statistic, declared)
         return kind.made(state)

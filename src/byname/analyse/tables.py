@@ -29,7 +29,7 @@ class ResultLeaf(NamedTuple):
     value: Any
 
 
-def leaves_of(figures: Mapping[str, Mapping[Any, Any]]) -> Iterator[ResultLeaf]:
+def result_leaves(figures: Mapping[str, Mapping[Any, Any]]) -> Iterator[ResultLeaf]:
     """Yield the figures in order: place by place, and class by class."""
     for path, of_place in figures.items():
         yield from _below(path, (), of_place)
@@ -50,7 +50,7 @@ def levels_of(labels: tuple[Any, ...]) -> list[str]:
     return [name if number == 1 else f"{name}_{number}" for name, number in zip(names, numbers, strict=True)]
 
 
-def named(figure: str, taken: Container[str]) -> str:
+def column_name(figure: str, taken: Container[str]) -> str:
     """Return the name of a column or variable for a figure, if the columns of the place take some names."""
     return f"figure.{figure}" if figure in taken else figure
 
@@ -94,7 +94,7 @@ FEW = 3
 """More columns than these of one figure are numbered."""
 
 
-def rows_of(figures: Figures, cells: Cells | None = None, short: Mapping[str, str] | None = None) -> list[Row]:
+def table_rows(figures: Figures, cells: Cells | None = None, short: Mapping[str, str] | None = None) -> list[Row]:
     """Return one row of plain values a place, and a class where there are classes.
 
     A figure that is a tensor has the columns ``mean.min``, ``mean.mean`` and ``mean.max``, without NaN; one that is a
@@ -110,7 +110,7 @@ def rows_of(figures: Figures, cells: Cells | None = None, short: Mapping[str, st
                     name = f"{leaf.figure}[{key}]"
                     row.update(cells(short.get(name, name), leaf.value.get(key)))
             else:
-                row.update(cells(named(leaf.figure, place), leaf.value))
+                row.update(cells(column_name(leaf.figure, place), leaf.value))
     return [row for row, _ in rows]
 
 
@@ -126,7 +126,7 @@ def shown_rows(figures: Figures) -> list[Row]:
         if len(keys) > FEW and set(keys) <= numbers.keys()
         for key in keys
     }
-    rows = rows_of(figures, _shown, short)
+    rows = table_rows(figures, _shown, short)
     return [{"#": numbers[row["path"]], **row} for row in rows] if short else rows
 
 
@@ -137,7 +137,7 @@ def spare_columns(rows: Sequence[Row], figures: Figures) -> list[str]:
     columns = [*dict.fromkeys(name for row in rows for name in row)][::-1]
     starts = tuple(f"{figure}{mark}" for figure in _matrices(figures) for mark in ("[", " #"))
     keys = [name for name in columns if starts and name.startswith(starts)]
-    leaves = [*leaves_of(figures)]
+    leaves = [*result_leaves(figures)]
     tensors = {leaf.figure for leaf in leaves if isinstance(leaf.value, Tensor) and leaf.value.ndim}
     known = {leaf.figure for leaf in leaves}
     amounts = [name for name in columns if name in known and name.endswith(AMOUNTS)]
@@ -148,7 +148,7 @@ def spare_columns(rows: Sequence[Row], figures: Figures) -> list[str]:
 def _matrices(figures: Figures) -> dict[str, list[Any]]:
     """Return the figures that are dicts, with their keys in the order of the model."""
     found: dict[str, list[ResultLeaf]] = {}
-    for leaf in leaves_of(figures):
+    for leaf in result_leaves(figures):
         if isinstance(leaf.value, Mapping):
             found.setdefault(leaf.figure, []).append(leaf)
     return {figure: keys_of(leaves, figures) for figure, leaves in found.items()}
@@ -156,7 +156,7 @@ def _matrices(figures: Figures) -> dict[str, list[Any]]:
 
 def long_rows(figures: Figures) -> Iterator[Row]:
     """Yield one row for each place, class, figure and element; ``index`` is None if there is only one."""
-    for leaf in leaves_of(figures):
+    for leaf in result_leaves(figures):
         for index, value in _elements(leaf.value):
             yield {"path": leaf.path, **_levels(leaf.labels), "figure": leaf.figure, "index": index, "value": value}
 
@@ -170,7 +170,7 @@ def single(value: Any) -> bool:
     return isinstance(value, bool | int | float) or (isinstance(value, Tensor) and not value.ndim)
 
 
-def plain(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """Return a tensor of one number as that number; anything else as it is."""
     return value.item() if isinstance(value, Tensor) and not value.ndim else value
 
@@ -180,21 +180,21 @@ def _by_place(figures: Figures) -> list[tuple[Row, list[ResultLeaf]]]:
     found: dict[tuple[str, tuple[Any, ...]], list[ResultLeaf]] = {
         (path, ()): [] for path in figures if not figures[path]
     }
-    for leaf in leaves_of(figures):
+    for leaf in result_leaves(figures):
         found.setdefault((leaf.path, leaf.labels), []).append(leaf)
     return [({"path": path, **_levels(labels)}, leaves) for (path, labels), leaves in found.items()]
 
 
 def _exact(name: str, value: Any) -> Row:
     if not isinstance(value, Tensor) or not value.ndim:
-        return {name: plain(value)}
+        return {name: plain_number(value)}
     low, mean, high, _ = _range(value)
     return {f"{name}.min": low, f"{name}.mean": mean, f"{name}.max": high}
 
 
 def _shown(name: str, value: Any) -> Row:
     if not isinstance(value, Tensor) or not value.ndim:
-        return {name: _digits(plain(value))}
+        return {name: _digits(plain_number(value))}
     low, mean, high, nans = _range(value)
     of = "×".join(map(str, value.shape))
     if low is None:
@@ -236,4 +236,4 @@ def _elements(value: Any) -> Iterator[tuple[Any, Any]]:
         for index, one in zip(indices, flat, strict=True):
             yield tuple(index) if isinstance(index, list) else index, one
     else:
-        yield None, plain(value)
+        yield None, plain_number(value)

@@ -233,12 +233,12 @@ class Sweep(Rows[Row]):
         Raises:
             NotInstalledError: matplotlib is not installed (``pip install "byname[plot]"``).
         """
-        from byname.analyse.plots import heat_map
+        from byname.analyse.plots import draw_heat_map
 
         *names, last = self.over
         rows = [" · ".join(map(str, row)) for row in itertools.product(*(self.over[name] for name in names))]
         values = self.values.reshape(len(rows), -1)
-        ax = heat_map(ax, dict(zip(rows, values, strict=True)), [*map(str, self.over[last])], of="value")
+        ax = draw_heat_map(ax, dict(zip(rows, values, strict=True)), [*map(str, self.over[last])], of="value")
         ax.set_ylabel(" · ".join(names))
         ax.set_xlabel(last)
         ax.set_title(f"{self.of}: {' × '.join(self.over)}", loc="left")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from byname.analyse.results import Results
 from byname.analyse.snapshots import Records
-from byname.analyse.tables import ResultLeaf, keys_of, leaves_of, plain, single
+from byname.analyse.tables import ResultLeaf, keys_of, plain_number, result_leaves, single
 from byname.autograd.saved import Saved
 from byname.comparing.diff import Diff
 from byname.comparing.difference import ONLY
@@ -233,7 +233,7 @@ BEFORE = 5
 
 def results_section(results: Results, draft: PageDraft) -> Section:
     """Return the section of the figures of places: bars, heat maps, curves, and the table."""
-    leaves = [*leaves_of(results)]
+    leaves = [*result_leaves(results)]
     vectors = [one for one in leaves if isinstance(one.value, Tensor) and one.value.ndim and one.value.numel()]
     panels: list[Panel] = [*_bars(leaves), *_matrices(leaves, results, draft)]
     panels += [_vector(one, draft) for one in vectors[:VECTORS]]
@@ -253,7 +253,7 @@ def _bars(leaves: Sequence[ResultLeaf]) -> Iterator[BarPanel]:
     for name in dict.fromkeys(one.figure for one in leaves if single(one.value)):
         if name.rpartition(".")[2] in _AMOUNTS:
             continue
-        known = [(_label(one), plain(one.value)) for one in leaves if one.figure == name and single(one.value)]
+        known = [(_label(one), plain_number(one.value)) for one in leaves if one.figure == name and single(one.value)]
         finite = [abs(value) for _, value in known if math.isfinite(value)]
         most = max(finite, default=0) or 1
         bars = []
@@ -279,7 +279,7 @@ def _matrices(leaves: Sequence[ResultLeaf], results: Results, draft: PageDraft) 
 
 
 def _finite(value: Any) -> float | None:
-    value = plain(value)
+    value = plain_number(value)
     return rounded(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
