@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from byname.errors import NotStorableError
-from byname.recording.values.change import ChangeDetector, same
+from byname.recording.values.change import ChangeDetector, same_bits
 from byname.recording.values.copy import Copies, plain_copy
 from byname.recording.values.reduce import FIGURES, reduction
 
@@ -90,9 +90,9 @@ def test_copies_are_exact_plain_and_in_ordinary_memory(dtype):
             type(made) is torch.Tensor
             and not made.is_pinned()
             and made.is_contiguous()
-            and same(plain_copy(one, path="x"), made)
+            and same_bits(plain_copy(one, path="x"), made)
         )
-        assert same(one.detach().cpu(), made)
+        assert same_bits(one.detach().cpu(), made)
 
 
 SEGMENT = 2 << 20
@@ -146,4 +146,4 @@ def test_a_change_that_only_the_content_tells_is_doubtful_and_told_by_the_copies
     assert last.changed(norm.running_mean)
     second = copies.take(norm.running_mean, "x")
     copies.settle()
-    assert not same(second, first)
+    assert not same_bits(second, first)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stored_runs import kept
 from torch import nn
 
-from byname.recording.values.change import ChangeDetector, same
+from byname.recording.values.change import ChangeDetector, same_bits
 
 
 def copy(value):
@@ -165,14 +165,18 @@ def test_content_is_compared_bit_by_bit(dtype):
     other.view(torch.uint8)[4, -1] ^= 1
     for part in (slice(None), slice(1, None), slice(4), slice(3, 3), (slice(None), slice(1, None)), (4, 2)):
         turned = ones[part].t() if ones[part].dim() == 2 else ones[part]
-        assert same(ones[part], copy(ones[part])) and same(turned, copy(turned))
-    assert not same(other, copy(ones)) and not same(other.t(), copy(ones.t())) and not same(other[1:], copy(ones[1:]))
-    assert same(other[:4], copy(ones[:4]))
+        assert same_bits(ones[part], copy(ones[part])) and same_bits(turned, copy(turned))
+    assert (
+        not same_bits(other, copy(ones))
+        and not same_bits(other.t(), copy(ones.t()))
+        and not same_bits(other[1:], copy(ones[1:]))
+    )
+    assert same_bits(other[:4], copy(ones[:4]))
 
 
 def test_nan_is_the_same_and_a_minus_before_zero_is_not():
-    assert same(torch.tensor([math.nan]), torch.tensor([math.nan]))
-    assert not same(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert same_bits(torch.tensor([math.nan]), torch.tensor([math.nan]))
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
 
 
 def test_a_reduced_value_is_compared_in_its_reduced_form():
@@ -282,7 +286,7 @@ values = st.recursive(
 @given(values)
 def test_every_value_is_the_same_as_its_copy(value):
     made = copy(value)
-    assert same(value, made) and same(made, copy(made)) and not same([value], made)
+    assert same_bits(value, made) and same_bits(made, copy(made)) and not same_bits([value], made)
     assert not stored(value).changed(value)
 
 
@@ -290,4 +294,4 @@ def test_every_value_is_the_same_as_its_copy(value):
 @given(values, values)
 def test_values_that_print_differently_are_not_the_same(one, other):
     if repr(one) != repr(other):
-        assert not same(one, copy(other))
+        assert not same_bits(one, copy(other))

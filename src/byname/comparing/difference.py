@@ -17,7 +17,7 @@ from torch.testing._comparison import default_tolerances
 from byname.codec import dtype_name
 from byname.errors import BadArgumentError
 from byname.recording.export import NUMBERS, numpy_of
-from byname.recording.values.change import same
+from byname.recording.values.change import same_bits
 from byname.table import Column, Tabled, cell
 
 EQUAL, WITHIN, DIFFERENT, UNCOMPARED = "equal", "within tolerance", "different", "not compared"
@@ -250,7 +250,7 @@ def _size(one: PlaceDiff) -> tuple[bool, bool, float]:
 def _measured(at: str, a: Any, b: Any, tolerance: Tolerance) -> PlaceDiff:
     one, other = _numbers(a), _numbers(b)
     if one is None or other is None or one.shape != other.shape:
-        if same(a, b):
+        if same_bits(a, b):
             return PlaceDiff()
         return PlaceDiff(beyond=True, what=f"{at}{': ' if at else ''}{_short(a)} and {_short(b)}")
     dtypes = dtype_of(a), dtype_of(b)

@@ -15,7 +15,7 @@ from byname.recording.flush import PlaceValues, Windows
 from byname.recording.listener import PlaceRecorder
 from byname.recording.options import Analysed, Options, is_analyser, several
 from byname.recording.sampling import Time
-from byname.recording.unrecorded import why
+from byname.recording.unrecorded import unrecorded_reason
 from byname.text import note_on
 from byname.tracing.muted import muting
 from byname.watch.forwards import follow_forwards, nothing
@@ -52,7 +52,7 @@ class AnalyserListener(PlaceRecorder):
             reason = "it observed nothing" if self._analyser.enabled else "it was disabled"
         else:
             reason = f"no forward of {self._model_name} ended, and its figures are taken when one ends"
-        found = why([*self._columns.values()], reason, self._options, self._clock)
+        found = unrecorded_reason([*self._columns.values()], reason, self._options, self._clock)
         return [(self.asked, found)] if found else []
 
     def _ended(self) -> None:

@@ -14,7 +14,7 @@ from byname.errors import BadArgumentError, BynameError
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.recording.export import NUMBERS, plain_type
-from byname.recording.series import Series, shape_of
+from byname.recording.series import Series, value_shape
 from byname.recording.series_records import cropped, one_each
 from byname.table import listed
 from byname.text import note_on
@@ -209,7 +209,7 @@ def _taken(result: Any, path: str, series: Series) -> Series:
 def _standing_for_all(value: Any, series: Series) -> Series:
     rank = series.ranks[-1] if len(set(series.ranks)) == 1 else -1
     moments = [series.iterations[-1]], [rank], [0], [series.modes[-1]]
-    return Series(series.path, [value], *moments, [shape_of(value)], sampling=series.sampling)
+    return Series(series.path, [value], *moments, [value_shape(value)], sampling=series.sampling)
 
 
 def _alias(value: Any, depth: int = 0) -> Any:

@@ -15,7 +15,7 @@ from byname.place import Place
 from byname.recording.flush import PlaceValues, Windows
 from byname.recording.listener import Listener
 from byname.recording.sampling import Time
-from byname.recording.values.reduce import name_of
+from byname.recording.values.reduce import reduction_name
 from byname.table import closest, counted
 from byname.text import note_on, printable
 from byname.tracing.muted import muting
@@ -60,7 +60,7 @@ class Chosen:
 
     def facts(self) -> dict[str, Any]:
         """Return what a file says of it."""
-        return {} if self._keep is None else {"keep": self._keep, "by": self._path or name_of(self._by)}
+        return {} if self._keep is None else {"keep": self._keep, "by": self._path or reduction_name(self._by)}
 
     def check(self, listeners: Sequence[Listener], reports: Sequence[object]) -> None:
         """Refuse a path in `by` that is not recorded; the paths of reports are known once they have come."""
@@ -98,7 +98,7 @@ class Chosen:
                 gone = gone - {time} | self._displaced(time, values, hurry)
                 stop = None if why or hurry else self._stop_when
                 if stop is not None and self._asked(stop, "stop_when", time, values):
-                    why = f"stop_when ({name_of(stop)}) was true after {time.mode} iteration {time.iteration}"
+                    why = f"stop_when ({reduction_name(stop)}) was true after {time.mode} iteration {time.iteration}"
         finally:
             if self._keep is not None:
                 self._windows.drop(gone)

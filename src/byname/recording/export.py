@@ -63,7 +63,7 @@ def array_from(values: Sequence[Any]) -> AnyArray:
     elements = [numpy_of(value) if issubclass(type(value), Tensor) else value for value in values]
     tensors = [type(element) is np.ndarray for element in elements]
     if all(tensors):
-        dtype = common_type(element.dtype for element in elements)
+        dtype = exact_dtype(element.dtype for element in elements)
         if dtype is not None and len({element.shape for element in elements}) == 1:
             return np.stack(elements).astype(dtype, copy=False)
     elif not any(tensors):
@@ -73,7 +73,7 @@ def array_from(values: Sequence[Any]) -> AnyArray:
     return objects(element.copy()[()] if type(element) is np.ndarray else element for element in elements)
 
 
-def common_type(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
+def exact_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
     """Return the type that holds each of these exactly; there is one within floats, within signed integers ..."""
     found = set(dtypes)
     return np.result_type(*found) if len({dtype.kind for dtype in found}) == 1 else None
@@ -139,7 +139,7 @@ SHOWN = 20
 """Records of a long series that are shown: half of them the first ones, half the last. No other value is read."""
 
 
-def row(series: SeriesRecords, number: int, value: Any) -> Row:
+def record_row(series: SeriesRecords, number: int, value: Any) -> Row:
     """Return one record as plain values. A tensor of one element is its number; of a larger one, the range."""
     iteration, rank, call, evaluation, kind = series.records[number].item()
     shape = series.kinds[kind].shape
@@ -169,7 +169,7 @@ def shown(series: SeriesRecords, most: int = SHOWN) -> tuple[list[Row], list[str
     size = len(series)
     last = most // 2
     numbers = range(size) if size <= most else [*range(most - last), *range(size - last, size)]
-    rows = [_shortened(row(series, number, series.values[number])) for number in numbers]
+    rows = [_shortened(record_row(series, number, series.values[number])) for number in numbers]
     between = size - len(rows)
     notes = [
         f"{counted(between, 'record')} between the first {most - last} and the last {last} not shown; .rows() has them"

@@ -23,7 +23,7 @@ from byname.recording.memory import MemoryStore, SeriesOnDemand, Store
 from byname.recording.sampling import Sampling, Time
 from byname.recording.series import Series
 from byname.recording.series_records import SERIES_RECORD, Kind
-from byname.recording.values.change import NOTHING, ChangeDetector, same
+from byname.recording.values.change import NOTHING, ChangeDetector, same_bits
 from byname.recording.values.copy import Copies, plain_copy
 from byname.recording.values.plain import undisturbed
 from byname.source.tracebacks import warn
@@ -78,7 +78,7 @@ class PlaceValues:
         records = [
             (time, call, value, shard)
             for time, call, value, shard, before in came
-            if before is NOTHING or not same(value, before)
+            if before is NOTHING or not same_bits(value, before)
         ]
         if records and self.numbers is not None:
             calls = self.numbers.settled([one[:2] for one in records])

@@ -21,7 +21,7 @@ from byname.recording.distributed.dtensor import is_distributed, local_part
 from byname.recording.flush import PlaceValues, Windows
 from byname.recording.options import Options, form_of, several
 from byname.recording.sampling import Time
-from byname.recording.unrecorded import Unrecorded, why
+from byname.recording.unrecorded import Unrecorded, unrecorded_reason
 from byname.recording.values.change import NOTHING, ChangeDetector
 from byname.recording.values.plain import quick_copy
 from byname.recording.values.reduce import quick_figure
@@ -170,7 +170,7 @@ class Listener(PlaceRecorder):
         found = []
         for entry in self.handle.requested.entries():
             columns = [self._columns[path] for path in entry.paths if path in self._columns]
-            reason = why(columns, entry.reason, self._options, self._clock, self._unrecorded)
+            reason = unrecorded_reason(columns, entry.reason, self._options, self._clock, self._unrecorded)
             if reason and self._functions:
                 reason = _NOT_ASSIGNED
             if reason:

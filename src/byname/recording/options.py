@@ -13,7 +13,7 @@ from byname.codec import dtype_name
 from byname.errors import BadArgumentError
 from byname.recording.callbacks import Callbacks, callables
 from byname.recording.sampling import IterationSchedule, Sampling
-from byname.recording.values.reduce import conversion, converted, name_of, reduction
+from byname.recording.values.reduce import converted, reduction, reduction_name, torch_dtype
 
 
 class Analysed(Protocol):
@@ -44,12 +44,12 @@ def several(where: Any) -> Collection[Any]:
     return where if isinstance(where, Sequence | Set) and not isinstance(where, str) else (where,)
 
 
-def named(where: Any) -> Any:
+def named_analysers(where: Any) -> Any:
     """Return `where` with the names of analysers in their place, for messages: they print as their results."""
     if is_analyser(where):
         return type(where).__name__
     if isinstance(where, list | tuple | set | dict):
-        return [named(one) for one in where]
+        return [named_analysers(one) for one in where]
     return where
 
 
@@ -68,8 +68,8 @@ class Options(IterationSchedule):
     def sampling(self, where: str, count: str) -> Sampling:
         """Return the same as facts that a recording keeps, with the entry that a place was matched by."""
         figures = self.reduce if isinstance(self.reduce, list | tuple) else [self.reduce]
-        names = tuple(name_of(one) for one in figures if one is not None)
-        dtype = conversion(self.dtype)
+        names = tuple(reduction_name(one) for one in figures if one is not None)
+        dtype = torch_dtype(self.dtype)
         return Sampling(
             where,
             every=self.every,
@@ -80,13 +80,13 @@ class Options(IterationSchedule):
             reduce=names if len(names) > 1 else names[0] if names else None,
             dtype=None if dtype is None else dtype_name(dtype),
             count=count,
-            on_value=tuple(name_of(one) for one in callables(self.on_value, "on_value")),
+            on_value=tuple(reduction_name(one) for one in callables(self.on_value, "on_value")),
         )
 
     def check(self, path: str) -> None:
         """Refuse what has no meaning; the path is for messages."""
         reduction(self.reduce, path)
-        conversion(self.dtype)
+        torch_dtype(self.dtype)
         callables(self.on_value, "on_value")
 
 
@@ -116,7 +116,7 @@ def placed(where: Any, defaults: Options) -> list[tuple[Options, Any]]:
 
 def _own(place: Any, own: Any, defaults: Options) -> Options:
     names = [field.name for field in fields(Options)]
-    asked = named(place)
+    asked = named_analysers(place)
     if not isinstance(own, Mapping):
         raise BadArgumentError(
             f"`{asked}` is mapped to {type(own).__name__}: map it to a dict of options, {{'every': 10}}"
@@ -136,7 +136,7 @@ def _own(place: Any, own: Any, defaults: Options) -> Options:
 
 def form_of(options: Options, path: str, warn: Callable[[str], None]) -> Callable[[Any], Any] | None:
     """Return the function that reduces and converts values where they are; None if nothing is to be done."""
-    reduce, dtype = reduction(options.reduce, path), conversion(options.dtype)
+    reduce, dtype = reduction(options.reduce, path), torch_dtype(options.dtype)
     if dtype is None:
         return reduce
     convert = converted(dtype, path, warn)

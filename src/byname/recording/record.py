@@ -27,7 +27,7 @@ from byname.recording.facts import facts_of_run
 from byname.recording.flush import Windows
 from byname.recording.listener import Listener
 from byname.recording.memory import MemoryStore, Store
-from byname.recording.options import Options, Reduce, named, options_of, placed, several
+from byname.recording.options import Options, Reduce, named_analysers, options_of, placed, several
 from byname.recording.program_functions import ProgramFunctions
 from byname.recording.recorder import Recorder
 
@@ -159,7 +159,7 @@ def record(
     if to is not None and gather_every is None and (before_gather or after_gather):
         recorder.warn(_ONE_WINDOW)
     of_model = {} if isinstance(root, Namespace) else {"model": type(root).__qualname__}
-    facts = {**of_model, **facts_of_run(named(where), to), **chosen.facts()}
+    facts = {**of_model, **facts_of_run(named_analysers(where), to), **chosen.facts()}
     make = _maker_of_stores(to, facts, compression, overwrite, finish)
     together = gather_every is not None and world() > 1
     return recorder.begin(lambda: _gathering(windows, make) if together else make(world() > 1))

@@ -152,7 +152,7 @@ class Series(SeriesRecords):
         new, old = one_each(values, len(self), self.path), self.values
         before = [tuple(shape) for shape in self.shapes]
         as_before = isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape == old.shape  # padded or not
-        shapes = before if as_before else [shape_of(value) for value in new]
+        shapes = before if as_before else [value_shape(value) for value in new]
         if shapes == before:
             return self.but(values=new)
         columns = self.iterations, self.ranks, self.calls, self.modes
@@ -163,7 +163,7 @@ class Series(SeriesRecords):
 
         A tensor of one element has a value and no range. Every value is read.
         """
-        return [export.row(self, number, value) for number, value in enumerate(self)]
+        return [export.record_row(self, number, value) for number, value in enumerate(self)]
 
     def head(self, most: int = export.SHOWN, *, width: int | None = None) -> str:
         """The table; that of a long series has its first and last records, and no other value is read.
@@ -357,7 +357,7 @@ def _turns(evaluation: np.ndarray[Any, Any]) -> Positions:
     return np.cumsum(np.diff(evaluation, prepend=evaluation[:1]), dtype=np.int64)
 
 
-def shape_of(value: object) -> tuple[int, ...]:
+def value_shape(value: object) -> tuple[int, ...]:
     """Return the shape of a tensor or array, and () for all else."""
     return tuple(value.shape) if issubclass(type(value), Tensor | np.ndarray) else ()  # type: ignore[attr-defined]
 

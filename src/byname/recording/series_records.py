@@ -101,7 +101,7 @@ def cropped(value: Any, shape: tuple[int, ...]) -> Any:
     return value
 
 
-def taken(values: Values, which: slice | Positions) -> Values:
+def picked_values(values: Values, which: slice | Positions) -> Values:
     """Return some of the values, without reading them from a file."""
     if isinstance(values, Tensor):
         if isinstance(which, slice) and (which.step or 1) < 0:  # PyTorch has no negative steps (2.13)
@@ -224,7 +224,7 @@ class SeriesRecords:
 
     def picked(self, which: slice | Positions) -> Self:
         """Return some of the records; no value is read from a file."""
-        return self.but(values=taken(self.values, which), records=self.records[which])
+        return self.but(values=picked_values(self.values, which), records=self.records[which])
 
     def __len__(self) -> int:
         return len(self.records)

@@ -18,7 +18,7 @@ from xarray.core import indexing
 
 from byname.errors import BadArgumentError, BynameError
 from byname.extras import needs
-from byname.recording.export import AnyArray, common_type, numpy_of, to_numpy
+from byname.recording.export import AnyArray, exact_dtype, numpy_of, to_numpy
 from byname.recording.facts import version
 from byname.recording.series_records import MODES, MOMENT, Positions, SeriesRecords, cropped, read, tail_of
 from byname.table import listed
@@ -256,7 +256,7 @@ def _of_array(array: AnyArray) -> _Source:
 
 def _padded(series: SeriesRecords, shapes: list[tuple[int, ...]], inner: tuple[int, ...]) -> tuple[_Source, _Source]:
     pieces = [numpy_of(cropped(value, shape)) for value, shape in zip(series.values, shapes, strict=True)]
-    dtype = common_type(piece.dtype for piece in pieces)
+    dtype = exact_dtype(piece.dtype for piece in pieces)
     if dtype is None:
         raise _unlike(series)
     missing = _missing(np.zeros(0, dtype))

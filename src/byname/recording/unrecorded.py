@@ -54,7 +54,7 @@ class Unrecorded:
             self.ran, self.part = _running(model), _part(path, model)
 
 
-def why(
+def unrecorded_reason(
     columns: Sequence[PlaceValues],
     reason: str,
     schedule: IterationSchedule,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from byname.codec import bytes_of, decoded, dtype_name, dtype_named, encoded
 from byname.errors import RecordingError
-from byname.recording.distributed.dtensor import Shard, checked
+from byname.recording.distributed.dtensor import Shard, checked_shard
 
 NUMBERS = {"int": "<i8", "float": "<f8", "bool": "<u1", "complex": "<c16"}
 """What numbers of Python are in a file."""
@@ -77,7 +77,7 @@ class ValueType:
         """
         kind, dtype, shape, unpadded, shard, *rows = facts
         own = None if unpadded is None else _shape(unpadded)
-        part = None if shard is None else checked(Shard(**{name: tuple(fact) for name, fact in shard.items()}))
+        part = None if shard is None else checked_shard(Shard(**{name: tuple(fact) for name, fact in shard.items()}))
         (row,) = map(_shape, rows) if rows else (None,)
         found = cls(kind, dtype, _shape(shape), own, part, row)
         if kind not in (*NUMBERS, "tensor", "str", "nested") or type(dtype) is not str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from byname.recording.export import NUMBERS, as_float, numpy_of
 from byname.recording.series import Series
-from byname.recording.series_records import read, tail_of, taken
+from byname.recording.series_records import picked_values, read, tail_of
 
 Array: TypeAlias = NDArray[Any]
 
@@ -151,7 +151,7 @@ def _read(series: Series, positions: Array) -> Sequence[Any]:
         return numpy_of(series.values[positions])  # type: ignore[return-value]
     if not isinstance(series.values, list | tuple) and tail_of(series.values) is not None:
         return read(series.values, positions)  # type: ignore[return-value]
-    return list(taken(series.values, positions))
+    return list(picked_values(series.values, positions))
 
 
 def _flat(values: Any) -> list[Array]:

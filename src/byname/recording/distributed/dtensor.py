@@ -63,7 +63,7 @@ def _local_part(local: Any, spec: Any) -> tuple[Tensor, Shard]:
     return local, Shard(sizes, names, held.coordinate, placements, shape, offset)
 
 
-def checked(shard: Shard) -> Shard:
+def checked_shard(shard: Shard) -> Shard:
     """Return a shard as a file describes it, if it can be one.
 
     Raises:

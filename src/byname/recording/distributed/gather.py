@@ -30,8 +30,8 @@ from byname.recording.distributed.wire import (
     first_line,
     last_iteration,
     packed,
-    receive,
-    send,
+    receive_tensor,
+    send_tensor,
     unpacked,
     weight,
 )
@@ -248,10 +248,10 @@ class Sending(Gatherer):
             self._changed.notify_all()
 
     def _send(self, head: Tensor, body: Tensor) -> None:
-        send(self._group, head, 0)
+        send_tensor(self._group, head, 0)
         if len(body):
-            send(self._group, body, 0)
-        receive(self._group, torch.empty(ACKNOWLEDGED, dtype=torch.uint8), 0)
+            send_tensor(self._group, body, 0)
+        receive_tensor(self._group, torch.empty(ACKNOWLEDGED, dtype=torch.uint8), 0)
 
     def _end(self, reason: str) -> None:
         """Send nothing more, and keep what is left here. Callers hold the lock."""
@@ -368,7 +368,7 @@ class Receiving(Gatherer):
     def _run(self, peer: int) -> None:
         try:
             while self._receive(peer):
-                send(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
+                send_tensor(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
             reason = ""
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends what this rank sends and nothing else
             reason = first_line(error)
@@ -381,11 +381,11 @@ class Receiving(Gatherer):
 
     def _receive(self, peer: int) -> bool:
         """Take one parcel, until it is stored; return whether more may come."""
-        words, length = body_length(receive(self._group, torch.empty(HEADER, dtype=torch.int64), peer))
+        words, length = body_length(receive_tensor(self._group, torch.empty(HEADER, dtype=torch.int64), peer))
         if not length:
-            send(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
+            send_tensor(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
             return False
-        parcel = unpacked(words, receive(self._group, torch.empty(length, dtype=torch.uint8), peer))
+        parcel = unpacked(words, receive_tensor(self._group, torch.empty(length, dtype=torch.uint8), peer))
         with self._changed:
             if self._deaf:
                 return False

@@ -29,12 +29,12 @@ ACKNOWLEDGED = torch.Size((1,))
 """The shape of the tensor by which rank 0 says that a parcel is stored."""
 
 
-def send(group: Any, tensor: Tensor, to: int) -> None:
+def send_tensor(group: Any, tensor: Tensor, to: int) -> None:
     """Send a tensor, and return when it is on its way; RuntimeError when that rank is gone."""
     group.send([tensor], to, _TAG).wait(_FOREVER)
 
 
-def receive(group: Any, tensor: Tensor, source: int) -> Tensor:
+def receive_tensor(group: Any, tensor: Tensor, source: int) -> Tensor:
     """Fill the tensor with what comes; RuntimeError when that rank is gone. It must have exactly the size of it."""
     group.recv([tensor], source, _TAG).wait(_FOREVER)
     return tensor

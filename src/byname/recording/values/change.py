@@ -12,7 +12,7 @@ import torch
 from byname.errors import NotStorableError
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, is_tensor
-from byname.recording.values.copy import copied
+from byname.recording.values.copy import plain_copy
 from byname.recording.values.plain import ATOMS, bare, functions_listen, is_ordinary, nothing_listens, undisturbed
 
 NOTHING: Any = object()
@@ -36,7 +36,7 @@ class ChangeDetector:
 
     Attributes:
         doubtful: whether the latest ``True`` of `changed` only means that the content of a tensor on a GPU would tell.
-            `same` tells it once the copies are there: whoever stores the value keeps `copy` until then.
+            `same_bits` tells it once the copies are there: whoever stores the value keeps `copy` until then.
     """
 
     __slots__ = ("__weakref__", "_by_content", "_copies", "_form", "_let_go", "_memory", "_state", "doubtful")
@@ -94,7 +94,7 @@ class ChangeDetector:
     def _differs(self, value: Any, copy: Any) -> bool:
         """Return whether the content differs, or may differ and lies where nobody should wait for it."""
         try:
-            return not same(value if self._form is None else self._form(value), copy)
+            return not same_bits(value if self._form is None else self._form(value), copy)
         except _Elsewhere:
             self.doubtful = True
             return True
@@ -129,10 +129,10 @@ class _Elsewhere(Exception):
     """The content of a tensor is not on the CPU."""
 
 
-def same(value: Any, copy: Any) -> bool:
+def same_bits(value: Any, copy: Any) -> bool:
     """Return whether a value on the CPU has the content of a copy, bit by bit, the order of a dict's keys included."""
     if not _is_plain(value):
-        value = copied(value, "the value", _refuse_to_wait)
+        value = plain_copy(value, path="the value", fetch=_refuse_to_wait)
     if type(value) in PLAIN:
         return type(copy) is torch.Tensor and _same_numbers(value, copy)
     if type(value) is not type(copy):
@@ -162,7 +162,7 @@ def _refuse_to_wait(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same_items(items: Sequence[Any], copies: Sequence[Any]) -> bool:
-    return len(items) == len(copies) and all(map(same, items, copies))
+    return len(items) == len(copies) and all(map(same_bits, items, copies))
 
 
 def _same_atom(value: Any, copy: Any) -> bool:

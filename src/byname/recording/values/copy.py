@@ -13,22 +13,23 @@ from byname.errors import NotStorableError
 from byname.recording.values.plain import (
     ATOMS,
     Refused,
-    kind_of,
     part_copied,
     plain_atom,
     plain_items,
     plain_key,
     quick_copy,
+    recorded_class,
     undisturbed,
 )
 
 
-def plain_copy(value: Any, *, path: str) -> Any:
+def plain_copy(value: Any, *, path: str, fetch: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
     """Return a copy as recordings keep it: tensors on the CPU, plain Python values, and dicts, lists and tuples.
 
     Args:
         value: anything. Subclasses are read as their base class, by its own methods; no code of theirs runs.
         path: the place that the value comes from, for the error.
+        fetch: brings dense tensors from other devices; by default they are copied to the CPU.
 
     Returns:
         For a tensor, one of class `torch.Tensor` that is contiguous, needs no gradient and owns its memory, of the same
@@ -43,18 +44,13 @@ def plain_copy(value: Any, *, path: str) -> Any:
     >>> plain_copy({"scores": torch.ones(2), "step": 3}, path="forward.state")
     {'scores': tensor([1., 1.]), 'step': 3}
     """
-    return copied(value, path, _fetched)
-
-
-def copied(value: Any, path: str, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the copy; `fetch` brings dense tensors from other devices."""
     if (quick := quick_copy(value)) is not None:
         return quick
     if torch.is_inference_mode_enabled():  # a tensor made under it could never take part in a training
         with torch.inference_mode(False):
-            return copied(value, path, fetch)
+            return plain_copy(value, path=path, fetch=fetch)
     try:
-        return Copying(partial(_tensor_copied, fetch=fetch)).copy(value)
+        return Copying(partial(_tensor_copied, fetch=fetch or _fetched)).copy(value)
     except NotImplementedError as reason:  # PyTorch's answer where it has no numbers of a dtype (int4), only its name
         words = str(reason).partition("\n")[0]
         raise NotStorableError(f"`{path}` cannot be recorded: PyTorch cannot copy it ({words})") from reason
@@ -90,7 +86,7 @@ class Copying:
         """Return the copy; `Refused` says what in it cannot be recorded."""
         if type(value) in ATOMS:
             return value
-        kind = kind_of(value)
+        kind = recorded_class(value)
         if kind is torch.Tensor:
             return self._take(value)
         if kind not in (dict, list, tuple):
@@ -159,7 +155,7 @@ class Copies:
 
     def take(self, value: Any, path: str) -> Any:
         """Return the copy, whole after `settle`; raises as `plain_copy` does."""
-        return copied(value, path, self._begin)
+        return plain_copy(value, path=path, fetch=self._begin)
 
     def settle(self) -> None:
         """Wait for the copies that were begun, and for nothing else that the GPUs have to do."""

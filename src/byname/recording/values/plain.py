@@ -111,7 +111,7 @@ class Refused(Exception):
         self.steps: list[str] = []
 
 
-def kind_of(value: object) -> type:
+def recorded_class(value: object) -> type:
     """Return the class as which a value is recorded; its own where there is none."""
     kind = type(value)
     if kind in _KNOWN:
@@ -172,7 +172,7 @@ def _named(kind: type) -> str:
 
 def plain_key(key: Any) -> Any:
     """Return the plain form of a dict's key."""
-    kind = kind_of(key)
+    kind = recorded_class(key)
     if kind is tuple:
         return tuple(plain_key(one) for one in tuple.__iter__(key))
     if kind is numpy.generic or kind in (bool, int, float, str, type(None)):

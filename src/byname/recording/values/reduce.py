@@ -20,9 +20,9 @@ from byname.recording.values.plain import (
     functions_listen,
     inner,
     is_ordinary,
-    kind_of,
     nothing_listens,
     numbers,
+    recorded_class,
     undisturbed,
 )
 from byname.table import closest
@@ -193,13 +193,13 @@ def reduction(reduce: Asked, path: str) -> Callable[[Any], Any] | None:
         return lambda value: _reduced(value, one)
     if type(reduce) not in (list, tuple) or not reduce:
         raise BadArgumentError(f"reduce={reduce!r} is not a reduction: use {', '.join(FIGURES)}, or a function")
-    several = {name_of(each): _one(each, path) for each in reduce}
+    several = {reduction_name(each): _one(each, path) for each in reduce}
     if len(several) < len(reduce):
         raise BadArgumentError(f"reduce={reduce!r} has two reductions of one name; give each its own")
     return lambda value: _reduced(value, lambda tensor: {name: take(tensor) for name, take in several.items()})
 
 
-def name_of(reduce: Any) -> str:
+def reduction_name(reduce: Any) -> str:
     return reduce if type(reduce) is str else str(getattr(reduce, "__name__", type(reduce).__name__))
 
 
@@ -214,7 +214,7 @@ def _one(reduce: Any, path: str) -> Reduction:
 
 def _reduced(value: Any, take: Reduction) -> Any:
     """Return the value with each tensor in it reduced; as it is if it cannot be recorded, for its copy to say why."""
-    if kind_of(value) is torch.Tensor:
+    if recorded_class(value) is torch.Tensor:
         return take(value)
     try:
         return Copying(take).copy(value)
@@ -270,7 +270,7 @@ def quick_figure(reduce: Asked) -> Reduction:
 
 
 def _by_user(tensor: torch.Tensor, function: Callable[[torch.Tensor], Any], path: str) -> Any:
-    name = name_of(function)
+    name = reduction_name(function)
     with torch.no_grad():
         given = tensor.detach()
         before = None if given.is_inference() else given._version
@@ -289,10 +289,10 @@ def _by_user(tensor: torch.Tensor, function: Callable[[torch.Tensor], Any], path
     return result
 
 
-def conversion(dtype: Any) -> torch.dtype | None:
+def torch_dtype(dtype: Any) -> torch.dtype | None:
     """Return the dtype that was asked for, by PyTorch's object, its name, or numpy's type.
 
-    >>> conversion("float16"), conversion(torch.bfloat16), conversion(None)
+    >>> torch_dtype("float16"), torch_dtype(torch.bfloat16), torch_dtype(None)
     (torch.float16, torch.bfloat16, None)
     """
     if dtype is None or type(dtype) is torch.dtype:
