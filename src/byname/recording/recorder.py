@@ -24,7 +24,7 @@ from byname.recording.series_by_path import RecordedSeries
 from byname.source.tracebacks import warn
 from byname.text import note_on, printable
 from byname.undo import Undo, weakly
-from byname.watch.requested import WARNED, grouped
+from byname.watch.requested import WARNED, sentences_by_reason
 
 
 class Recorder:
@@ -214,9 +214,9 @@ class Recorder:
             return []  # which has said that nothing is recorded any more
         silent = [found for one in self._listeners for found in one.unrecorded()]
         lost = [sentence for one in self._listeners for sentence in one.dropped()]
-        for sentence in (*grouped("recorded", silent), *lost):
+        for sentence in (*sentences_by_reason("recorded", silent), *lost):
             self._windows.lose(sentence)
-        return [*grouped("recorded", silent, WARNED), *lost[:WARNED]]
+        return [*sentences_by_reason("recorded", silent, WARNED), *lost[:WARNED]]
 
     def _let_go(self) -> None:
         """Let go of the model: what was recorded of it does not keep it alive."""

@@ -23,7 +23,7 @@ from byname.rewriting.narrow import narrowed
 from byname.rewriting.sites import InterjectionSite, OperationSite, here
 from byname.watch.forwards import nothing
 from byname.watch.interject import Interjection, entered_with
-from byname.watch.replacement import IN_CHECKPOINT, changed_by, overwrite, runs_again, saved_as_copies
+from byname.watch.replacement import IN_CHECKPOINT, changed_tensor, overwrite, runs_again, saved_as_copies
 
 
 class Operations:
@@ -298,7 +298,7 @@ def _reported(path: str, sites: Sequence[InterjectionSite], func: Any, args: Any
     entered = [entered_with(inputs) if one.with_gradients else None for one in sites]
     if compiling and _in_place(func):
         return _reported_in_place(path, sites, entered, func, args, kwargs)
-    changed = changed_by(func, args, kwargs) if not compiling and (kwargs or _in_place(func)) else None
+    changed = changed_tensor(func, args, kwargs) if not compiling and (kwargs or _in_place(func)) else None
     with nullcontext() if changed is None else saved_as_copies(changed):
         result = func(*args, **kwargs)
         node = None if changed is None else changed.grad_fn

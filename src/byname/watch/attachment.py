@@ -19,7 +19,7 @@ from byname.source.tracebacks import warn
 from byname.table import listed
 from byname.text import note_on
 from byname.tracing.muted import UNDER_WAY, is_muted, muting, of_thread
-from byname.watch.replacement import conversion
+from byname.watch.replacement import conversion_note
 from byname.watch.requested import WARNED, Notes, PlaceNote, Requested, in_words
 from byname.watch.value_gradients import LeafHooks
 
@@ -282,7 +282,7 @@ class Running:
 
     def replaced(self, event: Event, new: Any) -> None:
         """Note whether a replacement has another dtype or device."""
-        change = conversion(event.value, new)
+        change = conversion_note(event.value, new)
         if change:
             self.note(event.path, change)
             self.thread.here.converted.setdefault(f"byname: at `{event.path}` {change}")

@@ -23,7 +23,7 @@ from byname.watch.requested import MISSED, NO_GRADIENT
 from byname.watch.value_gradients import on_gradient
 
 
-def place_of(running: Running, spot: Spot) -> ReportedPlace:
+def reported_place(running: Running, spot: Spot) -> ReportedPlace:
     """Return the place at which an attachment reports values."""
     return PlaceOfItems(running, spot) if spot.items else _place(running, spot, ())
 

@@ -26,7 +26,7 @@ from byname.place import NameSegment, Place, parse
 from byname.reading.interrupts import defer_signals
 from byname.undo import Undo, weakly
 from byname.watch.attachment import ReportedPlace, Running
-from byname.watch.delivery import hook_inputs, hook_outputs, place_of
+from byname.watch.delivery import hook_inputs, hook_outputs, reported_place
 from byname.watch.forwards import Iterations
 from byname.watch.handle import CHANGING, Tap, remove_all
 from byname.watch.hooks import Hooks
@@ -76,7 +76,7 @@ class Following:
         outputs = Hooks(running)
         wanted: defaultdict[str, list[ReportedPlace]] = defaultdict(list)
         for spot in meaning.spots:
-            wanted["state" if spot.kind in REGISTRY else spot.kind].append(place_of(running, spot))
+            wanted["state" if spot.kind in REGISTRY else spot.kind].append(reported_place(running, spot))
         states, computed = wanted["state"], wanted["computed"]
         running.needs_forward = binding.wanted or any(not one.spot.gradient for one in states + computed)
         self._states.observe(states)

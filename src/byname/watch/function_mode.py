@@ -32,7 +32,7 @@ from byname.tracing.tracer import OpenCalls, functions_running
 from byname.watch.attachment import ReportedPlace, Running
 from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
 from byname.watch.hooks import Hook, Hooks
-from byname.watch.replacement import IN_CHECKPOINT, changed_by, overwrite, runs_again, saved_as_copies
+from byname.watch.replacement import IN_CHECKPOINT, changed_tensor, overwrite, runs_again, saved_as_copies
 
 Parts = Mapping[str, Sequence[ReportedPlace]]
 
@@ -249,7 +249,7 @@ class Functions:
         if found.parts is not None:
             func = _step_by_step(running, found.parts, func, owner.module)
         before = [running.begins(found.path, owner.module, args, kwargs) for _ in found.places]
-        changed = changed_by(func, args, kwargs) if kwargs or found.in_place else None
+        changed = changed_tensor(func, args, kwargs) if kwargs or found.in_place else None
         with nullcontext() if changed is None else saved_as_copies(changed):
             result = func(*args, **kwargs)
             node = None if changed is None else changed.grad_fn

@@ -31,7 +31,7 @@ from byname.table import listed
 from byname.tracing.muted import muting
 from byname.tracing.tracer import trace
 from byname.watch.attachment import ReportedPlace, Running
-from byname.watch.delivery import Wanting, hook_calls, hook_ends, hook_outputs, place_of
+from byname.watch.delivery import Wanting, hook_calls, hook_ends, hook_outputs, reported_place
 from byname.watch.function_mode import Functions, Owner
 from byname.watch.handle import remove_all
 from byname.watch.hooks import Hooks
@@ -312,7 +312,7 @@ class Binding:
         if spots:
             self._matched.add(id(owner.module))
             owner.idle = False
-        return [place_of(self._running, spot) for spot in each_once(spots)[0]]
+        return [reported_place(self._running, spot) for spot in each_once(spots)[0]]
 
     def _match_patterns(self, call: ModelCall) -> list[Spot]:
         """Return the places of one operation, one for each requested path that matches it."""
@@ -398,7 +398,7 @@ class Binding:
         found = self._modules.setdefault(id(module), [])
         if id(module) not in self._reported:
             self._reported.add(id(module))
-            found.append(place_of(self._running, Spot("module", path or "forward", module)))
+            found.append(reported_place(self._running, Spot("module", path or "forward", module)))
             self._running.paths.setdefault(path or "forward")
 
     def _unmatched(self, pattern: str) -> str:

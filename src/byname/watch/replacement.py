@@ -61,7 +61,7 @@ def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
             )
 
 
-def conversion(old: Any, new: Any) -> str:
+def conversion_note(old: Any, new: Any) -> str:
     """Return a sentence about the first tensor that differs in dtype or device; an empty string if none does.
 
     The user may have intended the difference. But if the next operation fails because of it, its error does not name
@@ -130,7 +130,7 @@ def _described(value: Any) -> str:
 # In place
 
 
-def changed_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+def changed_tensor(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Return the tensor that a call changes in place, which its caller may use afterwards; None if there is none."""
     target = target_of(args, kwargs, in_place=is_in_place(getattr(function, "__name__", "")))
     return target if is_tensor(target) else None

@@ -120,7 +120,7 @@ class Requested:
 
     def sentences(self) -> list[str]:
         """Return sentences about the parts that have reported nothing so far; none once the attachment has ended."""
-        return grouped("seen", self._silent())
+        return sentences_by_reason("seen", self._silent())
 
     def end(self, *, enabled: bool, failed: bool) -> str:
         """Note the parts that reported nothing; return the text of a warning of them, to give after the removal.
@@ -137,10 +137,10 @@ class Requested:
                 if spot.gradient and not spot.alone and self._of_gradient(spot) == NO_BACKWARD:
                     self._notes.setdefault(PlaceNote(path, NO_BACKWARD))
             silent = self._silent() if self.says else []
-            self._notes.update(dict.fromkeys(grouped("seen", silent)))
+            self._notes.update(dict.fromkeys(sentences_by_reason("seen", silent)))
         warned = bool(silent) and not failed and (self.if_never_run or self.forwards > 0 or bool(self.reached))
         self._model, self.seen, self._asked = None, None, []
-        return "; ".join(grouped("seen", silent, WARNED)) if warned else ""
+        return "; ".join(sentences_by_reason("seen", silent, WARNED)) if warned else ""
 
     def _silent(self) -> list[tuple[str, str]]:
         seen = self.seen
@@ -198,10 +198,10 @@ class Requested:
         return ""
 
 
-def grouped(verb: str, found: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
+def sentences_by_reason(verb: str, found: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
     """Return one sentence for each reason, which names up to `most` places.
 
-    >>> grouped("seen", [("`a`", "it was None"), ("`b`", "it was None")])
+    >>> sentences_by_reason("seen", [("`a`", "it was None"), ("`b`", "it was None")])
     ['nothing was seen at `a`, `b`: it was None']
     """
     by_reason: dict[str, list[str]] = {}

@@ -23,7 +23,7 @@ from typing import Any
 
 from byname.reading.tensor import version_of
 from byname.source.code import Function, ThisCode, definition_of, one_at_a_time, stands_for
-from byname.watch.variables.transform import line_of, parsed, rewrite
+from byname.watch.variables.transform import first_line, report_variables, statements_at
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -62,7 +62,7 @@ class NoSourceError(Exception):
 def _recompiled(this: ThisCode, wanted: frozenset[str]) -> CodeType:
     """Return the code that reports these variables, with the placeholder instead of its key."""
     assert this.code is not None
-    return changed(this.code, lambda node: rewrite(node, wanted, _KEY))
+    return changed(this.code, lambda node: report_variables(node, wanted, _KEY))
 
 
 def changed(code: CodeType, change: Callable[[Function], None]) -> CodeType:
@@ -128,18 +128,18 @@ def _class_around(node: Any) -> str | None:
 
 def _in_its_shell(node: Function, code: CodeType, owner: str | None) -> ast.Module:
     body: list[ast.stmt] = [node]
-    place = line_of(node)
+    place = first_line(node)
     if owner is not None:
         body = [_around(f"class {owner}: pass", body, place)]
     outside = [name for name in code.co_freevars if name != "__class__"]
     if outside:
-        names = parsed("\n".join(f"{name} = None" for name in outside), place)
+        names = statements_at("\n".join(f"{name} = None" for name in outside), place)
         body = [_around(f"def {_SHELL}(): pass", [*names, *body], place)]
     return ast.Module(body, [])
 
 
 def _around(text: str, body: list[ast.stmt], place: ast.AST) -> ast.stmt:
-    statement: Any = parsed(text, place)[0]
+    statement: Any = statements_at(text, place)[0]
     statement.body = body
     return statement  # type: ignore[no-any-return]
 

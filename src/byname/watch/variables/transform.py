@@ -24,7 +24,7 @@ _VALUE = f"{HIDDEN}value"
 _BLOCKS = ("body", "orelse", "finalbody")
 
 
-def rewrite(node: Function, wanted: Iterable[str], key: int) -> None:
+def report_variables(node: Function, wanted: Iterable[str], key: int) -> None:
     """Change the tree of a function, in place, so that it reports variables: ``h``, ``inner.u``, ``inner.return``.
 
     The key is the number that the function passes to ``byname._enter`` to find its subscriptions.
@@ -65,7 +65,7 @@ class _Rewriting:
         else:
             around = self.scope.parent.run
             text = f"{self.scope.run} = None if {around} is None else {around}.nested()"
-        return parsed(text, line_of(node))
+        return statements_at(text, first_line(node))
 
     def _entered(self, node: Function) -> Iterator[ast.stmt]:
         places = {arg.arg: arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
@@ -117,7 +117,7 @@ class _Rewriting:
         return [statement, *reports]
 
     def _definition(self, statement: Function | ast.ClassDef) -> list[ast.stmt]:
-        reports = [*self._report(statement.name, "assigned", line_of(statement)), *self._look(statement)]
+        reports = [*self._report(statement.name, "assigned", first_line(statement)), *self._look(statement)]
         self._inner(statement)
         self._expressions(statement)
         return [statement, *reports]
@@ -180,7 +180,7 @@ class _Rewriting:
         run, variable = found[0].run, found[1]
         call = f"{run}.report({variable!r}, {name}, {moment!r})"
         text = f"{name} = {call}" if self.scope.binds(name) else call
-        return parsed(f"if {run} is not None: {text}", place)
+        return statements_at(f"if {run} is not None: {text}", place)
 
     def _bound(self, statement: Any) -> Iterator[ast.stmt]:
         """Yield reports of the variables that a statement, or its head, binds, stores into and deletes."""
@@ -204,7 +204,7 @@ class _Rewriting:
         if found is None:
             return []
         run, variable = found[0].run, found[1]
-        return parsed(f"if {run} is not None: {run}.forget({variable!r})", target)
+        return statements_at(f"if {run} is not None: {run}.forget({variable!r})", target)
 
     def _look(self, statement: ast.stmt) -> list[ast.stmt]:
         """Return reports of tensors changed in place, for a statement that may have changed one."""
@@ -216,7 +216,7 @@ class _Rewriting:
         for name in names:
             variable = repr(wanted[name])
             lines.append(f"  if {run}.has_moved({variable}): {name} = {run}.report({variable}, {name}, 'changed')")
-        return parsed("\n".join(lines), line_of(statement))
+        return statements_at("\n".join(lines), first_line(statement))
 
     def _leaving(self, statement: ast.Return) -> list[ast.stmt]:
         """Return the statements for a ``return``: compute the value; report last changes, last values and the value."""
@@ -235,7 +235,7 @@ class _Rewriting:
         target = ast.copy_location(ast.Name(_VALUE, ast.Store()), statement)
         made = ast.copy_location(ast.Assign([target], value), statement)
         result = None if self.bare_returns else ast.copy_location(ast.Name(_VALUE, ast.Load()), statement)
-        return [made, *parsed(reports, statement), ast.copy_location(ast.Return(result), statement)]
+        return [made, *statements_at(reports, statement), ast.copy_location(ast.Return(result), statement)]
 
 
 class _Expressions(ast.NodeTransformer):
@@ -285,7 +285,7 @@ class _Expressions(ast.NodeTransformer):
 # Making nodes
 
 
-def line_of(node: Any) -> ast.AST:
+def first_line(node: Any) -> ast.AST:
     """Return a node that has the position of the first line of a definition or statement."""
     place = ast.Constant(None)
     place.lineno = place.end_lineno = node.lineno
@@ -294,7 +294,7 @@ def line_of(node: Any) -> ast.AST:
     return place
 
 
-def parsed(text: str, place: ast.AST) -> list[ast.stmt]:
+def statements_at(text: str, place: ast.AST) -> list[ast.stmt]:
     """Return the statements in a text, at a position of the source."""
     return [_moved_to(statement, place) for statement in ast.parse(text).body]
 
