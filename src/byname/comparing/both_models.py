@@ -15,7 +15,7 @@ from byname.codec import bytes_of
 from byname.comparing.difference import Tolerance, measured
 from byname.comparing.records import Side
 from byname.errors import NotStorableError
-from byname.model.module_tree import modules_by_path, state_of, under
+from byname.model.module_tree import modules_by_path, own_state, under
 from byname.model.select import select
 from byname.model.where import unwrapped
 from byname.reading.modules import own_parameters, parameters_in
@@ -23,7 +23,7 @@ from byname.reading.objects import attributes_of
 from byname.recording.series import Series
 from byname.recording.values.copy import plain_copy
 from byname.text import note_on
-from byname.tracing.preserve import arguments_of, copied, labelled, rehearsal
+from byname.tracing.preserve import arguments_of, copied_arguments, labelled, rehearsal
 from byname.tracing.tracer import refuse_unfinished
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
@@ -53,7 +53,7 @@ class ModelRun:
         self.notes: dict[str, None] = {}
         for kind in ("parameter", "buffer"):
             for path, module in self.modules.items():
-                for name, tensor in state_of(module, kind).items():
+                for name, tensor in own_state(module, kind).items():
                     place, value = under(path, name), tensor.detach()
                     if self._is_dense(place, value):
                         self.kinds[place], self.state[place] = kind, value
@@ -79,7 +79,7 @@ class ModelRun:
     def run(self, example: Any, *, bring: bool) -> None:
         """Run the model beside the program, and keep what passes; `bring` the batch to its device and dtype."""
         with rehearsal(self._root, self):
-            given = copied(arguments_of(example), self._root, [*self.modules.values()])
+            given = copied_arguments(arguments_of(example), self._root, [*self.modules.values()])
             args, kwargs = tree_map_only(Tensor, self._brought, given) if bring else given
             handle = attach(self.model, select.all, self, reads=True)
             handle.requested.says = False

@@ -31,7 +31,7 @@ from byname.source.location import Instruction, locate
 from byname.text import note_on
 from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running
-from byname.tracing.preserve import arguments_of, copied, kept
+from byname.tracing.preserve import arguments_of, copied_arguments, kept
 from byname.tracing.tracer import call_model, line_in_the_model
 
 
@@ -171,7 +171,7 @@ class TwoRuns:
         """
         modules = modules_in(self.model)
         with example_running(), kept(self.model), EAGERLY.held(), torch.no_grad(), _Listening() as mode:
-            args, kwargs = copied((args, kwargs), self.model, modules)
+            args, kwargs = copied_arguments((args, kwargs), self.model, modules)
             for _, tensor in tensors_in([args, kwargs]):
                 if dim is not None and tensor.dim() > dim:
                     tensor.select(dim, 0).copy_(tensor.select(dim, self._other if dim == 0 else -1).clone())

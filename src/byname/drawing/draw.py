@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from byname.drawing.nested_boxes import MARGIN, nest, outline
-from byname.drawing.plan import Shape, fold, mark, marks_of, read_flow, read_tree, shape_of
+from byname.drawing.plan import Shape, add_marks, fold, marks_of, read_flow, read_tree
 from byname.drawing.render import Box, DrawnLine, Scene, to_dot, to_mermaid, to_svg
 from byname.drawing.view import View, collapse, view
 from byname.drawing.words import repeated, tooltip
@@ -22,6 +22,7 @@ from byname.model.module_tree import inside_of, modules_by_path
 from byname.model.where import modules_of
 from byname.table import counted
 from byname.text import printable
+from byname.tracing.tensor_ids import shape_of
 from byname.tracing.tracer import trace
 
 
@@ -155,7 +156,7 @@ def scene_of(
         opened, closed: the paths of modules that are open at any depth, and of those that are one box.
     """
     plan = read_tree(model) if flow is None else read_flow(flow, sizes)
-    mark(plan, marks or {})
+    add_marks(plan, marks or {})
     if not detail:
         fold(plan)
     collapse(plan)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from byname.drawing.layered import LayerEdge, Level, Node, Point, arrange
 from byname.drawing.plan import DrawnItem, Plan
 from byname.drawing.view import View, Wires
-from byname.drawing.words import subtitle, text_width, title
+from byname.drawing.words import item_title, subtitle, text_width
 from byname.text import shape_text
 
 End = tuple[str, int]
@@ -174,7 +174,7 @@ PILL, CARD = 22.0, 36.0
 
 def measure(plan: Plan, item: DrawnItem, labelled: bool) -> None:
     """Set the texts and sizes of an item; if `labelled`, the shape of a call's output is written under it."""
-    item.title, item.subtitle = title(plan, item), subtitle(plan, item)
+    item.title, item.subtitle = item_title(plan, item), subtitle(plan, item)
     wide = text_width(item.title, TITLE, bold=True), text_width(item.subtitle, SUBTITLE)
     marks = sum(text_width(mark, LABEL) + 22 for mark in item.marks)
     item.width = round(max(*wide, marks) + 20, 1)

@@ -14,8 +14,8 @@ from byname.model.module_tree import children_of, inside_of, under
 from byname.model.operations import MOVES
 from byname.reading.modules import parameters_in, registered, state_of
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import fact, is_tensor
 from byname.table import counted
+from byname.tracing.tensor_ids import shape_of
 from byname.watch.hooks import attachments_of
 
 Shape = tuple[int, ...]
@@ -310,7 +310,7 @@ def marks_of(model: nn.Module) -> dict[str, list[str]]:
     return dict(marks)
 
 
-def mark(plan: Plan, marks: Mapping[str, Sequence[str]]) -> None:
+def add_marks(plan: Plan, marks: Mapping[str, Sequence[str]]) -> None:
     """Add each mark to the items of its path, or to the item around a place that has none of its own.
 
     The rest of the path is then put before the mark: ``forward.scores: probe`` on the box of the attention.
@@ -349,17 +349,6 @@ def settings(module: nn.Module) -> str:
         return module.extra_repr()
     except Exception:  # noqa: BLE001 - a modified module may lack attributes that its class prints; draw it anyway
         return ""
-
-
-def shape_of(value: object) -> Shape | None:
-    """Return the shape of a tensor; None for another object, and for a parameter that has no shape yet."""
-    if not is_tensor(value):
-        return None
-    with DisableTorchFunction():
-        try:
-            return tuple(fact(value, "shape"))  # type: ignore[arg-type]
-        except Exception:  # noqa: BLE001 - lazy and nested tensors raise
-            return None
 
 
 def elements(module: nn.Module) -> int:

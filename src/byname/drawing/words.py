@@ -22,7 +22,7 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
     return units * size * (1.12 if bold else 1.0)
 
 
-def title(plan: Plan, item: DrawnItem) -> str:
+def item_title(plan: Plan, item: DrawnItem) -> str:
     """Return the name of an item within the module around it; for repetitions, the names of the first and the last."""
     if item.kind == "module" and not item.path:
         return item.operation
@@ -78,7 +78,7 @@ def _rest(first: str, last: str) -> str:
 
 def tooltip(plan: Plan, item: DrawnItem) -> str:
     """Return all known facts about an item, in lines."""
-    lines = [f"{item.path or item.operation}: {item.operation}" if item.kind != "repeat" else title(plan, item)]
+    lines = [f"{item.path or item.operation}: {item.operation}" if item.kind != "repeat" else item_title(plan, item)]
     if item.kind == "module" and item.module is not None:
         known = settings(item.module)
         lines += [known] if known else []

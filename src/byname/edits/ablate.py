@@ -17,7 +17,7 @@ from byname.model.module_tree import modules_by_path
 from byname.model.where import unwrapped
 from byname.reading.tensor import is_tensor
 from byname.table import closest
-from byname.tracing.preserve import arguments_of, copied, rehearsal
+from byname.tracing.preserve import arguments_of, copied_arguments, rehearsal
 from byname.watch.attachment import Event
 from byname.watch.handle import Handle
 
@@ -111,7 +111,7 @@ def _captures(model: nn.Module, reference: Any, where: Any, **options: Any) -> I
         )
     root, wanted, some = unwrapped(model), capture(model, where, **options), False
     for batch in reference:
-        args, kwargs = copied(arguments_of(tuple(batch) if isinstance(batch, list) else batch), root, [])
+        args, kwargs = copied_arguments(arguments_of(tuple(batch) if isinstance(batch, list) else batch), root, [])
         with rehearsal(root, wanted.reader), torch.no_grad():
             wanted(*args, **kwargs)
         some = True

@@ -12,7 +12,7 @@ from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.module_tree import is_script
 from byname.reading.modules import modules_in, state_of
 from byname.reading.objects import attributes_of
-from byname.tracing.preserve import tensors_in
+from byname.tracing.preserve import distinct_tensors
 from byname.watch.handle import Handle
 
 M = TypeVar("M", bound=nn.Module)
@@ -64,7 +64,7 @@ def view_of(model: M, shared: Iterable[object] = ()) -> M:
     modules = modules_in(model)
     held = [value for module in modules for value in attributes_of(module).values()]
     scripts = [module for module in modules if is_script(module) and module is not model]
-    memo: dict[int, Any] = {id(one): one for one in (*tensors_in(held), *scripts, *shared)}
+    memo: dict[int, Any] = {id(one): one for one in (*distinct_tensors(held), *scripts, *shared)}
     try:
         view = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, AttributeError) as error:

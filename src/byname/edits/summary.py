@@ -23,7 +23,7 @@ from byname.reading.tensor import fact, memory_of, storage_key
 from byname.table import Column, Rows, Tabled, bytes_text, counted
 from byname.text import shape_text
 from byname.tracing.muted import nothing_compiled
-from byname.tracing.preserve import copied, rehearsal, tensors_in
+from byname.tracing.preserve import copied_arguments, distinct_tensors, rehearsal
 from byname.tracing.tracer import refuse_unfinished
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
@@ -252,7 +252,7 @@ class _Meter:
     def run(self, model: nn.Module, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
         """Run the model once; return what was different from an ordinary run."""
         with rehearsal(root, self):
-            args, kwargs = copied((args, kwargs), root, list(modules_by_path(root).values()))
+            args, kwargs = copied_arguments((args, kwargs), root, list(modules_by_path(root).values()))
             handle = attach(model, nn.Module, self.ends, before=self.begins, reads=True)
             handle.requested.says = False  # the table says how often each was called
             with handle, ExitStack() as stack:
@@ -291,7 +291,7 @@ class _Figures(_Meter):
 
     def note(self, cost: _Cost, output: Any) -> None:
         with DisableTorchFunction():
-            tensors = tensors_in(output)
+            tensors = distinct_tensors(output)
             shapes = tuple(() if one.is_nested else tuple(fact(one, "shape")) for one in tensors)
             cost.output_bytes += sum(one.nbytes for one in tensors if one.layout is torch.strided)
         if not cost.calls and tensors:

@@ -69,7 +69,7 @@ def _from_the_beginning(segment: Segment, value: Any) -> Segment:
 
 
 def _named(value: Any, name: NameSegment) -> Iterator[tuple[Segment, Any]]:
-    held = attribute(value, name.plain)
+    held = _attribute(value, name.plain)
     if held is not _NOTHING:
         yield name, held
 
@@ -103,7 +103,7 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _NOTHING = object()
 
 
-def attribute(value: Any, name: str) -> Any:
+def _attribute(value: Any, name: str) -> Any:
     """Return an attribute from an object's ``__dict__``, registries, slots or fields; `_NOTHING` if there is none."""
     held = attributes_of(value)
     if name in held:
@@ -135,7 +135,7 @@ def put(value: Any, segments: Sequence[Segment], new: Any) -> Any:
         return new
     first, rest = segments[0], segments[1:]
     if isinstance(first, NameSegment):
-        held = attribute(value, first.plain)
+        held = _attribute(value, first.plain)
         changed = put(held, rest, new)
         if changed is not held:
             _set_attribute(value, first.plain, changed)

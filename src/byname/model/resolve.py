@@ -37,15 +37,15 @@ from byname.model.module_tree import (
     modules_by_path,
     modules_reached,
     names_at,
+    own_state,
     parametrizations_of,
     registry_of,
-    state_of,
     under,
     unseen_in_script,
     with_all_inside,
 )
 from byname.model.operations import is_elementary, is_operation, is_part_of_attention, operations_like
-from byname.model.scopes import variables_of
+from byname.model.scopes import watchable_variables
 from byname.model.spot import Kind, Meaning, Spot
 from byname.place import ANY, ANY_ITEM, Item, NameSegment, Place, Segment, Segments, Slice, ends_of, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, namespace_of
@@ -258,7 +258,7 @@ def _variables(path: str, module: nn.Module, method: str, tail: Segments, alone:
 def _variables_of(
     function: FunctionType, path: str, module: nn.Module, method: str, tail: Segments, alone: bool
 ) -> Iterator[Spot]:
-    names = variables_of(function)
+    names = watchable_variables(function)
     tail, nth = _assignment(tail)
     mark = "" if nth is None else f"@{nth}"
     inner = dict.fromkeys(one.rpartition(".")[0] for one in names if "." in one and tail[-1] == NameSegment("return"))
@@ -391,7 +391,7 @@ def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
         if found_in(type(module), "forward") is not NEVER_CALLED:
             yield path or "forward"
         for kind in ("parameter", "buffer"):
-            yield from (under(path, name) for name in state_of(module, kind))
+            yield from (under(path, name) for name in own_state(module, kind))
         for method in _methods(module, reached):
             near = bool(difflib.get_close_matches(method, texts, n=1, cutoff=0.7))
             yield under(path, method)
@@ -417,7 +417,7 @@ def _in_functions_near(place: Place, model: nn.Module) -> Iterator[str]:
                 continue
             yield from (under(path, name) for name in functions_called(module))
             if after and (function := called_function(module, first.plain)) is not None:
-                yield from (f"{under(path, first.plain)}.{name}" for name in variables_of(function))
+                yield from (f"{under(path, first.plain)}.{name}" for name in watchable_variables(function))
 
 
 def _operations_near(

@@ -47,7 +47,7 @@ class Scope:
         return name in self.names or name in self.enclosing
 
 
-def scope_of(node: Function | ast.ClassDef, parent: Scope | None, number: int) -> Scope:
+def opened_scope(node: Function | ast.ClassDef, parent: Scope | None, number: int) -> Scope:
     """Return the scope that a definition opens."""
     path = "" if parent is None else f"{parent.path}{node.name}."
     declared = [one for one in statements_in(node.body) if isinstance(one, ast.Global | ast.Nonlocal)]
@@ -56,14 +56,14 @@ def scope_of(node: Function | ast.ClassDef, parent: Scope | None, number: int) -
     if isinstance(node, ast.ClassDef):
         assert parent is not None
         return Scope(path, (), outside, enclosing, parent, parent.run)
-    bound = dict.fromkeys([*arguments_of(node), *names_in(node.body)])
+    bound = dict.fromkeys([*argument_names(node), *names_in(node.body)])
     names = tuple(name for name in bound if name not in outside and name not in enclosing)
     return Scope(path, names, outside, enclosing, parent, f"_byname_run_{number}")
 
 
 def _variables(node: Function | ast.ClassDef, parent: Scope | None) -> Iterator[str]:
     """Yield the variables of a function, in order; those of functions inside it as ``inner.u``."""
-    scope = scope_of(node, parent, 0)
+    scope = opened_scope(node, parent, 0)
     yield from (scope.path + name for name in scope.names)
     for inner in nested_in(node.body):
         yield from _variables(inner, scope)
@@ -75,7 +75,7 @@ def nested_in(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
             yield statement
 
 
-def arguments_of(node: Function) -> list[str]:
+def argument_names(node: Function) -> list[str]:
     """Return the names of the arguments in the order of the signature."""
     one = node.args
     stars = [[star] if star else [] for star in (one.vararg, one.kwarg)]
@@ -88,7 +88,7 @@ def names_in(body: list[ast.stmt]) -> Iterator[str]:
         yield from bound_by(statement)
 
 
-def variables_of(function: FunctionType) -> tuple[str, ...]:
+def watchable_variables(function: FunctionType) -> tuple[str, ...]:
     """Return the variables of a function that can be watched: arguments, locals, and ``inner.u`` of inner functions.
 
     Without source: the arguments and locals that the code object names.
@@ -98,7 +98,7 @@ def variables_of(function: FunctionType) -> tuple[str, ...]:
         ...     for i in range(k):
         ...         x += i
         ...     return x
-        >>> variables_of(f)
+        >>> watchable_variables(f)
         ('x', 'k', 'i')
     """
     return _variables_of(ThisCode(stands_for[function.__code__]))
@@ -113,7 +113,7 @@ def _variables_of(this: ThisCode) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def sites_of(function: FunctionType) -> Mapping[str, Site]:
+def variable_sites(function: FunctionType) -> Mapping[str, Site]:
     """Return where each variable of a function is first assigned, and each argument defined; empty without source."""
     return _sites_of(ThisCode(stands_for[function.__code__]))
 
@@ -133,11 +133,11 @@ def _sites_in(
     node: Function | ast.ClassDef, parent: Scope | None, code: CodeType, name: str
 ) -> Iterator[tuple[str, Site]]:
     """Yield the variables of a function and of those inside it, at each place that binds them, in source order."""
-    scope = scope_of(node, parent, 0)
+    scope = opened_scope(node, parent, 0)
     within = f"{name}." if isinstance(node, ast.ClassDef) else f"{name}.<locals>."
     if isinstance(node, Function):
         head = site_of(code, node, None, name)
-        yield from ((scope.path + argument, head) for argument in arguments_of(node))
+        yield from ((scope.path + argument, head) for argument in argument_names(node))
     for statement in statements_in(node.body):
         if isinstance(node, Function):
             part = statement.pattern if isinstance(statement, ast.match_case) else statement

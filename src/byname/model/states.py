@@ -9,7 +9,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.call_graph import ModelCall
-from byname.model.module_tree import REGISTRY, is_computed, modules_by_path, state_of, under
+from byname.model.module_tree import REGISTRY, is_computed, modules_by_path, own_state, under
 from byname.model.predicates import Predicate, State, Where
 from byname.model.selectors import OPERATORS, Counted, Not, Pair, Selector, all_of
 from byname.model.spot import Meaning, Spot, note_on_name
@@ -65,7 +65,7 @@ def _held(model: nn.Module) -> Iterator[HeldState]:
         around[path] = (call, *(around[path.rpartition(".")[0]] if path else ()))
     for kind in REGISTRY:
         for path, module in modules.items():
-            for name, tensor in state_of(module, kind).items():
+            for name, tensor in own_state(module, kind).items():
                 spot = Spot(kind, under(path, name), module, name, alone=False)  # type: ignore[arg-type]
                 calls = (ModelCall(spot.path, "", kind, module), *around[path])
                 yield HeldState(spot, tensor, calls)

@@ -16,7 +16,7 @@ from byname.errors import BadArgumentError, NoMatchError
 from byname.model.methods import FUNCTIONS, Namespace, innermost, method_of, methods_of
 from byname.model.module_tree import modules_by_path, under
 from byname.model.resolve import resolve
-from byname.model.scopes import variables_of
+from byname.model.scopes import watchable_variables
 from byname.model.spot import Spot
 from byname.naming.roots import user_modules
 from byname.place import NameSegment, Place
@@ -221,7 +221,7 @@ def _near(place: Place, root: Namespace, cutoff: float) -> str:
     near = {*difflib.get_close_matches(wanted.rpartition(".")[0], paths, 5, 0.6)} or {wanted.rpartition(".")[0]}
     for path, function in functions:
         if path in near and type(function) is FunctionType:
-            paths |= {f"{path}.{name}": None for name in variables_of(function)}
+            paths |= {f"{path}.{name}": None for name in watchable_variables(function)}
     return listed([f"`{one}`" for one in difflib.get_close_matches(wanted, paths, 3, cutoff)], 3)
 
 

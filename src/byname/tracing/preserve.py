@@ -350,7 +350,7 @@ def _keywords(given: Mapping[Any, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
+def distinct_tensors(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a value and in its nested tuples, lists, dicts and dataclasses, each once."""
     return [*{id(tensor): tensor for _, tensor in items.tensors_in(value, of_dataclasses=True)}.values()]
 
@@ -370,7 +370,7 @@ def _step(segment: Segment) -> str:
 _LEAVES = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device, torch.Size, type)
 
 
-def copied(value: Any, model: nn.Module, modules: list[nn.Module]) -> Any:
+def copied_arguments(value: Any, model: nn.Module, modules: list[nn.Module]) -> Any:
     """Return a copy of the arguments, so that a model that changes its input in place does not change the example."""
     memory: dict[int, Any] = {id(module): module for module in [model, *modules]}
     return _copy(value, memory)

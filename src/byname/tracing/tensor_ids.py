@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from byname.reading.tensor import fact, storage_key
+from byname.reading.quiet import DisableTorchFunction
+from byname.reading.tensor import fact, is_tensor, storage_key
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ class TensorIds:
 
     def _next(self, tensor: torch.Tensor) -> int:
         number = len(self.shapes)
-        self.shapes[number] = shape_of(tensor)
+        self.shapes[number] = shape_of(tensor) or ()
         if id(tensor) in self._state:
             self.state.add(number)
         return number
@@ -131,9 +132,10 @@ _FAR = 1000
 """The number of graph nodes searched for the origin of a tensor."""
 
 
-def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape of a tensor; that of a nested tensor is empty."""
+def shape_of(value: object) -> tuple[int, ...] | None:
+    """Return the shape of a tensor; None for another object, a nested tensor, and a parameter without a shape yet."""
     try:
-        return tuple(fact(tensor, "shape"))
-    except RuntimeError:  # a nested tensor has no single shape
-        return ()
+        with DisableTorchFunction():
+            return tuple(fact(value, "shape")) if is_tensor(value) else None  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - lazy and nested tensors raise
+        return None

@@ -30,7 +30,7 @@ from byname.source.location import Instruction, is_torch
 from byname.text import note_on
 from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running, nothing_compiled
-from byname.tracing.preserve import Kept, arguments_of, copied, kept, labelled, tensors_in
+from byname.tracing.preserve import Kept, arguments_of, copied_arguments, distinct_tensors, kept, labelled
 from byname.tracing.tensor_ids import TensorIds, shape_of
 
 
@@ -166,7 +166,7 @@ class CallTracer(TorchFunctionMode):
         if threading.get_ident() == self._thread and self._open:
             _, draft = self._open[-1]
             with DisableTorchFunction():
-                draft.inputs = [self.numbers.of(one) for one in tensors_in((args, kwargs))]
+                draft.inputs = [self.numbers.of(one) for one in distinct_tensors((args, kwargs))]
                 draft.given = _labelled_shapes(args, kwargs)
 
     @dynamo_skip
@@ -182,7 +182,7 @@ class CallTracer(TorchFunctionMode):
         other = None
         if is_elementary(draft.module) and is_tensor(output) and numbers.of(output, draft.inputs) in draft.inputs:
             other = output = self._other(output)
-        draft.outputs = [numbers.of(one, draft.inputs) for one in tensors_in(output)]
+        draft.outputs = [numbers.of(one, draft.inputs) for one in distinct_tensors(output)]
         return other
 
     @dynamo_skip
@@ -192,9 +192,9 @@ class CallTracer(TorchFunctionMode):
         if name is None or self._running() is None:
             return self._unnoted(func, args, kwargs)
         with DisableTorchFunction():
-            tensors = tensors_in((args, kwargs))
+            tensors = distinct_tensors((args, kwargs))
             target = target_of(args, kwargs, in_place=is_in_place(str(getattr(func, "__name__", ""))))
-            targets = None if target is None else tensors_in(target)
+            targets = None if target is None else distinct_tensors(target)
             self._before.before_writing(targets if targets is not None else _renormed(name, args, kwargs))
             draft = self._begun(name, func, sys._getframe(1))
             draft.inputs = [self.numbers.of(one) for one in tensors]
@@ -239,7 +239,7 @@ class CallTracer(TorchFunctionMode):
         """Note the results and in-place changes of an operation; return another view of a result that is an input."""
         numbers = self.numbers
         changes = dict(zip(map(id, changed), numbers.changed(changed, draft), strict=True))
-        results = tensors_in(result)
+        results = distinct_tensors(result)
         if not results and not changed:
             return result
         draft.is_call = True
@@ -288,14 +288,14 @@ _DATA: Any = torch.Tensor.data
 def _labelled_shapes(args: Any, kwargs: Any) -> tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]:
     """Return the arguments of a call as they are written after ``.input``, with the shapes of their tensors."""
     every = {**{f"[{number}]": one for number, one in enumerate(args)}, **{f"[{key!r}]": kwargs[key] for key in kwargs}}
-    found = [(label, tuple(shape_of(tensor) for tensor in tensors_in(one))) for label, one in every.items()]
+    found = [(label, tuple(shape_of(tensor) or () for tensor in distinct_tensors(one))) for label, one in every.items()]
     return (("", found[0][1]), *found[1:]) if found else ()
 
 
 def _renormed(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Return the weight that an embedding with ``max_norm`` changes in place."""
     if name in ("embedding", "embedding_bag") and (kwargs.get("max_norm") or (len(args) > 3 and args[3])):
-        return tensors_in((args[1:2], kwargs.get("weight")))
+        return distinct_tensors((args[1:2], kwargs.get("weight")))
     return []
 
 
@@ -320,7 +320,7 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
     modules = modules_by_path(model)
     refuse_unfinished(model)
     with example_running(), kept(model) as before, EAGERLY.held():
-        args, kwargs = copied((args, kwargs), model, list(modules.values()))
+        args, kwargs = copied_arguments((args, kwargs), model, list(modules.values()))
         with DisableTorchFunction():
             state = [*state_of(model)]
             named = [*state, *_input_names(model, args, kwargs), *_attribute_names(modules)]

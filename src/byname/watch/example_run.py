@@ -18,14 +18,14 @@ from byname.model.called_functions import functions_called, functions_named, is_
 from byname.model.methods import function_of, methods_of
 from byname.model.module_tree import is_script, under
 from byname.model.operations import is_elementary, is_operation, taken
-from byname.model.scopes import variables_of
+from byname.model.scopes import watchable_variables
 from byname.reading.modules import state_of as named_state
 from byname.reading.quiet import DisableTorchFunction
 from byname.source.code import ThisCode, stands_for
 from byname.source.location import Instruction, Site, locate
 from byname.table import Column, Tabled
 from byname.tracing.eager import EAGERLY
-from byname.tracing.preserve import tensors_in
+from byname.tracing.preserve import distinct_tensors
 from byname.tracing.tensor_ids import shape_of
 from byname.tracing.tracer import line_in_the_model, trace
 from byname.undo import Undo
@@ -107,7 +107,7 @@ class Code(NamedTuple):
         starred = bool(made.co_flags & 4) + bool(made.co_flags & 8)
         arguments = made.co_varnames[: made.co_argcount + made.co_kwonlyargcount + starred]
         itself = made.co_varnames[:1] if made.co_argcount and kind != "function" else ()
-        variables = [one for one in variables_of(function) if one not in itself]
+        variables = [one for one in watchable_variables(function) if one not in itself]
         kinds = ["argument" if one in arguments else "variable" for one in variables]
         return cls(name, function, kind, list(zip(kinds, variables, strict=True)))
 
@@ -228,7 +228,7 @@ class ExampleRun:
             if seen is None:
                 seen = every[key, code.name, variable] = _ValueCount()
                 with DisableTorchFunction():
-                    seen.shapes = tuple(shape_of(one) for one in tensors_in(value))
+                    seen.shapes = tuple(shape_of(one) or () for one in distinct_tensors(value))
                 if variable == RETURN:
                     seen.line = _line_of_the_call(code.function, sys._getframe(1))
             seen.calls += 1

@@ -12,10 +12,10 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.call_graph import ModelCall, is_place
 from byname.model.methods import names_reached
-from byname.model.module_tree import REGISTRY, is_called, is_script, modules_by_path, state_of, under
+from byname.model.module_tree import REGISTRY, is_called, is_script, modules_by_path, own_state, under
 from byname.model.predicates import OfModule
 from byname.model.resolve import resolve
-from byname.model.scopes import sites_of
+from byname.model.scopes import variable_sites
 from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Spot
 from byname.model.states import states_of
@@ -180,7 +180,7 @@ class _Listing:
             ran, calls = (None, None) if run is None else (False, 0)
             yield Point(path or "forward", "module", name, name, calls=calls, ran=ran)
         for kind in () if is_script(module) else REGISTRY:
-            for key, tensor in state_of(module, kind).items():
+            for key, tensor in own_state(module, kind).items():
                 used = None if run is None else first is not None or id(tensor) in run.used
                 with DisableTorchFunction():
                     yield Point(under(path, key), kind, "", name, tuple(fact(tensor, "shape")), ran=used)
@@ -203,7 +203,7 @@ class _Listing:
 
     def _places(self, path: str, module: nn.Module, code: Code) -> Iterator[Point]:
         """Yield what a method or function returns, its arguments and its variables; a forward returns the output."""
-        owner, sites, within = type(module).__name__, sites_of(code.function), under(path, code.name)
+        owner, sites, within = type(module).__name__, variable_sites(code.function), under(path, code.name)
         rows = [] if code.kind == "forward" else [(Point(within, code.kind, "", owner), RETURN)]
         for kind, name in code.variables:
             rows.append((Point(f"{within}.{name}", kind, "", owner, site=sites.get(name)), name))

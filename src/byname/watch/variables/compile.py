@@ -23,7 +23,7 @@ from typing import Any
 
 from byname.reading.tensor import version_of
 from byname.source.code import Function, ThisCode, definition_of, one_at_a_time, stands_for
-from byname.watch.variables.transform import first_line, report_variables, statements_at
+from byname.watch.variables.transform import first_line_node, report_variables, statements_at
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -128,7 +128,7 @@ def _class_around(node: Any) -> str | None:
 
 def _in_its_shell(node: Function, code: CodeType, owner: str | None) -> ast.Module:
     body: list[ast.stmt] = [node]
-    place = first_line(node)
+    place = first_line_node(node)
     if owner is not None:
         body = [_around(f"class {owner}: pass", body, place)]
     outside = [name for name in code.co_freevars if name != "__class__"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from byname.errors import BadArgumentError
 from byname.model.methods import gets_no_owner
-from byname.model.scopes import variables_of
+from byname.model.scopes import watchable_variables
 from byname.reading.frames import running_module
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import version_of
@@ -47,7 +47,7 @@ class Listening:
     Args:
         function: a Python function, from `method_of`.
         owner: an object, compared by identity; held weakly if possible.
-        variables: names from `variables_of`; ``return`` or ``inner.return`` for a return value.
+        variables: names from `watchable_variables`; ``return`` or ``inner.return`` for a return value.
         receiver: returns the receiver, such as a `FunctionReceiver`; None if it was freed.
         order: subscriptions with a lower order are called earlier, others in the order of subscribing.
         exits: whether to report the last values.
@@ -420,7 +420,7 @@ def forget_compiled() -> None:
 
 
 def _check(function: FunctionType, variables: Sequence[str]) -> None:
-    known = variables_of(function)
+    known = watchable_variables(function)
     for variable in variables:
         if variable not in known and variable.rpartition(".")[2] != RETURN:
             close = difflib.get_close_matches(variable, known, 3, 0.5) or known

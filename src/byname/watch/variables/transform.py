@@ -17,7 +17,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from byname.model.scopes import Scope, arguments_of, names_in, nested_in, scope_of
+from byname.model.scopes import Scope, argument_names, names_in, nested_in, opened_scope
 from byname.source.code import HIDDEN, Function, heads, name_of, targets
 
 _VALUE = f"{HIDDEN}value"
@@ -29,7 +29,7 @@ def report_variables(node: Function, wanted: Iterable[str], key: int) -> None:
 
     The key is the number that the function passes to ``byname._enter`` to find its subscriptions.
     """
-    scope = scope_of(node, None, 0)
+    scope = opened_scope(node, None, 0)
     _Rewriting(scope, frozenset(wanted), key).function(node)
 
 
@@ -65,16 +65,16 @@ class _Rewriting:
         else:
             around = self.scope.parent.run
             text = f"{self.scope.run} = None if {around} is None else {around}.nested()"
-        return statements_at(text, first_line(node))
+        return statements_at(text, first_line_node(node))
 
     def _entered(self, node: Function) -> Iterator[ast.stmt]:
         places = {arg.arg: arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
-        for name in arguments_of(node):
+        for name in argument_names(node):
             yield from self._report(name, "entry", places[name])
 
     def _inner(self, node: Function | ast.ClassDef) -> None:
         """Rewrite a nested function or class that has requested variables, or binds or changes one of this scope."""
-        scope = scope_of(node, self.scope, self.depth + 1)
+        scope = opened_scope(node, self.scope, self.depth + 1)
         inner = _Rewriting(scope, self.all_wanted, self.key, self.depth + 1)
         if not self._concerns(node, scope):
             return
@@ -87,7 +87,7 @@ class _Rewriting:
         if any(name.startswith(scope.path) for name in self.all_wanted):
             return True
         mine = any(self._wanted(name, scope) for name in self._touched(node))
-        return mine or any(self._concerns(one, scope_of(one, scope, 0)) for one in nested_in(node.body))
+        return mine or any(self._concerns(one, opened_scope(one, scope, 0)) for one in nested_in(node.body))
 
     def _touched(self, node: Function | ast.ClassDef) -> Iterator[str]:
         yield from names_in(node.body)
@@ -117,7 +117,7 @@ class _Rewriting:
         return [statement, *reports]
 
     def _definition(self, statement: Function | ast.ClassDef) -> list[ast.stmt]:
-        reports = [*self._report(statement.name, "assigned", first_line(statement)), *self._look(statement)]
+        reports = [*self._report(statement.name, "assigned", first_line_node(statement)), *self._look(statement)]
         self._inner(statement)
         self._expressions(statement)
         return [statement, *reports]
@@ -216,7 +216,7 @@ class _Rewriting:
         for name in names:
             variable = repr(wanted[name])
             lines.append(f"  if {run}.has_moved({variable}): {name} = {run}.report({variable}, {name}, 'changed')")
-        return statements_at("\n".join(lines), first_line(statement))
+        return statements_at("\n".join(lines), first_line_node(statement))
 
     def _leaving(self, statement: ast.Return) -> list[ast.stmt]:
         """Return the statements for a ``return``: compute the value; report last changes, last values and the value."""
@@ -285,7 +285,7 @@ class _Expressions(ast.NodeTransformer):
 # Making nodes
 
 
-def first_line(node: Any) -> ast.AST:
+def first_line_node(node: Any) -> ast.AST:
     """Return a node that has the position of the first line of a definition or statement."""
     place = ast.Constant(None)
     place.lineno = place.end_lineno = node.lineno
