@@ -248,8 +248,8 @@ class Totals(Rows[R]):
 
             rows = [(one.site, self._memory(one)) for one in self.items]  # type: ignore[attr-defined]
             names = short_names(site for site, _ in rows if site is not None)
-            return grouped(("" if site is None else names[site], *memory) for site, memory in rows)
-        return grouped((self._key(one, column), *self._memory(one)) for one in self.items)
+            return totals_by_key(("" if site is None else names[site], *memory) for site, memory in rows)
+        return totals_by_key((self._key(one, column), *self._memory(one)) for one in self.items)
 
     def _key(self, one: R, column: str) -> Hashable:
         value: Hashable = plain_value(getattr(one, column))
@@ -376,7 +376,7 @@ def bytes_text(count: int) -> str:
     return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
-def grouped(members: Iterable[tuple[Hashable, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
+def totals_by_key(members: Iterable[tuple[Hashable, Hashable | None, int]]) -> list[tuple[Any, int, int]]:
     """Return ``(key, count, bytes)`` for each key, most bytes first, from a key, a storage and its size for each row.
 
     Each storage counts once, for the first key that has it.

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from byname.errors import BadArgumentError
 from byname.memory.blocks import StorageRegion
 from byname.memory.leaks import Leak, leak_of
-from byname.memory.patterns import GraphExtent, Group, Key, Size, groups_of, growing_graph, joined, widened
+from byname.memory.patterns import GraphExtent, Group, Key, Size, groups_of, growing_graph, widened, wider_group
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.naming.search import Targets
 from byname.reading.quiet import dynamo_skip
@@ -317,7 +317,7 @@ def _widened(
     for key, group in groups.items():
         parts.setdefault(wide.get(key, key), []).append(group)
     whole = {
-        key: same[0] if len(same) == 1 and same[0].key == key else joined(key, same) for key, same in parts.items()
+        key: same[0] if len(same) == 1 and same[0].key == key else wider_group(key, same) for key, same in parts.items()
     }
     before = [_summed(mark, wide) for mark in marks[:-1]]
     return whole, [*before, {key: group.size(look) for key, group in whole.items()}]

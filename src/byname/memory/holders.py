@@ -10,7 +10,7 @@ import torch
 
 from byname.autograd.walk import is_node
 from byname.errors import BadArgumentError, NotATensorError
-from byname.memory.snapshot import HeapSnapshot, heap_at_rest, where
+from byname.memory.snapshot import HeapSnapshot, heap_at_rest, path_start
 from byname.naming.reference_path import ReferencePath
 from byname.naming.search import Targets
 from byname.reading.quiet import dynamo_skip
@@ -99,7 +99,7 @@ def _checked(given: Any) -> Sequence[torch.Tensor]:
 def _holders(look: HeapSnapshot, tensor: torch.Tensor) -> Iterator[Holder]:
     for name, way in look.ways(tensor):
         if way.root.how != "tag":  # a tag holds weakly
-            yield Holder(name.path, _kind_of_path(way), f"`{name.text or name.path}`, {where(way)}")
+            yield Holder(name.path, _kind_of_path(way), f"`{name.text or name.path}`, {path_start(way)}")
     for link in look.links(tensor):
         kind = "graph" if is_node(link.owner) else {"grad": "grad", "base": "view"}.get(link.role, "part")
         yield Holder("", kind, look.owner_text(link))

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from byname.autograd.walk import Node
 from byname.memory.living import optimizer_state
 from byname.memory.patterns import LOST, Group, Size
-from byname.memory.snapshot import HeapSnapshot, reached_from_context, where
+from byname.memory.snapshot import HeapSnapshot, path_start, reached_from_context
 from byname.naming.children.python import futures
 from byname.naming.names import Named
 from byname.naming.search import Ours
@@ -292,4 +292,4 @@ def _holder(group: Group) -> str:
     way = group.ways[-1].way
     container, found, _ = group.key.pattern.partition("[*]")
     begins = "" if not found or "(" in container or container == way.root.text else f"`{container}`, "
-    return f"{begins}{where(way)}"
+    return f"{begins}{path_start(way)}"

@@ -18,7 +18,7 @@ from byname.memory.census import POSITION, Kinds
 from byname.memory.patterns import Group, groups_of
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.naming.reference_path import ReferencePath, pattern_of
-from byname.table import bytes_text, counted, grouped
+from byname.table import bytes_text, counted, totals_by_key
 from byname.text import printable
 from byname.undo import Shared
 
@@ -45,7 +45,7 @@ def what_fills_the_memory() -> tuple[str, ...]:
 
 def _largest(look: HeapSnapshot) -> Iterator[str]:
     kinds = Kinds(look)
-    totals = grouped((_group_of(look, kinds, block), None, block.bytes) for block in look.blocks)
+    totals = totals_by_key((_group_of(look, kinds, block), None, block.bytes) for block in look.blocks)
     shown = [(words, count, size) for words, count, size in totals[:GROUPS] if size]
     width = max((len(bytes_text(size)) for _, _, size in shown), default=0)
     for words, count, size in shown:

@@ -109,7 +109,7 @@ def groups_of(look: HeapSnapshot) -> dict[Key, Group]:
     return found | _others(look, found.values(), held)
 
 
-def joined(key: Key, groups: Iterable[Group]) -> Group:
+def wider_group(key: Key, groups: Iterable[Group]) -> Group:
     """Return several groups as one, under a wider pattern."""
     whole = Group(key)
     for group in groups:

@@ -162,7 +162,7 @@ class HeapSnapshot:
         """Return a text for the holder of tensors that no variable leads to."""
         if any(id(one) in self.garbage for one in tensors):
             return "only a reference cycle, which the garbage collector would free"
-        holder = end_of(tensors, self._upward)
+        holder = _nearest_holder(tensors, self._upward)
         return _NOBODY if holder is None else f"{holder}, to which byname found no variable"
 
     def owner_text(self, link: Link) -> str:
@@ -271,7 +271,7 @@ def _roots(nodes: Collection[Node]) -> Iterator[tuple[Node, Root]]:
             yield node, Root(slot, one, "packed", "", evaluates=False, quality=FOREIGN)
 
 
-def where(way: ReferencePath) -> str:
+def path_start(way: ReferencePath) -> str:
     """Return the start of a reference path as text: ``a variable of train (train.py:14)``, ``a global of __main__``."""
     root = way.root
     begins = f"from `{root.text}`, " if way.length else ""
@@ -285,7 +285,7 @@ def where(way: ReferencePath) -> str:
 _BEGINNINGS = {"tag": "a tag", "given": "what was given", "task": "a task", "error": "an error", "graph": "of autograd"}
 
 
-def end_of(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
+def _nearest_holder(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
     """Return the nearest holder that can be recognised: a variable of a function, an object of a class, or a list."""
     wanted = set(map(id, tensors))
     passed, nearest = set(wanted), ""
