@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import math
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 
 from byname.recording.export import numpy_of
 from byname.recording.series import Series
-from byname.reporting.panels import packed
 from byname.reporting.thinning import Array, spread
 
 SIDE = 64
@@ -133,4 +133,5 @@ def _coded(pictures: Array) -> dict[str, Any]:
     """Return pictures by moment and slice as the upper 16 bits of 32-bit floats, which keep two to three digits."""
     bits = np.ascontiguousarray(pictures, np.float32).view(np.uint32)
     upper = np.where(np.isnan(pictures), 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
-    return {"height": pictures.shape[2], "width": pictures.shape[3], "cells": packed(upper.astype("<u2").tobytes())}
+    cells = base64.b64encode(upper.astype("<u2").tobytes()).decode("ascii")
+    return {"height": pictures.shape[2], "width": pictures.shape[3], "cells": cells}

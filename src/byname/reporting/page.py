@@ -86,7 +86,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: fl
     ('report.html', True)
     """
     file = ready_to_write(to)
-    every = [*checked(things)]
+    every = [*_checked(things)]
     if not every:
         raise BadArgumentError("report() needs something to show, and nothing was given")
     with contextlib.ExitStack() as opened:
@@ -244,7 +244,7 @@ def _row_of(thing: object, table: Sequence[tuple[type, Maker]]) -> Maker | None:
     return next((maker for kind, maker in table if issubclass(type(thing), kind)), None)
 
 
-def checked(things: Iterable[Any]) -> Iterator[Any]:
+def _checked(things: Iterable[Any]) -> Iterator[Any]:
     """Yield the things one after the other, also those in lists and tuples.
 
     Raises:
@@ -252,7 +252,7 @@ def checked(things: Iterable[Any]) -> Iterator[Any]:
     """
     for thing in things:
         if type(thing) in (list, tuple):
-            yield from checked(thing)
+            yield from _checked(thing)
         elif is_path(thing) or _row_of(thing, (*TOGETHER, *KINDS)):
             yield thing
         else:

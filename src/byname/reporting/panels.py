@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -92,7 +91,7 @@ class TablePanel(Panel):
         columns = [key for key in every if key not in skip and any(not _is_empty(row.get(key)) for row in kept)]
         cells = [
             [
-                Cell(shown(key, row.get(key)), _number(row.get(key)), _link(links, row.get(key)) if not at else "")
+                Cell(_shown(key, row.get(key)), _number(row.get(key)), _link(links, row.get(key)) if not at else "")
                 for at, key in enumerate(columns)
             ]
             for row in kept
@@ -119,10 +118,10 @@ def _link(links: Mapping[str, str] | None, value: object) -> str:
     return links.get(value, "") if links and type(value) is str else ""
 
 
-def shown(column: str, value: object) -> str:
+def _shown(column: str, value: object) -> str:
     """Return the text of one value in a column of this name.
 
-    >>> shown("output_bytes", 2048), shown("seconds", 0.0123), shown("mean", 0.123456), shown("count", 12345)
+    >>> _shown("output_bytes", 2048), _shown("seconds", 0.0123), _shown("mean", 0.123456), _shown("count", 12345)
     ('2.0 KiB', '12.3 ms', '0.1235', '12,345')
     """
     if type(value) is int and column.endswith(_SIZES) and value < 2**60:
@@ -132,7 +131,7 @@ def shown(column: str, value: object) -> str:
     if type(value) is int and abs(value) < 10**15:
         return f"{value:,}" if column in _COUNTS or column.endswith(("parameters", "flops")) else str(value)
     if type(value) is list:
-        return "; ".join(shown(column, one) for one in value)
+        return "; ".join(_shown(column, one) for one in value)
     if type(value) is tuple and value and all(type(one) is tuple for one in value):
         return ", ".join(cell("shape", one) for one in value)
     return cell("shape" if column == "output" else column, value)
@@ -264,8 +263,3 @@ class PicturePanel(Panel):
     svg: str
     boxes: Sequence[tuple[str, float, float, float, float]] = field(default=())
     width: float = 0.0
-
-
-def packed(raw: bytes) -> str:
-    """Return bytes as text for JSON."""
-    return base64.b64encode(raw).decode("ascii")
