@@ -68,7 +68,7 @@ def bytes_of(tensor: Tensor) -> numpy.ndarray[Any, Any]:
     return plain.reshape(-1).view(torch.uint8).numpy()
 
 
-def tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def _tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """Return a tensor of this shape that owns its memory, made from the bytes of its elements."""
     raw = numpy.frombuffer(data, numpy.uint8)
     if raw.size != math.prod(shape) * dtype.itemsize:
@@ -164,7 +164,7 @@ def _tensor(inside: Any, data: memoryview) -> Tensor:
     length = math.prod(shape) * dtype.itemsize
     if start + length > len(data):
         raise ValueError("a tensor beyond the stored bytes")
-    return tensor_of(data[start : start + length], dtype, shape)
+    return _tensor_of(data[start : start + length], dtype, shape)
 
 
 def _dict(inside: Any, data: memoryview) -> dict[Any, Any]:

@@ -165,7 +165,7 @@ class Capture(Mapping[str, Any]):
             with stack:
                 if isinstance(error, Stopped) and mine:
                     self._why_no_output = "stop=True ended the forward early"
-                    finish(error)
+                    _run_always_called_hooks(error)
                 elif error is not None:
                     stack.__exit__(kind, error, at)  # which has the attachments say nothing of what the error kept away
         return mine
@@ -411,7 +411,7 @@ class Stopper:
             raise Stopped(self)
 
 
-def finish(stopped: Stopped) -> None:
+def _run_always_called_hooks(stopped: Stopped) -> None:
     """Run the hooks that PyTorch runs after a forward that raised, which it does for errors alone (PyTorch 2.13)."""
     errors: list[BaseException] = []
     for frame, _ in reversed([*walk_tb(stopped.__traceback__)]):

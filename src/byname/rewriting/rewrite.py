@@ -250,11 +250,11 @@ class Shown:
     def __call__(self) -> str:
         """Return the text that ``print(model)`` shows of the module besides its children."""
         own = self.own() if self.own is not None else type(self.module).extra_repr(self.module)
-        sites = ", ".join(f"{one.path}: {label_of(one.interjection)}" for one in sites_of(self.module))
+        sites = ", ".join(f"{one.path}: {label_of(one.interjection)}" for one in _interjection_sites(self.module))
         return f"{own}, interjected={{{sites}}}".removeprefix(", ")
 
 
-def sites_of(module: nn.Module) -> Iterator[InterjectionSite]:
+def _interjection_sites(module: nn.Module) -> Iterator[InterjectionSite]:
     """Yield the interjections at a module and at its operations."""
     for hook in module._forward_hooks.values():
         if isinstance(site := getattr(hook, "__self__", None), ModuleSite):
@@ -274,7 +274,7 @@ def _copy_of(root: M) -> M:
     for module in modules:
         held = attributes_of(module)
         _refuse_closures([held[name] for name in held if name != "_compiled_call_impl"], known)  # copies are without it
-    kept = [site.interjection for module in modules for site in sites_of(module)]
+    kept = [site.interjection for module in modules for site in _interjection_sites(module)]
     try:
         return view_of(root, kept)
     except BadArgumentError as error:
