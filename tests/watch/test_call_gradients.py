@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from byname.errors import InterjectionError
-from byname.watch.call_gradients import before, follow
+from byname.watch.call_gradients import follow, note_arguments
 
 
 def tensors_of(value):
@@ -26,7 +26,7 @@ def tensors_of(value):
 
 def watched(call, inputs, receive):
     """Calls and follows; the result, and the list in which the gradients come."""
-    entered = before(inputs)
+    entered = note_arguments(inputs)
     result = call(*inputs)
     told = []
 
@@ -192,7 +192,7 @@ def test_a_packed_sequence():
     lstm = nn.LSTM(6, 4)
     x = torch.randn(5, 2, 6, requires_grad=True)
     packed = nn.utils.rnn.pack_padded_sequence(x, [5, 3])
-    entered, told = before([packed.data]), []
+    entered, told = note_arguments([packed.data]), []
     result, (h, c) = lstm(packed)
     follow(entered, [result.data, h, c], lambda *gradients: told.append(gradients))
     result.data.pow(2).sum().backward()
@@ -310,7 +310,7 @@ def test_a_call_that_returns_its_input_has_the_values_whole_gradient(call):
 
 def test_a_leaf_that_is_returned():
     leaf = torch.ones(3, requires_grad=True)
-    entered, told = before([leaf]), []
+    entered, told = note_arguments([leaf]), []
     followed = follow(entered, [leaf], lambda inputs, outputs: told.append((inputs, outputs)) or (inputs[0] * 10,))
     (leaf * 3).sum().backward()
     assert told[0][0][0].tolist() == [3.0] * 3 and leaf.grad.tolist() == [30.0] * 3
@@ -322,7 +322,7 @@ def test_a_leaf_that_is_returned():
 def test_a_parameter_among_the_outputs_is_waited_for():
     weight = nn.Parameter(torch.ones(3))
     x = torch.ones(3, requires_grad=True) * 1
-    entered, told = before([x]), []
+    entered, told = note_arguments([x]), []
     result = x * 2 * weight
     followed = follow(entered, [result, weight], lambda *gradients: told.append(gradients))
     ((result * 5).sum() + (weight * 7).sum()).backward()
@@ -347,7 +347,7 @@ def test_the_first_layer_has_no_gradient_of_its_input():
 def test_nothing_is_followed_where_nothing_flows():
     with torch.no_grad():
         x = torch.ones(2)
-        assert follow(before([x]), [x * 2], lambda *_: None) is None
+        assert follow(note_arguments([x]), [x * 2], lambda *_: None) is None
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6)])
@@ -484,7 +484,7 @@ def test_an_error_of_the_receiver_comes_out_and_leaves_nothing():
         if fail:
             raise KeyError("mine")
 
-    entered = before([x])
+    entered = note_arguments([x])
     result = x.tanh()
     followed = follow(entered, [result], receive)
     with pytest.raises(KeyError, match="mine"):
@@ -516,7 +516,7 @@ def test_a_gradient_that_cannot_be_changed_any_more_is_an_error():
 
 def test_nothing_is_told_after_removal():
     x = torch.randn(3, requires_grad=True)
-    entered, told = before([x]), []
+    entered, told = note_arguments([x]), []
     result = x.tanh()
     follow(entered, [result], lambda *gradients: told.append(gradients)).remove()
     result.sum().backward()
@@ -532,7 +532,7 @@ def test_nothing_is_kept_alive(name, backward, no_collection):
     leaves = [one.requires_grad_() for one in several(*shapes)]
     inputs = [one * 1 for one in leaves]
     seen = []
-    entered = before(inputs)
+    entered = note_arguments(inputs)
     result = call(*inputs)
     follow(
         entered,
@@ -557,7 +557,7 @@ def test_full_size_model_with_every_call_followed_gives_the_same_gradients():
     told = []
 
     def pre(module, args):
-        module.entered = before(tensors_of(args))
+        module.entered = note_arguments(tensors_of(args))
 
     def post(module, args, result):
         follow(module.entered, tensors_of(result), lambda *gradients: told.append(type(module).__name__))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from byname.analyse.batches import SampleRows, check_features, known, sample_rows
 from byname.analyse.moments import divided
-from byname.analyse.statistic import Folded, PairStatistic, Statistic
+from byname.analyse.statistic import PairStatistic, Statistic, SummedStatistic
 
 
 class CovarianceStatistic(Statistic):
@@ -163,7 +163,7 @@ class CrossCovariance(PairStatistic, CovarianceStatistic):
         self._take_rows(rows, first.shape[1], last.shape[1])
 
 
-class SecondMoment(Folded):
+class SecondMoment(SummedStatistic):
     """The mean of the outer product of each sample with itself, not centred: ``E[x x^T]``.
 
     >>> SecondMoment().add([[1., 2.], [3., 0.]]).second_moment()

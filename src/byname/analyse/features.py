@@ -320,16 +320,16 @@ class DeadUnits(OfChannels):
         if callable(self.fires):
             rule: Any = callable_name(self.fires)
         else:
-            rule = tuple(rest_of(sample) if self.fires is None else Rest(float(self.fires)))
+            rule = tuple(rest_of(sample) if self.fires is None else SilentValue(float(self.fires)))
         return {**super().begin(sample), "firings": Firings(rule=rule)}
 
     def take(self, kept: Any, sample: Sample) -> None:
         """Count in which samples the units fire."""
-        value, rest = with_channel(sample.value), Rest()
+        value, rest = with_channel(sample.value), SilentValue()
         if callable(self.fires):
             value, nans = with_channel(self._asked(sample.value)), int(sample.value.isnan().sum())
         else:
-            rest, nans = Rest(*kept["firings"].rule), 0
+            rest, nans = SilentValue(*kept["firings"].rule), 0
         units = self.by_channel(kept["layout"], sample, value)
         fired, unknown = rest.fired(units, [*range(2, units.ndim)])
         kept["firings"].add(fired)
@@ -366,7 +366,7 @@ class Firings(ChannelTally):
         self.rule = rule
 
 
-class Rest(NamedTuple):
+class SilentValue(NamedTuple):
     """The value of a silent unit, the distance from it that is still silent, and whether both sides fire."""
 
     value: float = 0.0
@@ -382,20 +382,20 @@ class Rest(NamedTuple):
         return fired, nans
 
 
-ABOVE_ZERO = Rest()
+ABOVE_ZERO = SilentValue()
 _SMALL = 1e-3  # where the slope of sigmoid and softplus is as small
 _SHARE = 1e-6  # of softmax, whose values get smaller the more there are
-_TWO_SIDED = Rest(0.0, _SMALL, both=True)
-_EXACT_ZERO = Rest(0.0, 0.0, both=True)
+_TWO_SIDED = SilentValue(0.0, _SMALL, both=True)
+_EXACT_ZERO = SilentValue(0.0, 0.0, both=True)
 
-_OF_CLASS: dict[type[nn.Module], Rest] = {
-    nn.Sigmoid: Rest(0.0, _SMALL),
-    nn.Softplus: Rest(0.0, _SMALL),
-    nn.Softmax: Rest(0.0, _SHARE),
-    nn.Softmax2d: Rest(0.0, _SHARE),
-    nn.Softmin: Rest(0.0, _SHARE),
-    nn.LogSigmoid: Rest(math.log(_SMALL)),
-    nn.LogSoftmax: Rest(math.log(_SHARE)),
+_OF_CLASS: dict[type[nn.Module], SilentValue] = {
+    nn.Sigmoid: SilentValue(0.0, _SMALL),
+    nn.Softplus: SilentValue(0.0, _SMALL),
+    nn.Softmax: SilentValue(0.0, _SHARE),
+    nn.Softmax2d: SilentValue(0.0, _SHARE),
+    nn.Softmin: SilentValue(0.0, _SHARE),
+    nn.LogSigmoid: SilentValue(math.log(_SMALL)),
+    nn.LogSoftmax: SilentValue(math.log(_SHARE)),
     nn.Tanh: _TWO_SIDED,
     nn.Softsign: _TWO_SIDED,
     nn.Tanhshrink: _TWO_SIDED,
@@ -408,7 +408,7 @@ _OF_OPERATION = {
 } | {"hardtanh": _TWO_SIDED}
 
 
-def rest_of(sample: Sample) -> Rest:
+def rest_of(sample: Sample) -> SilentValue:
     """Return the rest of the units of a place, by the class of the module it is the output of, or the operation."""
     if sample.output:
         return _of_module(sample.module)
@@ -416,10 +416,10 @@ def rest_of(sample: Sample) -> Rest:
     return _OF_OPERATION.get(re.sub(r"_?(_\d+)?$", "", name), ABOVE_ZERO)
 
 
-def _of_module(module: nn.Module) -> Rest:
+def _of_module(module: nn.Module) -> SilentValue:
     if isinstance(module, nn.Threshold):
         above = module.threshold >= module.value
-        return Rest(float(module.threshold)) if above else Rest(float(module.value), both=True)
+        return SilentValue(float(module.threshold)) if above else SilentValue(float(module.value), both=True)
     if isinstance(module, nn.Hardtanh):  # nn.ReLU6 is one, too
-        return Rest(float(module.min_val)) if module.min_val >= 0 else _TWO_SIDED
+        return SilentValue(float(module.min_val)) if module.min_val >= 0 else _TWO_SIDED
     return next((rest for kind, rest in _OF_CLASS.items() if isinstance(module, kind)), ABOVE_ZERO)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from byname.analyse.analyser import Analyser, Sample
 from byname.analyse.batches import checked_choice, comparable, may_hold_nan
-from byname.analyse.statistic import Folded, Statistic
+from byname.analyse.statistic import Statistic, SummedStatistic
 from byname.errors import BadArgumentError
 from byname.table import listed
 
@@ -163,7 +163,7 @@ def with_channel(value: Tensor) -> Tensor:
     return value[:, None] if value.ndim == 1 else value
 
 
-class ChannelTally(Folded):
+class ChannelTally(SummedStatistic):
     """Counts for each channel, dimension 1 of a batch of bools: the number of places where it is True.
 
     >>> ChannelTally().add([[True, False], [True, True]]).result()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.errors import BadArgumentError
 from byname.reading.tensor import version_of
-from byname.tracing.preserve import Kept, autocast_keeps_nothing, kept
+from byname.tracing.preserve import ModelSnapshot, autocast_keeps_nothing, restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class BatchSource:
 class Preserved:
     """The parameters of a model during a pass, which must not change."""
 
-    def __init__(self, model: nn.Module, before: Kept) -> None:
+    def __init__(self, model: nn.Module, before: ModelSnapshot) -> None:
         self.clear_gradients = before.clear_gradients
         """Remove all gradients, so that the next backward begins without any."""
         self._renormed = {id(one) for one in _renormed(model)}
@@ -200,7 +200,7 @@ def preserved(model: nn.Module, generators: list[torch.Generator], *, backward: 
     with ExitStack() as stack:
         for generator in generators:
             stack.callback(generator.set_state, generator.get_state())
-        before = stack.enter_context(kept(model))
+        before = stack.enter_context(restored(model))
         stack.enter_context(autocast_keeps_nothing())
         for weight in _renormed(model):
             stack.callback(_write, weight, weight.detach().clone())

@@ -245,13 +245,13 @@ class Statistic(Stateful):
         return printable(f"<{type(self).__name__}({as_call(self.settings(), self.SETTINGS)}) of {self.count} samples>")
 
 
-class Folded(Statistic):
+class SummedStatistic(Statistic):
     """A statistic that computes a few tensors from each batch, and adds them up over all batches.
 
     A child class names the tensors in `STATE` and computes those of one batch (`_of`). Adding, merging, and the error
     before the first batch follow.
 
-        >>> class Sum(Folded):
+        >>> class Sum(SummedStatistic):
         ...     STATE = ("_sum",)
         ...     def _of(self, samples, weights):
         ...         return (samples.double().sum(0),), 0

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from byname.analyse.batches import Batch, checked_integer, counted_nan, missing, only_mask, tensor_of
-from byname.analyse.statistic import Folded, PairStatistic
+from byname.analyse.statistic import PairStatistic, SummedStatistic
 from byname.errors import BadArgumentError
 
 
-class Bincount(Folded):
+class Bincount(SummedStatistic):
     """How often each of the numbers 0, 1, 2 ... occurs, as `numpy.bincount` counts.
 
     >>> Bincount().add(torch.tensor([[0, 3], [1, 3]])).result()
@@ -80,7 +80,7 @@ class Bins(NamedTuple):
     above: int | float
 
 
-class Histogram(Folded):
+class Histogram(SummedStatistic):
     """How many values fall in each bin, over all values of all batches, whatever their shape.
 
     >>> seen = Histogram(4, 0, 2).add([[0., 0.5, 0.7], [2., 2.5, -1.]])
@@ -193,7 +193,7 @@ _Fired: TypeAlias = tuple[Tensor, Tensor | None]
 """Ones where a unit fired, and where it took part (None: everywhere); float64, exact to 2**53, also in autocast."""
 
 
-class _Overlap(Folded):
+class _Overlap(SummedStatistic):
     """Counts of samples for each pair of units."""
 
     STATE = ("_intersection", "_union")

@@ -31,7 +31,7 @@ from byname.source.location import Instruction, locate
 from byname.text import note_on
 from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running
-from byname.tracing.preserve import arguments_of, copied_arguments, kept
+from byname.tracing.preserve import arguments_of, copied_arguments, restored
 from byname.tracing.tracer import call_model, line_in_the_model
 
 
@@ -170,7 +170,7 @@ class TwoRuns:
             The tensors in the output, and the outputs of the operations in the order of execution.
         """
         modules = modules_in(self.model)
-        with example_running(), kept(self.model), EAGERLY.held(), torch.no_grad(), _Listening() as mode:
+        with example_running(), restored(self.model), EAGERLY.held(), torch.no_grad(), _Listening() as mode:
             args, kwargs = copied_arguments((args, kwargs), self.model, modules)
             for _, tensor in tensors_in([args, kwargs]):
                 if dim is not None and tensor.dim() > dim:

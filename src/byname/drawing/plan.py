@@ -156,7 +156,7 @@ class _Reader:
         self.maker: dict[int, tuple[DrawnItem, Shape | None]] = {}
         self.sources: dict[tuple[int, int], DrawnItem] = {}
         self.children: defaultdict[int | None, list[int]] = defaultdict(list)
-        self.strangers: set[int] = set()
+        self.untraced: set[int] = set()
         self.state: dict[str, Shape | None] = {}
 
     def read(self) -> Plan:
@@ -167,8 +167,8 @@ class _Reader:
         for number in self.children[None]:
             self.visit(number, self.page)
         self.results(self.children[None])
-        if self.strangers:
-            came = counted(len(self.strangers), "tensor")
+        if self.untraced:
+            came = counted(len(self.untraced), "tensor")
             self.plan.notes.append(f"{came} came from code that was not traced; no line shows what uses them")
         return self.plan
 
@@ -192,7 +192,7 @@ class _Reader:
         """Add the wire on which a tensor comes to an item, if its origin is known."""
         found = self.found(taken, user.parent)
         if found is None:
-            self.strangers.add(taken)
+            self.untraced.add(taken)
         else:
             self.plan.wires.append(Wire(found[0].number, user.number, found[1]))
 

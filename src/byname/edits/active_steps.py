@@ -60,7 +60,7 @@ class ActiveSteps:
         self._iterations = {True: itertools.count(), False: itertools.count()}
         self._recent: set[bool] = set()
         self._backward = False
-        self.here = _Here()
+        self.thread = _Thread()
 
     @classmethod
     def of(cls, root: nn.Module, steps: Any) -> ActiveSteps | None:
@@ -87,8 +87,8 @@ class ActiveSteps:
             return stamp
         if torch._C._current_graph_task_id() != -1:
             return self._in_backward(path)
-        here = self.here
-        holds = here.calls[-1].holds if here.calls else here.holds
+        thread = self.thread
+        holds = thread.calls[-1].holds if thread.calls else thread.holds
         if holds is None and not runs(self._root):
             raise InterjectionError(
                 f"`{path}` ran outside of a forward of {type(self._root).__name__}, which steps= counts; attach the "
@@ -111,18 +111,18 @@ class ActiveSteps:
         )
 
     def _begun(self, module: nn.Module, _: int) -> None:
-        call = self.here.calls[-1] if self.here.calls else None
+        call = self.thread.calls[-1] if self.thread.calls else None
         if call is not None and call.module is module and (number := next(call.forwards)):
             call.holds = self.decide(number, generating=True)
         if module is self._root:
             number = next(self._iterations[module.training])
             if call is None:
                 self._refuse_unseen()
-                self.here.holds = self.decide(number)
+                self.thread.holds = self.decide(number)
 
     def _ended(self, module: nn.Module) -> None:
         if module is self._root:
-            self.here.holds = None
+            self.thread.holds = None
 
     def decide(self, step: int, *, generating: bool = False) -> bool:
         """Return whether the edit holds for a step that begins."""
@@ -155,7 +155,7 @@ class _Call:
     forwards: Iterator[int] = field(default_factory=itertools.count)
 
 
-class _Here(threading.local):
+class _Thread(threading.local):
     """The calls of ``generate`` that run in one thread; whether the edit holds for its iteration, None if none runs."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class _Generate(MethodStandIn):
         self._steps = steps
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        calls = self._steps.here.calls
+        calls = self._steps.thread.calls
         depth = len(calls)
         try:
             calls.append(_Call(self._module(), self._steps.decide(0, generating=True)))

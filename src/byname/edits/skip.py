@@ -23,7 +23,7 @@ from byname.reading.tensor import is_tensor
 from byname.text import note_on
 from byname.watch.attach import attach
 from byname.watch.attachment import Event, Running
-from byname.watch.forwards import nothing
+from byname.watch.forwards import do_nothing
 from byname.watch.handle import Handle
 from byname.watch.hooks import Hooks, MethodStandIn
 
@@ -70,7 +70,7 @@ def skip(model: nn.Module, where: Any, value: Any = "input", *, channels: Any = 
     if channels is not None:
         _tensors_alone(modules, lambda *_: " and has no channels; use patch(..., channels=) for an item of it")
         return _some_channels(model, where, value, Selection(channels=channels), counted)
-    handle = attach(model, where, nothing, enabled=False)  # which says of modules that do not run that they do not
+    handle = attach(model, where, do_nothing, enabled=False)  # which says of modules that do not run that they do not
     if type(value) is str and (unknown := _tensors_alone(modules, _needs_value)):
         sentences = [_OPEN.format(path) for path in unknown]
         for sentence in sentences:
@@ -139,7 +139,7 @@ def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
             for sentence in sentences:
                 note_on(error, f"byname: {sentence}")
 
-    hooks = Hooks(Running(root, nothing))
+    hooks = Hooks(Running(root, do_nothing))
     hooks.after(root, failed, always=True)
     return hooks
 

@@ -100,7 +100,7 @@ class Growth(Rows[Grown]):
         self._at: list[int] = []
         self._marks: list[dict[Key, Size]] = []
         self._graphs: list[dict[Key, GraphExtent]] = []
-        self._known = Known(())
+        self._known = LiveStorages(())
         self._entered = False
         self._found: Sequence[Grown] = ()
         self._longer: Sequence[Grown] = ()
@@ -148,7 +148,7 @@ class Growth(Rows[Grown]):
                 self._longer = _longer(look, groups, graphs) or self._longer
                 self._found = grown or self._longer
             else:
-                self._known, self._found, self._longer = Known(look.blocks), (), ()
+                self._known, self._found, self._longer = LiveStorages(look.blocks), (), ()
             self._marks, self._graphs, self._at = marks, graphs, at
 
     @property
@@ -229,7 +229,7 @@ class Course(NamedTuple):
 
 
 def _grown(
-    look: HeapSnapshot, groups: dict[Key, Group], course: Course, known: Known, enough: bool
+    look: HeapSnapshot, groups: dict[Key, Group], course: Course, known: LiveStorages, enough: bool
 ) -> tuple[Grown, ...]:
     """Return the groups that grew, the largest first; no memory counts for two of them."""
     groups, marks = _widened(look, groups, course.marks)
@@ -399,7 +399,7 @@ def _order(group: Group, before: Size, now: Size) -> tuple[int, int, int, int, K
     return -more, before.members - now.members, -group.firsts, len(group.key.pattern), group.key
 
 
-class Known:
+class LiveStorages:
     """Weak references to the storages of some blocks. While one lives, its storage's address is not used again."""
 
     def __init__(self, blocks: Iterable[StorageRegion]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError, NotStorableError
-from byname.recording.clock import Clock, InOrder
+from byname.recording.clock import Clock, NumbersInOrder
 from byname.recording.flush import PlaceValues, Windows
 from byname.recording.listener import PlaceRecorder
 from byname.recording.options import Analysed, Options, is_analyser, several
@@ -18,7 +18,7 @@ from byname.recording.sampling import Time
 from byname.recording.unrecorded import unrecorded_reason
 from byname.text import note_on
 from byname.tracing.muted import muting
-from byname.watch.forwards import follow_forwards, nothing
+from byname.watch.forwards import do_nothing, follow_forwards
 from byname.watch.handle import Handle
 
 Asked: TypeAlias = "list[tuple[Options, Any]]"
@@ -44,7 +44,7 @@ class AnalyserListener(PlaceRecorder):
         self._analyser = analyser
         self._name = name
         self._model_name = type(model).__name__
-        self.handle: Handle = follow_forwards(model, nothing, nothing, well=self._ended)
+        self.handle: Handle = follow_forwards(model, do_nothing, do_nothing, well=self._ended)
 
     def unrecorded(self) -> list[tuple[str, str]]:
         """Return the analyser, if none of its figures was recorded, with the reason."""
@@ -82,7 +82,7 @@ class AnalyserListener(PlaceRecorder):
         if path in self._windows.columns:
             raise BadArgumentError(f"`{path}` names both a recorded place and a figure of {self.asked}")
         # each result is new memory: its content tells whether it has changed
-        return self._add(path, self._name, by_content=True, numbers=InOrder())
+        return self._add(path, self._name, by_content=True, numbers=NumbersInOrder())
 
 
 def without_analysers(asked: Asked) -> tuple[Asked, list[tuple[Options, Analysed]]]:

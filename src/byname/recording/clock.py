@@ -31,7 +31,7 @@ class ValueNumbers(Protocol):
         """Return the numbers of the values of a window, from their iterations and what `next` said of them."""
 
 
-class InOrder:
+class NumbersInOrder:
     """Values that come in order, in an iteration that holds several forwards, or none."""
 
     __slots__ = ("_latest",)
@@ -50,7 +50,7 @@ class InOrder:
         return [number for _, number in records]
 
 
-class OfBackwards:
+class BackwardNumbers:
     """Gradients of values, which have the numbers of the values; those of further backwards are numbered on.
 
     In the second run of a reentrant checkpoint the values are not known to be those of the first. Their gradients come
@@ -60,30 +60,30 @@ class OfBackwards:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[Time, _Brought] = {}
+        self._known: dict[Time, _IterationNumbers] = {}
 
     def next(self, time: Time, event: Event) -> int:
         """Return the number, or a negative one for the second run of a checkpoint."""
-        brought = self._known.get(time)
-        if brought is None:
-            brought = self._known[time] = _Brought()
+        numbers = self._known.get(time)
+        if numbers is None:
+            numbers = self._known[time] = _IterationNumbers()
         if event.recomputed:
-            brought.again -= 1
-            return brought.again
-        if event.call in brought.calls:
-            brought.first = brought.free
-            brought.calls.clear()
-        brought.calls.add(event.call)
-        number = brought.first + event.call
-        brought.free = max(brought.free, number + 1)
+            numbers.again -= 1
+            return numbers.again
+        if event.call in numbers.calls:
+            numbers.first = numbers.free
+            numbers.calls.clear()
+        numbers.calls.add(event.call)
+        number = numbers.first + event.call
+        numbers.free = max(numbers.free, number + 1)
         return number
 
     def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
         ends: dict[Time, int] = {}
         for time, number in records:
             if number < 0:
-                brought = self._known[time]
-                ends[time] = brought.free - brought.again
+                numbers = self._known[time]
+                ends[time] = numbers.free - numbers.again
         for time, end in ends.items():
             self._known[time].free, self._known[time].again = end, 0
         for time in [*self._known][:-_REMEMBERED]:
@@ -92,14 +92,14 @@ class OfBackwards:
 
 
 @dataclass(slots=True)
-class _Brought:
-    """What backwards have brought of one iteration.
+class _IterationNumbers:
+    """The numbers of the gradients of one iteration.
 
     Attributes:
-        calls: the values whose gradients the latest of them has brought so far.
+        calls: the values whose gradients the latest backward has computed so far.
         first: the number of the first value in it.
         free: the next number that is free.
-        again: how many came from second runs since the last window, negative.
+        again: how many are of second runs since the last window, negative.
     """
 
     calls: set[int] = field(default_factory=set)
@@ -112,7 +112,7 @@ _REMEMBERED = 64
 """Iterations before the open window that may have further backwards, in turns; first ones may come at any time."""
 
 
-class OfSteps:
+class StepNumbers:
     """Gradients of values where steps are counted: those of the last forward come first.
 
     They are numbered in the order of the values they belong to, as far as they have come when a window ends.
@@ -147,8 +147,8 @@ class OfSteps:
         return numbers
 
 
-class _ClockHere(threading.local):
-    """What one thread is at."""
+class _ThreadTime(threading.local):
+    """The iteration of one thread, and whether it is inside of a forward."""
 
     time: Time | None = None
     inside = False
@@ -189,7 +189,7 @@ class Clock:
         self._next = {"train": 0, "eval": 0}
         self._steps = 0
         self._counting = threading.Lock()
-        self._here = _ClockHere()
+        self._thread = _ThreadTime()
         # before the listeners are attached, so that it observes a forward before they do
         self._handle: Handle = follow_forwards(model, self._forward, self._over)
         self._hooks = Undo()
@@ -258,7 +258,7 @@ class Clock:
     @property
     def inside(self) -> bool:
         """Whether an outermost forward runs in this thread."""
-        return self._here.inside
+        return self._thread.inside
 
     def iterations(self) -> dict[str, int]:
         """Return how many there were in each mode; where steps are counted, as far as something has passed in it."""
@@ -270,13 +270,13 @@ class Clock:
         """Return the step of a value that passes now, in the mode of the model: it may pass outside of a forward."""
         mode = self.mode
         self._modes.add(mode)
-        if self.latest.mode != mode and not self._here.inside:
+        if self.latest.mode != mode and not self._thread.inside:
             self.latest = Time(mode, self.latest.iteration)
         return self.latest
 
     def now(self) -> Time:
         """Return the iteration that the forward of this thread is."""
-        return self.latest if self.by_steps else self._here.time or self.latest
+        return self.latest if self.by_steps else self._thread.time or self.latest
 
     def coming(self) -> tuple[Time, Time]:
         """Return the iteration that comes next, in either mode."""
@@ -288,7 +288,7 @@ class Clock:
         mode = self.mode
         with self._counting:
             self.forwards[mode] += 1
-        self._here.inside = True
+        self._thread.inside = True
         if self.by_steps:
             number = self._steps
         else:
@@ -296,12 +296,12 @@ class Clock:
             with self._counting:
                 number = self._next[mode]
                 self._next[mode] = number + 1
-        self.latest = self._here.time = Time(mode, number)
+        self.latest = self._thread.time = Time(mode, number)
         if torch.is_grad_enabled():
             self._differentiable = self.latest
 
     def _over(self) -> None:
-        self._here.inside = False
+        self._thread.inside = False
         self._ended()
 
 

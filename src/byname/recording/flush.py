@@ -50,11 +50,11 @@ class PlaceValues:
         by_forward: whether a value belongs to the iteration of the forward that computed it, and not to the latest.
         numbers: numbers the values of an iteration, where its forwards do not.
         sampling: how values are taken.
-        records: those of the open window that are not yet `kept`.
-        kept: those of the open window whose numbers are settled.
+        records: those of the open window that are not yet `settled`.
+        settled: those of the open window whose numbers are settled.
         stored: whether anything ever was.
         refused: whether the place turned out to hold what cannot be stored.
-        unsaid: why, if no warning has said it.
+        unreported: why, if no warning has reported it.
     """
 
     path: str
@@ -66,10 +66,10 @@ class PlaceValues:
     by_forward: bool = False
     numbers: ValueNumbers | None = None
     records: list[RecordedValue] = field(default_factory=list)
-    kept: list[tuple[Time, Any, Any, Shard | None]] = field(default_factory=list)
+    settled: list[tuple[Time, Any, Any, Shard | None]] = field(default_factory=list)
     stored: bool = False
     refused: bool = False
-    unsaid: str = ""
+    unreported: str = ""
 
     def settle(self) -> None:
         """Leave out the values that are not another, and number those of iterations that are over."""
@@ -83,17 +83,17 @@ class PlaceValues:
         if records and self.numbers is not None:
             calls = self.numbers.settled([one[:2] for one in records])
             records = [(time, call, *others) for (time, _, *others), call in zip(records, calls, strict=True)]
-        self.kept += records
+        self.settled += records
 
     def closed(self, rank: int) -> Series | None:
         """Return the window as a series, and begin a new one; None if nothing came. Its copies must be there."""
         self.settle()
-        series, self.kept = self.series(rank), []
+        series, self.settled = self.series(rank), []
         return series
 
     def series(self, rank: int) -> Series | None:
-        """Return the records that are kept."""
-        records = self.kept
+        """Return the records that are settled."""
+        records = self.settled
         if not records:
             return None
         if self.gradient and self.by_forward and len({time.mode for time, *_ in records}) == 1:
@@ -188,7 +188,7 @@ class Windows:
         with self._alone():
             for column in [*self.columns.values()]:
                 column.settle()
-                column.kept = [one for one in column.kept if one[0] not in times]
+                column.settled = [one for one in column.settled if one[0] not in times]
             self._changed = True
 
     def _hand_on_so_far(self) -> None:

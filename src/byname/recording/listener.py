@@ -16,7 +16,7 @@ from byname.place import Place, parse
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
 from byname.recording.callbacks import callables, values_called
-from byname.recording.clock import Clock, InOrder, OfBackwards, OfSteps, ValueNumbers
+from byname.recording.clock import BackwardNumbers, Clock, NumbersInOrder, StepNumbers, ValueNumbers
 from byname.recording.distributed.dtensor import is_distributed, local_part
 from byname.recording.flush import PlaceValues, Windows
 from byname.recording.options import Options, form_of, several
@@ -115,7 +115,7 @@ class PlaceRecorder:
         """Raise the error once where the user asked for this very place and nothing of it was stored; else warn."""
         column.refused = not column.stored
         if column.refused and not column.exact and isinstance(value, nn.Module):
-            column.unsaid = f"{error}".partition(": ")[2]
+            column.unreported = f"{error}".partition(": ")[2]
             return  # a wildcard over variables meets `self`
         sentence = f"{error}; it is not recorded" if column.refused else f"{error}; this value is missing"
         if column.exact and column.refused and self._windows.tell is None:
@@ -266,7 +266,7 @@ class Listener(PlaceRecorder):
         clock = self._clock
         if not column.gradient:
             return self._time_of_value(event.iteration)
-        if isinstance(column.numbers, InOrder) or event.recomputed:  # its forward is not known
+        if isinstance(column.numbers, NumbersInOrder) or event.recomputed:  # its forward is not known
             return clock.of_backward()
         time: Time | None = event.before
         return Time(time.mode, clock.latest.iteration) if time is not None and clock.by_steps else time
@@ -342,8 +342,8 @@ def _entry(entries: list[tuple[Place | None, str]], path: str) -> str:
 def _numbers(by_steps: bool, gradient: bool, of_parameter: bool) -> ValueNumbers | None:
     """Return what numbers the values of a place; None where the calls of a forward do."""
     if of_parameter or (by_steps and not gradient):
-        return InOrder()
-    return OfSteps() if by_steps else OfBackwards() if gradient else None
+        return NumbersInOrder()
+    return StepNumbers() if by_steps else BackwardNumbers() if gradient else None
 
 
 def _is_buffer(event: Event) -> bool:

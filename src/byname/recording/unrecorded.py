@@ -26,7 +26,7 @@ class Unrecorded:
 
     Attributes:
         outside: how many values of each place belonged to no iteration.
-        undue: how many of each place came when nothing was due, by mode.
+        not_due: how many of each place came when nothing was due, by mode.
         ran: what ran where values belonged to no iteration, in words.
         part: the part of the model in which the first of these lay, as it may be written; empty where there is none.
     """
@@ -34,7 +34,7 @@ class Unrecorded:
     def __init__(self, name: str) -> None:
         self.name = name
         self.outside: Counter[str] = Counter()
-        self.undue: dict[str, Counter[str]] = {}
+        self.not_due: dict[str, Counter[str]] = {}
         self.ran = ""
         self.part = ""
 
@@ -47,7 +47,7 @@ class Unrecorded:
     def note(self, path: str, time: Time | None, model: nn.Module | None) -> None:
         """Note a value that was not recorded: that of no iteration, or of one that is not due."""
         if time is not None:
-            self.undue.setdefault(path, Counter())[time.mode] += 1
+            self.not_due.setdefault(path, Counter())[time.mode] += 1
             return
         self.outside[path] += 1
         if not self.ran and model is not None:
@@ -65,18 +65,18 @@ def unrecorded_reason(
 
     `columns` are the places that have reported something, `reason` says why none has, `values` were not recorded.
     """
-    if any(column.stored or (column.refused and not column.unsaid) for column in columns):
+    if any(column.stored or (column.refused and not column.unreported) for column in columns):
         return ""
     for column in columns:
-        if column.unsaid:
-            return f"it cannot be recorded, {column.unsaid}"
-    undue = _undue(schedule, clock)
-    if undue or values is None:
-        return undue or reason
+        if column.unreported:
+            return f"it cannot be recorded, {column.unreported}"
+    not_due = _not_due(schedule, clock)
+    if not_due or values is None:
+        return not_due or reason
     paths = [column.path for column in columns]
-    came = sum((values.undue.get(path, Counter()) for path in paths), Counter[str]())
+    came = sum((values.not_due.get(path, Counter()) for path in paths), Counter[str]())
     if came:
-        return _came_undue(came, schedule)
+        return _came_when_not_due(came, schedule)
     if any(values.outside[path] for path in paths):
         return _outside(values, clock)
     return reason
@@ -89,7 +89,7 @@ def _outside(values: Unrecorded, clock: Clock) -> str:
     return f"the forward of {values.name} never ran{ran}; {values.remedy}"
 
 
-def _undue(schedule: IterationSchedule, clock: Clock) -> str:
+def _not_due(schedule: IterationSchedule, clock: Clock) -> str:
     iterations = clock.iterations()
     mine = {mode: number for mode, number in iterations.items() if schedule.mode in (mode, "both")}
     if not any(iterations.values()):
@@ -105,7 +105,7 @@ def _undue(schedule: IterationSchedule, clock: Clock) -> str:
     return ""
 
 
-def _came_undue(came: Mapping[str, int], schedule: IterationSchedule) -> str:
+def _came_when_not_due(came: Mapping[str, int], schedule: IterationSchedule) -> str:
     modes = [mode for mode, number in came.items() if number]
     if schedule.mode != "both" and schedule.mode not in modes:
         came_in = f"its {counted(sum(came.values()), 'value')} occurred in {_MODE[modes[0]]}"

@@ -22,7 +22,7 @@ from torch import nn
 from byname.model.operations import COMPUTED, MOVES, is_operation
 from byname.reading.objects import attributes_of, found_in
 from byname.source.code import Function, ThisCode, one_at_a_time, stands_for
-from byname.watch.variables.compile import NoSourceError, bare, changed
+from byname.watch.variables.compile import NoSourceError, changed_code, with_code
 
 MODE = "_byname_mode"
 """The argument by which a narrowed forward gets the mode."""
@@ -54,7 +54,7 @@ def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Calla
         code = _code(ThisCode(own), frozenset(names), children, data, computed, known, hidden)
     if code is None:
         return None
-    return own, bare(function, code)
+    return own, with_code(function, code)
 
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Tensor, nn.Parameter)
@@ -73,7 +73,7 @@ def _code(this: ThisCode, *known: Any) -> CodeType | None:
         return None
     reading = _Reading(code, *known)
     try:
-        made = changed(code, reading.change)
+        made = changed_code(code, reading.change)
     except NoSourceError:
         return None
     return made if reading.spared else None

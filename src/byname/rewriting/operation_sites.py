@@ -21,7 +21,7 @@ from byname.reading.functions import is_in_place
 from byname.reading.quiet import dynamo_skip, eagerly_with_all_it_calls
 from byname.rewriting.narrow import narrowed
 from byname.rewriting.sites import InterjectionSite, OperationSite, here
-from byname.watch.forwards import nothing
+from byname.watch.forwards import do_nothing
 from byname.watch.interject import Interjection, entered_with
 from byname.watch.replacement import IN_CHECKPOINT, changed_tensor, overwrite, runs_again, saved_as_copies
 
@@ -78,7 +78,7 @@ class Operations:
     def keep_off_fast_paths(self) -> None:
         """Hook the module with nothing: PyTorch then calls it, instead of computing its layer by the fast path."""
         if self.handle is None:
-            self.handle = self.module.register_forward_pre_hook(nothing)
+            self.handle = self.module.register_forward_pre_hook(do_nothing)
 
     def note(self, on: bool) -> None:
         """Begin or end to note the operations that run."""

@@ -25,7 +25,7 @@ from byname.tracing.muted import reported_only_to
 
 
 @contextmanager
-def kept(model: nn.Module) -> Iterator[Kept]:
+def restored(model: nn.Module) -> Iterator[ModelSnapshot]:
     """Restore the model and the random state after the block, also after an exception.
 
     Restores the values, versions and identity of parameters, buffers and tensors in attributes; gradients;
@@ -33,7 +33,7 @@ def kept(model: nn.Module) -> Iterator[Kept]:
     the states of random generators; the default dtype; the grad mode.
     """
     with collection_paused():  # else it takes four times as long: each container of each module allocates objects
-        before = Kept(model)
+        before = ModelSnapshot(model)
     try:
         yield before
     finally:
@@ -47,7 +47,7 @@ def rehearsal(model: nn.Module, *readers: object) -> Iterator[None]:
     Raises:
         BadArgumentError: at the end, if the forward has changed a parameter in place: its old values are lost.
     """
-    with reported_only_to(*readers), autocast_keeps_nothing(), kept(model) as before:
+    with reported_only_to(*readers), autocast_keeps_nothing(), restored(model) as before:
         renormed = before.copy_for_a_run()
         others = [one for one in parameters_in(model) if id(one) not in renormed]
         versions = [version_of(one) for one in others]
@@ -70,7 +70,7 @@ def autocast_keeps_nothing() -> Iterator[None]:
         torch.set_autocast_cache_enabled(enabled)
 
 
-class Kept:
+class ModelSnapshot:
     """A snapshot of a model and of the random generators."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -212,7 +212,7 @@ class Kept:
 
 
 class _Tensor:
-    """A snapshot of one tensor's memory, version and standing in autograd; `Kept` copies the values."""
+    """A snapshot of one tensor's memory, version and standing in autograd; `ModelSnapshot` copies the values."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor

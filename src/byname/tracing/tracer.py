@@ -30,7 +30,7 @@ from byname.source.location import Instruction, is_torch
 from byname.text import note_on
 from byname.tracing.eager import EAGERLY
 from byname.tracing.muted import example_running, nothing_compiled
-from byname.tracing.preserve import Kept, arguments_of, copied_arguments, distinct_tensors, kept, labelled
+from byname.tracing.preserve import ModelSnapshot, arguments_of, copied_arguments, distinct_tensors, labelled, restored
 from byname.tracing.tensor_ids import TensorIds, shape_of
 
 
@@ -113,7 +113,7 @@ class CallTracer(TorchFunctionMode):
     """Collects the calls that one thread makes inside a model, in the order in which they began."""
 
     def __init__(
-        self, modules: dict[str, nn.Module], numbers: TensorIds, before: Kept, functions: Functions | None
+        self, modules: dict[str, nn.Module], numbers: TensorIds, before: ModelSnapshot, functions: Functions | None
     ) -> None:
         super().__init__()
         self.drafts: list[Draft] = []
@@ -319,7 +319,7 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
     args, kwargs = arguments_of(example)
     modules = modules_by_path(model)
     refuse_unfinished(model)
-    with example_running(), kept(model) as before, EAGERLY.held():
+    with example_running(), restored(model) as before, EAGERLY.held():
         args, kwargs = copied_arguments((args, kwargs), model, list(modules.values()))
         with DisableTorchFunction():
             state = [*state_of(model)]

@@ -90,7 +90,7 @@ order_of_attaching = itertools.count()
 """Numbers the attachments, so that the callbacks at one place run in the order of attaching."""
 
 
-class Here:
+class ThreadState:
     """The state of an attachment in one thread.
 
     Attributes:
@@ -122,7 +122,7 @@ class Here:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.here = Here()
+        self.here = ThreadState()
 
 
 class Running:

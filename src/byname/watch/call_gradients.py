@@ -22,7 +22,7 @@ from byname.watch.boundary_edges import BoundaryNode, BoundaryNodes, Door, Edge,
 from byname.watch.value_gradients import Removable, Reshaped, Window, on_gradient, watch_the_base, window_of
 
 
-def before(inputs: Sequence[Tensor]) -> Entered:
+def note_arguments(inputs: Sequence[Tensor]) -> Entered:
     """Note the tensors among the arguments of a call that is about to begin; the call may change them in place."""
     edges: dict[Edge, int] = {}
     leaves: dict[int, int] = {}
@@ -66,7 +66,7 @@ def follow(
     through this call.
 
     >>> x = torch.ones(2, requires_grad=True) * 1
-    >>> entered = before([x])
+    >>> entered = note_arguments([x])
     >>> y = x * 3
     >>> followed = follow(entered, [y], lambda inputs, outputs: (inputs[0] * 10,))
     >>> (x + y).sum().backward(inputs=[x.grad_fn.next_functions[0][0].variable])

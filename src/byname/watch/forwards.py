@@ -40,16 +40,16 @@ def follow_forwards(
         well: called before `ended` if the forward did not raise and all hooks were installed from its beginning to its
             end. Its errors are raised from the forward.
     """
-    running = Running(model, nothing, reads=True)
+    running = Running(model, do_nothing, reads=True)
     running.begun = begun
-    iterations = Iterations(running, States(running), nothing, well or nothing, ended)
+    iterations = Iterations(running, States(running), do_nothing, well or do_nothing, ended)
     first, last = Hooks(running), Hooks(running)
     iterations.begin_with(first)
     iterations.end_with(last)
     return Handle([running, first, last, iterations], running.paths, running.notes)
 
 
-def nothing(*_: object) -> None:
+def do_nothing(*_: object) -> None:
     """Do nothing; stands for a callback that nobody gave."""
 
 

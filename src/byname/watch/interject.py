@@ -18,7 +18,7 @@ from byname.text import note_on
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 from byname.watch.boundary_edges import Entered
-from byname.watch.call_gradients import Followed, Gradients, before, follow
+from byname.watch.call_gradients import Followed, Gradients, follow, note_arguments
 from byname.watch.handle import Handle
 from byname.watch.replacement import same_gradients, same_kind
 from byname.watch.requested import MISSED, NO_GRADIENT, PlaceNote
@@ -175,7 +175,7 @@ def _alone(receive: Callable[[Gradients, Gradients], object], number: int, of: i
 @dynamo_skip
 def entered_with(inputs: Any) -> Entered | None:
     """Return the noted inputs of a call that begins, for `follow`; None without grad mode."""
-    return before(tensors_of(inputs)) if torch.is_grad_enabled() else None
+    return note_arguments(tensors_of(inputs)) if torch.is_grad_enabled() else None
 
 
 def gradients_from(

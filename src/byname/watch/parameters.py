@@ -24,7 +24,7 @@ from byname.watch.attachment import ReportedPlace, Running
 from byname.watch.handle import remove_all
 from byname.watch.hooks import Hook, Hooks, attachments_of
 from byname.watch.requested import NO_GRADIENT_OF_PARAMETER
-from byname.watch.value_gradients import OnGradient, accumulating
+from byname.watch.value_gradients import OnGradient, leaf_hook
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class States:
                 if self._awaiting and known is not parameter:
                     if hook is not None:
                         hook.remove()
-                    new = accumulating(parameter)
+                    new = leaf_hook(parameter)
                     self._awaited[spot.full] = parameter, new  # noted first, so that `remove` finds it in any case
                     new.accumulate(parameter, _receiver(weakref.ref(self), spot.full))
 

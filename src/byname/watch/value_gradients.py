@@ -102,11 +102,11 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object]
         return Removable(handle, value, "_backward_hooks") if value.grad_fn is None else Removable(handle)
 
 
-def accumulating(parameter: Tensor) -> Removable:
+def leaf_hook(parameter: Tensor) -> Removable:
     """Return the hook of a leaf that requires grad, not registered yet; it can be removed even if that is interrupted.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> accumulating(weight).accumulate(weight, lambda gradient: gradient.clamp(max=1))
+    >>> leaf_hook(weight).accumulate(weight, lambda gradient: gradient.clamp(max=1))
     >>> (weight * 5).sum().backward()
     >>> weight.grad
     tensor([1., 1.])

@@ -62,10 +62,10 @@ class NoSourceError(Exception):
 def _recompiled(this: ThisCode, wanted: frozenset[str]) -> CodeType:
     """Return the code that reports these variables, with the placeholder instead of its key."""
     assert this.code is not None
-    return changed(this.code, lambda node: report_variables(node, wanted, _KEY))
+    return changed_code(this.code, lambda node: report_variables(node, wanted, _KEY))
 
 
-def changed(code: CodeType, change: Callable[[Function], None]) -> CodeType:
+def changed_code(code: CodeType, change: Callable[[Function], None]) -> CodeType:
     """Return the code of a function whose syntax tree was changed; `change` gets a copy of the tree."""
     definition = definition_of(code)
     if definition is None:
@@ -176,7 +176,7 @@ def can_be_traced(code: CodeType) -> bool:
     return not code.co_flags & later
 
 
-def bare(function: FunctionType, code: CodeType) -> FunctionType:
+def with_code(function: FunctionType, code: CodeType) -> FunctionType:
     """Return a copy of a function with this code, its own."""
     copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
@@ -219,7 +219,7 @@ _PASSED = ("{0}", "{0}", "*{0}", "{0}={0}", "**{0}")
 
 
 def traced(function: FunctionType, run: Any, wanted: Sequence[str], arguments: Any, keywords: Any) -> Any:
-    """Call a function, the copy from `bare`, and report its variables in this order; return its result."""
+    """Call a function, the copy from `with_code`, and report its variables in this order; return its result."""
     tracer = _Tracer(function.__code__, run, wanted)
     sys.settrace(tracer.called)
     try:

@@ -25,7 +25,7 @@ from byname.reading.tensor import version_of
 from byname.source.code import HIDDEN
 from byname.table import listed
 from byname.tracing.eager import EAGERLY
-from byname.watch.variables.compile import bare, can_be_traced, handing_over, recompiled, traced
+from byname.watch.variables.compile import can_be_traced, handing_over, recompiled, traced, with_code
 
 RETURN = "return"
 """The name that stands for the return value of a function among its variables."""
@@ -181,7 +181,7 @@ class _Tap:
         if code is None:
             self._check_without_source(variables)
             code = handing_over(self.original, self.key)
-            self.plain = bare(self.function, self.original)
+            self.plain = with_code(self.function, self.original)
             _FUNCTIONS[self.key] = self.function
         self.function.__code__ = self.installed = code
         self.reported = variables
