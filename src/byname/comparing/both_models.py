@@ -28,7 +28,7 @@ from byname.tracing.tracer import refuse_unfinished
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 
-Key = tuple[str, tuple[int, ...]]
+_Key = tuple[str, tuple[int, ...]]
 
 
 class ModelRun:
@@ -60,7 +60,7 @@ class ModelRun:
         self.values: dict[str, list[Tensor]] = {}
         self.turns: dict[tuple[str, int], int] = {}
         self.operations: dict[str, dict[str, str]] = {}
-        self.layers: dict[str, Key] = {}
+        self.layers: dict[str, _Key] = {}
         self._paths = {id(module): path for path, module in self.modules.items()}
 
     def _is_dense(self, path: str, tensor: Tensor) -> bool:
@@ -191,7 +191,7 @@ def _unique_to_both(a: Mapping[str, object], b: Mapping[str, object]) -> dict[st
     return {path: there[mark] for path, mark in a.items() if mark in there}
 
 
-def _after(layers: Mapping[str, Key], known: Mapping[str, str]) -> dict[str, object]:
+def _after(layers: Mapping[str, _Key], known: Mapping[str, str]) -> dict[str, object]:
     """Return of each layer that is not known its class and shape, and the known one that ran before it."""
     found: dict[str, object] = {}
     last = ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from math import inf
 
-Point = tuple[float, float]
+Position = tuple[float, float]
 
 ROW_GAP, LABEL_GAP, RIM_GAP = 14.0, 11.0, 6.0
 """The gap between rows, the addition if shapes are written there, and the gap next to the rim of a box."""
@@ -24,7 +24,7 @@ MOST_SLOPE = 36.0
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LayerNode:
     """A box, or a `pin`: a point at which lines enter the level at its "top", or leave it at its "bottom".
 
     Its shadow goes to the right and downwards; its label under it goes to the right, or left if a line leaves there.
@@ -49,13 +49,13 @@ class LayerEdge:
 
 
 @dataclass(slots=True)
-class Level:
+class LevelLayout:
     """The layout of a level: the upper left corners of the nodes, the whole size, and the points of each edge."""
 
-    corners: list[Point]
+    corners: list[Position]
     width: float
     height: float
-    routes: list[list[Point]]
+    routes: list[list[Position]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Draft:
         ways: for each line the positions that it passes.
     """
 
-    def __init__(self, nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> None:
+    def __init__(self, nodes: Sequence[LayerNode], edges: Sequence[LayerEdge]) -> None:
         self.nodes = nodes
         tops, bottoms = ({at for at, node in enumerate(nodes) if node.pin == pin} for pin in ("top", "bottom"))
         self.row = ranks(len(nodes), [*{(edge.source, edge.target): None for edge in edges}], tops, bottoms)
@@ -122,10 +122,10 @@ class _Draft:
         return self.extents[left][1] + self.extents[right][0] + min(self._gaps[left], self._gaps[right])
 
 
-def arrange(nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> Level:
+def arrange(nodes: Sequence[LayerNode], edges: Sequence[LayerEdge]) -> LevelLayout:
     """Return the layout of the nodes of a level and of the lines between them.
 
-    >>> level = arrange([Node(40, 20), Node(60, 20)], [LayerEdge(0, 1)])
+    >>> level = arrange([LayerNode(40, 20), LayerNode(60, 20)], [LayerEdge(0, 1)])
     >>> level.corners[0][1] < level.corners[1][1]
     True
     """
@@ -142,12 +142,12 @@ def arrange(nodes: Sequence[Node], edges: Sequence[LayerEdge]) -> Level:
     bands = _bands(draft, rows, xs)
     corners = [(x - node.width / 2, _top(node, bands[row])) for node, x, row in zip(nodes, xs, draft.row, strict=False)]
     routes = [_route(draft, edge, way, xs, bands, corners) for edge, way in zip(edges, draft.ways, strict=True)]
-    return Level(corners, right - left, bands[-1][1] if bands else 0.0, routes)
+    return LevelLayout(corners, right - left, bands[-1][1] if bands else 0.0, routes)
 
 
-def _bands(draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[Point]:
+def _bands(draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[Position]:
     """Return the upper and the lower end of each row."""
-    bands: list[Point] = []
+    bands: list[Position] = []
     y = 0.0
     for row in rows:
         own = [draft.nodes[node] for node in row if node < len(draft.nodes)]
@@ -161,15 +161,15 @@ def _bands(draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[Point]
     return bands
 
 
-def _top(node: Node, band: Point) -> float:
+def _top(node: LayerNode, band: Position) -> float:
     if node.pin:
         return band[0] if node.pin == "top" else band[1]
     return (band[0] + band[1] - node.height - node.shade) / 2
 
 
 def _route(
-    draft: _Draft, edge: LayerEdge, way: list[int], xs: list[float], bands: list[Point], corners: list[Point]
-) -> list[Point]:
+    draft: _Draft, edge: LayerEdge, way: list[int], xs: list[float], bands: list[Position], corners: list[Position]
+) -> list[Position]:
     """Return the points of a line: it goes straight down through each row, and sideways between rows."""
     row, start, end = draft.row, xs[edge.source] + edge.start, xs[edge.target] + edge.end
     points = [(start, corners[edge.source][1] + draft.nodes[edge.source].height)]

@@ -11,7 +11,7 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from byname.drawing.layered import LayerEdge, Level, Node, Point, arrange
+from byname.drawing.layered import LayerEdge, LayerNode, LevelLayout, Position, arrange
 from byname.drawing.plan import DrawnItem, Plan
 from byname.drawing.view import View, Wires
 from byname.drawing.words import item_title, subtitle, text_width
@@ -20,11 +20,11 @@ from byname.text import shape_text
 End = tuple[str, int]
 """A node of a level: ("box", item); ("in", source) or ("out", source) is the point where its lines cross the rim."""
 
-Segment = tuple[int, End, End, int]
+_Segment = tuple[int, End, End, int]
 """A piece of a line: the box in which it lies, its two ends, and the item at which the whole line begins."""
 
 
-def nest(view: View) -> list[list[Point]]:
+def nest(view: View) -> list[list[Position]]:
     """Lay out a view: place its items, and return the points of its links."""
     return _Nester(view).nest()
 
@@ -35,7 +35,7 @@ class _Level:
 
     ends: dict[End, int] = field(default_factory=dict)
     edges: dict[tuple[End, End, int], int] = field(default_factory=dict)
-    drawn: Level | None = None
+    drawn: LevelLayout | None = None
 
 
 class _Nester:
@@ -46,9 +46,9 @@ class _Nester:
         for number in view.shown:
             measure(self.plan, self.items[number], labelled=number in sources)
         self.levels: defaultdict[int, _Level] = defaultdict(_Level)
-        self.shift: dict[int, Point] = {}
+        self.shift: dict[int, Position] = {}
 
-    def nest(self) -> list[list[Point]]:
+    def nest(self) -> list[list[Position]]:
         for number in self.view.shown:
             level = self.levels[number]
             for child in self.view.children(number):
@@ -59,7 +59,7 @@ class _Nester:
         self.place()
         return [self.route(way) for way in ways]
 
-    def way(self, link: Wires) -> list[Segment]:
+    def way(self, link: Wires) -> list[_Segment]:
         """Return the pieces of a link: out of the boxes around its source, across, and into those around its target."""
         up, down = list(self.plan.above(link.source)), list(self.plan.above(link.target))
         shared = set(up) & set(down)
@@ -73,7 +73,7 @@ class _Nester:
             pieces.append(self.piece(outer, ("in", link.source), ("box", inner), link.source))
         return pieces
 
-    def piece(self, box: int, start: End, end: End, source: int) -> Segment:
+    def piece(self, box: int, start: End, end: End, source: int) -> _Segment:
         level = self.levels[box]
         for one in (start, end):
             level.ends.setdefault(one, len(level.ends))
@@ -103,12 +103,12 @@ class _Nester:
         self.shift[number] = (item.width - drawn.width) / 2, above
         item.height = drawn.height + above + below
 
-    def node(self, end: End) -> Node:
+    def node(self, end: End) -> LayerNode:
         kind, number = end
         if kind != "box":
-            return Node(0.0, 0.0, pin="top" if kind == "in" else "bottom")
+            return LayerNode(0.0, 0.0, pin="top" if kind == "in" else "bottom")
         item, is_open = self.items[number], number in self.view.open
-        return Node(item.width, item.height, shade=item.shade, label=0.0 if is_open else item.label)
+        return LayerNode(item.width, item.height, shade=item.shade, label=0.0 if is_open else item.label)
 
     def aside(self, end: End, side: str, source: int) -> float:
         """Return the distance from the axis of a box at which a line of this source crosses its rim."""
@@ -135,13 +135,13 @@ class _Nester:
                     corner = level.drawn.corners[node]
                     self.items[child].x, self.items[child].y = x + corner[0], y + corner[1]
 
-    def inside(self, number: int) -> Point:
+    def inside(self, number: int) -> Position:
         item, (across, down) = self.items[number], self.shift[number]
         return item.x + across, item.y + down
 
-    def route(self, way: list[Segment]) -> list[Point]:
+    def route(self, way: list[_Segment]) -> list[Position]:
         """Return the points of a whole line: those of its pieces, one after the other."""
-        points: list[Point] = []
+        points: list[Position] = []
         for box, start, end, source in way:
             level = self.levels[box]
             assert level.drawn is not None
@@ -151,9 +151,9 @@ class _Nester:
         return _corners([(round(across, 1), round(down, 1)) for across, down in points])
 
 
-def _corners(points: list[Point]) -> list[Point]:
+def _corners(points: list[Position]) -> list[Position]:
     """Return the points of a line without those inside its vertical parts."""
-    kept: list[Point] = []
+    kept: list[Position] = []
     for point in points:
         while len(kept) > 1 and kept[-2][0] == kept[-1][0] == point[0]:
             kept.pop()
@@ -188,7 +188,7 @@ def measure(plan: Plan, item: DrawnItem, labelled: bool) -> None:
 GAP = 8.0
 
 
-def outline(view: View) -> list[list[Point]]:
+def outline(view: View) -> list[list[Position]]:
     """Lay out a view without links: each box contains a column of boxes of the same width."""
     items = view.plan.items
     for number in reversed(view.shown):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from byname.drawing.layered import Point
+from byname.drawing.layered import Position
 from byname.drawing.nested_boxes import HEADER, LABEL, SUBTITLE, TITLE
 from byname.drawing.plan import Shape
 from byname.drawing.words import text_width
@@ -128,7 +128,7 @@ def _line(scene: Scene, line: DrawnLine) -> str:
     )
 
 
-def _curve(points: tuple[Point, ...]) -> str:
+def _curve(points: tuple[Position, ...]) -> str:
     """Return a smooth curve through the points, vertical at each of them."""
     (x, y), *others = points
     parts = [f"M{_number(x)} {_number(y)}"]
@@ -249,7 +249,7 @@ class DrawnLine:
     shapes: tuple[Shape | None, ...]
     via: tuple[str, ...]
     repeated: str
-    points: tuple[Point, ...]
+    points: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
-Point = dict[str, Any]
-
 
 def sweep(
     model: nn.Module,

@@ -96,15 +96,15 @@ def modules_reached(model: nn.Module, pattern: tuple[Segment, ...]) -> list[Leve
     return levels
 
 
-Entered: TypeAlias = list[tuple[str, nn.Module, tuple[str, ...]]]
+_Entered: TypeAlias = list[tuple[str, nn.Module, tuple[str, ...]]]
 """Modules with their paths, and the names inside the wrappers that were around them."""
 
 
-def _with_all_inside(level: Level) -> Entered:
+def _with_all_inside(level: Level) -> _Entered:
     """Return these modules and all in them, in the order of registration, each under its first path."""
-    found: Entered = []
+    found: _Entered = []
     seen: set[int] = set()
-    waiting: Entered = [(path, module, ()) for path, module in reversed(level.items())]
+    waiting: _Entered = [(path, module, ()) for path, module in reversed(level.items())]
     while waiting:
         entered = waiting.pop()
         path, module, _ = entered
@@ -118,9 +118,9 @@ def _with_all_inside(level: Level) -> Entered:
     return found
 
 
-def _children(level: Level, segment: Segment) -> Entered:
+def _children(level: Level, segment: Segment) -> _Entered:
     """Return the children that a segment means, of each of these modules; for a plain name, only it is looked up."""
-    found: Entered = []
+    found: _Entered = []
     for path, module in level.items():
         children = children_of(module)
         if not isinstance(segment, NameSegment):
@@ -132,10 +132,10 @@ def _children(level: Level, segment: Segment) -> Entered:
     return found
 
 
-def _entered(path: str, children: dict[str, Any], names: Iterable[str]) -> Entered:
+def _entered(path: str, children: dict[str, Any], names: Iterable[str]) -> _Entered:
     """Return the children of these names, each with its path and out of its wrappers."""
     prefix = f"{path}." if path else ""
-    found: Entered = []
+    found: _Entered = []
     for name in tuple(names):
         child = children.get(name)  # another thread may change them meanwhile
         if isinstance(child, nn.Module):

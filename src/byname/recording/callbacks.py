@@ -105,14 +105,14 @@ def _type(value: Any) -> str:
     return "a plain number" if type(value) in NUMBERS else type(value).__name__
 
 
-Callback: TypeAlias = Callable[..., Any]
-Callbacks: TypeAlias = Callback | Sequence[Callback] | None
+_Callback: TypeAlias = Callable[..., Any]
+Callbacks: TypeAlias = _Callback | Sequence[_Callback] | None
 
 _DEPTH = 16
 """Levels of nested containers that are looked into; what is deeper, or contains itself, is passed on as it is."""
 
 
-def callables(callbacks: Callbacks, moment: str) -> tuple[Callback, ...]:
+def callables(callbacks: Callbacks, moment: str) -> tuple[_Callback, ...]:
     """Return the callbacks in order; refuse what cannot be called.
 
     >>> callables(print, "on_value")
@@ -176,7 +176,7 @@ def values_called(callbacks: Callbacks, path: str, value: Any, iteration: int) -
 
 
 @contextmanager
-def _noted(callback: Callback, moment: str, path: str) -> Iterator[None]:
+def _noted(callback: _Callback, moment: str, path: str) -> Iterator[None]:
     """Have errors say where they come from."""
     try:
         yield
@@ -185,7 +185,7 @@ def _noted(callback: Callback, moment: str, path: str) -> Iterator[None]:
         raise
 
 
-def _name(callback: Callback) -> str:
+def _name(callback: _Callback) -> str:
     if type(callback) in (types.FunctionType, types.MethodType, types.BuiltinFunctionType):
         return str(callback.__name__)
     return type(callback).__name__

@@ -22,7 +22,7 @@ from byname.recording.distributed.gather import Gatherer
 from byname.recording.memory import MemoryStore, SeriesOnDemand, Store
 from byname.recording.sampling import Sampling, Time
 from byname.recording.series import Series
-from byname.recording.series_records import SERIES_RECORD, Kind
+from byname.recording.series_records import SERIES_RECORD, ValueKind
 from byname.recording.values.change import NOTHING, ChangeDetector, same_bits
 from byname.recording.values.copy import Copies, plain_copy
 from byname.recording.values.plain import undisturbed
@@ -105,7 +105,7 @@ class PlaceValues:
             kind = kinds.setdefault((value.shape if type(value) is Tensor else (), shard), len(kinds))
             moments.append((iteration, rank, call, mode == "eval", kind))
             values.append(value)
-        several = [Kind(tuple(shape), shard) for shape, shard in kinds]
+        several = [ValueKind(tuple(shape), shard) for shape, shard in kinds]
         return Series.of(self.path, values, np.array(moments, SERIES_RECORD), several, self.sampling)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from byname.codec import bytes_of, dtype_name
 from byname.recording.sampling import Sampling
 from byname.recording.series import Series
-from byname.recording.series_records import MOMENT, SERIES_RECORD, Kind
+from byname.recording.series_records import MOMENT, SERIES_RECORD, ValueKind
 from byname.recording.stored import Numbers, PackedArray, Source, StoredValues
 from byname.recording.value_type import ValueType, buffers_of, type_of
 
@@ -392,7 +392,7 @@ class StoredPlace:
         full = numpy.empty(len(records), SERIES_RECORD)
         full[MOMENT] = records
         full["kind"] = values.which
-        kinds = [Kind(kind.own_shape, kind.shard) for kind in values.types]
+        kinds = [ValueKind(kind.own_shape, kind.shard) for kind in values.types]
         return Series.of(self.path, values, full, kinds, self.sampling)
 
     def records(self) -> NDArray[Any]:

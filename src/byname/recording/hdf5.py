@@ -91,7 +91,7 @@ def _elements(kind: ValueType) -> Any:
     return _numbers("<u1") if dtype.itemsize == 1 else h5t.py_create(numpy.dtype(f"V{dtype.itemsize}"))
 
 
-def laid_out(file: Any, log: RecordingFile, level: int | None) -> tuple[int, int, Copies]:
+def laid_out(file: Any, log: RecordingFile, level: int | None) -> tuple[int, int, _Copies]:
     """Make the groups, arrays and attributes of a log in an HDF5 file that is open, and no values.
 
     Return where the mark and the index are, and what is to be copied. Values are packed by gzip if there is a `level`.
@@ -114,7 +114,7 @@ class ByteRange(NamedTuple):
     size: int
 
 
-Copies: TypeAlias = list[tuple[int, Iterable[Any]]]
+_Copies: TypeAlias = list[tuple[int, Iterable[Any]]]
 """Where in a file bytes are to be written, and which, in pieces: buffers, or runs of the log."""
 
 
@@ -156,7 +156,7 @@ class _Writer:
         self._chunks: dict[int, dict[str, Any]] = {}
         self._scales: dict[tuple[str, int], Any] = {}
         self._attached: dict[Any, tuple[Any, list[Any]]] = {}
-        self.copies: Copies = []
+        self.copies: _Copies = []
 
     def place(self, place: StoredPlace) -> None:
         import h5py

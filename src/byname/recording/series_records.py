@@ -137,7 +137,7 @@ MODES = ("train", "eval")
 _HELD = ("path", "values", "records", "kinds", "sampling", "ends")
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """What values have in common.
 
     Attributes:
@@ -165,7 +165,7 @@ class SeriesRecords:
     path: str
     values: Values
     records: NDArray[Any] = field(init=False)
-    kinds: tuple[Kind, ...] = field(init=False)
+    kinds: tuple[ValueKind, ...] = field(init=False)
     iterations: Sequence[int] = _column(lambda one: one.records["iteration"].tolist())
     ranks: Sequence[int] = _column(lambda one: one.records["rank"].tolist())
     calls: Sequence[int] = _column(lambda one: one.records["call"].tolist())
@@ -195,7 +195,7 @@ class SeriesRecords:
             "shards": shards if len(shards) else [None] * len(values),
         }  # fmt: skip
         _check(path, len(values), columns)
-        each = [Kind(tuple(shape), shard) for shape, shard in zip(shapes, columns["shards"], strict=True)]
+        each = [ValueKind(tuple(shape), shard) for shape, shard in zip(shapes, columns["shards"], strict=True)]
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(each))}
         records = np.empty(len(values), SERIES_RECORD)
         records["iteration"], records["rank"], records["call"] = iterations, ranks, calls
@@ -209,7 +209,7 @@ class SeriesRecords:
 
     @classmethod
     def of(
-        cls, path: str, values: Values, records: NDArray[Any], kinds: Sequence[Kind], sampling: Sampling | None
+        cls, path: str, values: Values, records: NDArray[Any], kinds: Sequence[ValueKind], sampling: Sampling | None
     ) -> Self:
         """Return values whose records are there already."""
         found = object.__new__(cls)
@@ -234,7 +234,7 @@ class SeriesRecords:
         """The mode of each record."""
         return np.array(MODES)[self.records["eval"].view(np.int8)]
 
-    def _kinds(self) -> list[Kind]:
+    def _kinds(self) -> list[ValueKind]:
         return [self.kinds[number] for number in self.records["kind"].tolist()]
 
 

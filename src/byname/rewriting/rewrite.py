@@ -37,7 +37,7 @@ from byname.watch.replacement import is_fixed, overwrite
 
 M = TypeVar("M", bound=nn.Module)
 
-Calls = dict[tuple[str, str], str]
+_Calls = dict[tuple[str, str], str]
 """Calls of a model: the path of the module, the name of the operation or "" for the module itself, and the place."""
 
 
@@ -98,11 +98,11 @@ def _run_of(model: nn.Module, example: Any) -> Flow:
         return trace(model, example)
 
 
-def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[Calls, list[Selector]]:
+def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[_Calls, list[Selector]]:
     """Return the calls that are meant, and the selectors that are resolved in the first call; without a flow of it."""
     modules = modules_by_path(model)
     paths = {id(module): path for path, module in modules.items()}
-    calls: Calls = {}
+    calls: _Calls = {}
     waiting: list[Selector] = []
     for one in parts_of(where, model):
         meaning, selectors = meaning_of(one, model)
@@ -120,8 +120,8 @@ def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[Calls, list
     return calls, waiting
 
 
-def _of_spots(spots: Sequence[Spot], paths: dict[int, str]) -> Calls:
-    found: Calls = {}
+def _of_spots(spots: Sequence[Spot], paths: dict[int, str]) -> _Calls:
+    found: _Calls = {}
     for spot in spots:
         what = "the gradient of a value" if spot.gradient else "an item of a value" if spot.items else f"a {spot.kind}"
         if spot.kind == "operation" and spot.method:
@@ -137,7 +137,7 @@ def _of_spots(spots: Sequence[Spot], paths: dict[int, str]) -> Calls:
     return found
 
 
-def _of_selector(selector: Selector, paths: dict[int, str], flow: Flow) -> Calls:
+def _of_selector(selector: Selector, paths: dict[int, str], flow: Flow) -> _Calls:
     calls = [flow.calls[index] for index in selector.matches(flow)]
     return {_key_of(call, paths): call.path or "forward" for call in calls}
 
@@ -147,7 +147,7 @@ def _key_of(call: ModelCall, paths: dict[int, str]) -> tuple[str, str]:
     return owner, "" if call.kind == "module" else call.path[len(owner) + 1 if owner else 0 :]
 
 
-def _is_among(key: tuple[str, str], asked: Calls) -> bool:
+def _is_among(key: tuple[str, str], asked: _Calls) -> bool:
     """Return whether a call is one of those that were asked for, whose names may have wildcards."""
     names = (name for owner, name in asked if owner == key[0])
     return any(NameSegment(name).matches(key[1]) if name and key[1] else name == key[1] for name in names)
@@ -311,7 +311,7 @@ def _refuse_closures(values: list[Any], known: set[int]) -> None:
             values += [value.func, *value.args, *value.keywords.values()]
 
 
-def _put_in(model: nn.Module, calls: Calls, interjection: Interjection) -> None:
+def _put_in(model: nn.Module, calls: _Calls, interjection: Interjection) -> None:
     modules = modules_by_path(model)
     operations: dict[str, list[str]] = {}
     for (owner, name), place in calls.items():
@@ -345,7 +345,7 @@ class _FirstCall:
     are meant one must run.
     """
 
-    def __init__(self, selectors: list[Selector], calls: Calls, interjection: Interjection) -> None:
+    def __init__(self, selectors: list[Selector], calls: _Calls, interjection: Interjection) -> None:
         self.selectors = selectors
         self.calls = calls
         self.interjection = interjection
@@ -370,7 +370,7 @@ class _FirstCall:
             try:
                 flow = _run_of(model, (args, kwargs))
                 paths = {id(module): path for path, module in modules_by_path(model).items()}
-                found: Calls = {}
+                found: _Calls = {}
                 for selector in selectors:
                     found |= _of_selector(selector, paths, flow)
             except BaseException:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.watch.value_gradients import Reshaped, Window, hidden_home
+from byname.watch.value_gradients import Reshaped, ViewGeometry, hidden_home
 
 Edge: TypeAlias = tuple[Any, int]
 """A node and the number of one of its outputs, as in ``next_functions``."""
@@ -29,7 +29,7 @@ class Entered(NamedTuple):
 
     edges: dict[Edge, int]
     leaves: dict[int, int]
-    windows: dict[Edge, tuple[int, Window | Reshaped] | None]
+    windows: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None]
     tensors: tuple[Tensor, ...]
     since: int
 
@@ -51,7 +51,7 @@ class BoundaryNode:
     def __init__(self, node: Any, leaf: Tensor | None = None) -> None:
         self.node = node
         self.leaf = leaf
-        self.outputs: list[tuple[int, int, Window | Reshaped | None]] = []
+        self.outputs: list[tuple[int, int, ViewGeometry | Reshaped | None]] = []
         self.doors: list[Door] = []
         self.passed: list[Door] = []
 
@@ -64,7 +64,7 @@ class Door(NamedTuple):
 
     slot: int
     input: int
-    window: Window | Reshaped | None
+    window: ViewGeometry | Reshaped | None
 
 
 class BoundaryNodes:

@@ -19,14 +19,14 @@ from torch import Tensor
 from byname.errors import InterjectionError
 from byname.reading.quiet import DisableTorchFunction
 from byname.watch.boundary_edges import BoundaryNode, BoundaryNodes, Door, Edge, Entered
-from byname.watch.value_gradients import Removable, Reshaped, Window, on_gradient, watch_the_base, window_of
+from byname.watch.value_gradients import Removable, Reshaped, ViewGeometry, on_gradient, watch_the_base, window_of
 
 
 def note_arguments(inputs: Sequence[Tensor]) -> Entered:
     """Note the tensors among the arguments of a call that is about to begin; the call may change them in place."""
     edges: dict[Edge, int] = {}
     leaves: dict[int, int] = {}
-    windows: dict[Edge, tuple[int, Window | Reshaped] | None] = {}
+    windows: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None] = {}
     with DisableTorchFunction():
         for number, tensor in enumerate(inputs):
             node = tensor.grad_fn
@@ -38,7 +38,7 @@ def note_arguments(inputs: Sequence[Tensor]) -> Entered:
     return Entered(edges, leaves, windows, tuple(inputs), _sequence_number())
 
 
-def _note_base(windows: dict[Edge, tuple[int, Window | Reshaped] | None], number: int, tensor: Tensor) -> None:
+def _note_base(windows: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None], number: int, tensor: Tensor) -> None:
     """Note the edge of the base of a view: if the call changes the view in place, the gradient flows there instead."""
     base = tensor._base
     if base is None or base.grad_fn is None or type(tensor) is not Tensor:
@@ -141,7 +141,7 @@ class _Task:
         self.changes: dict[int, Tensor] = {}
         self.reported = False
 
-    def arrive(self, outputs: Sequence[tuple[int, int, Window | Reshaped | None]], gradients: Gradients) -> None:
+    def arrive(self, outputs: Sequence[tuple[int, int, ViewGeometry | Reshaped | None]], gradients: Gradients) -> None:
         """Note the gradients of outputs that a node gets."""
         for slot, output, window in outputs:
             gradient = gradients[slot]

@@ -258,9 +258,9 @@ def _owner(path: str, modules: Container[str]) -> str:
     return path
 
 
-def _steps_to(root: nn.Module, paths: Iterable[str]) -> list[Step]:
+def _steps_to(root: nn.Module, paths: Iterable[str]) -> list[_Step]:
     """Return the steps on the ways to places, each once: a module, a name, and the module that stands at it."""
-    steps: list[Step] = []
+    steps: list[_Step] = []
     known: dict[str, nn.Module | None] = {"": root}
     for path in map(_plain, paths):
         names: list[str] = []
@@ -274,10 +274,10 @@ def _steps_to(root: nn.Module, paths: Iterable[str]) -> list[Step]:
     return steps
 
 
-Step: TypeAlias = tuple[nn.Module, str, Any]
+_Step: TypeAlias = tuple[nn.Module, str, Any]
 
 
-def _step(module: nn.Module, name: str, steps: list[Step]) -> nn.Module | None:
+def _step(module: nn.Module, name: str, steps: list[_Step]) -> nn.Module | None:
     """Note the step from a module to what stands at a name in it, and return that."""
     modules = children_of(module)
     if name not in modules and "parametrizations" in modules:

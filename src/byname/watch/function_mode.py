@@ -120,7 +120,7 @@ class _Mode(TorchFunctionMode):
         gone: whether its attachment was removed, so that it must not be pushed again.
     """
 
-    def __init__(self, functions: Functions) -> None:
+    def __init__(self, functions: ObservedOperations) -> None:
         super().__init__()
         self.functions = functions
         self.order = functions.running.order
@@ -151,7 +151,7 @@ class _Mode(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
-class Functions:
+class ObservedOperations:
     """The operations that one attachment observes."""
 
     def __init__(self, running: Running, decide: Decide) -> None:

@@ -32,7 +32,7 @@ from byname.tracing.muted import muting
 from byname.tracing.tracer import trace
 from byname.watch.attachment import ReportedPlace, Running
 from byname.watch.delivery import Wanting, hook_calls, hook_ends, hook_outputs, reported_place
-from byname.watch.function_mode import Functions, Owner
+from byname.watch.function_mode import ObservedOperations, Owner
 from byname.watch.handle import remove_all
 from byname.watch.hooks import Hooks
 
@@ -96,8 +96,8 @@ class Binding:
             self._owners[id(module)] = Owner(module, self._paths[id(module)][0], explicit=self._explicit)
 
     @cached_property
-    def functions(self) -> Functions:
-        return Functions(self._running, self._decide)
+    def functions(self) -> ObservedOperations:
+        return ObservedOperations(self._running, self._decide)
 
     @cached_property
     def _paths(self) -> dict[int, tuple[str, nn.Module]]:

@@ -159,7 +159,7 @@ def watch_the_base(view: Tensor, missed: Callable[[], object]) -> None:
     base.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
-Home: TypeAlias = "tuple[Any, int, Window | Reshaped]"
+Home: TypeAlias = "tuple[Any, int, ViewGeometry | Reshaped]"
 """Where the gradient of a value arrives: a node, the index among its gradients, and the view geometry in that one."""
 
 
@@ -184,7 +184,7 @@ def hidden_home(view: Tensor) -> Home | None:
     if behind is None:
         return None
     newest = _sequence_number()
-    window: Window | Reshaped | None
+    window: ViewGeometry | Reshaped | None
     if (
         type(node).__name__ == "ViewBackward0"
         and node._sequence_nr() - newest == -1 == behind._sequence_nr() - newest + 1
@@ -234,7 +234,7 @@ class _AtHome:
 
     __slots__ = ("receive", "slot", "window")
 
-    def __init__(self, slot: int, window: Window | Reshaped, receive: OnGradient) -> None:
+    def __init__(self, slot: int, window: ViewGeometry | Reshaped, receive: OnGradient) -> None:
         self.slot = slot
         self.window = window
         self.receive = receive
@@ -252,7 +252,7 @@ class _AtHome:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ViewGeometry:
     """The view geometry: the elements of a base that a view has; its offset counts from that of the base."""
 
     size: torch.Size
@@ -296,7 +296,7 @@ class Reshaped:
         return new.reshape(self.base_size)
 
 
-def window_of(view: Tensor, base: Tensor) -> Window | Reshaped | None:
+def window_of(view: Tensor, base: Tensor) -> ViewGeometry | Reshaped | None:
     """Return the view geometry; None unless the elements of the view are plain elements of the base, each once."""
     if view.dtype != base.dtype or view.layout != torch.strided or base.layout != torch.strided:
         return None
@@ -307,7 +307,7 @@ def window_of(view: Tensor, base: Tensor) -> Window | Reshaped | None:
     if not torch.ops.aten.is_non_overlapping_and_dense(base) or not _without_overlap(view):
         return None
     offset = int(view.storage_offset()) - int(base.storage_offset())
-    return Window(view.shape, view.stride(), offset, base.shape, base.stride())
+    return ViewGeometry(view.shape, view.stride(), offset, base.shape, base.stride())
 
 
 def _without_overlap(tensor: Tensor) -> bool:

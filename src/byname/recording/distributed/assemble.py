@@ -16,7 +16,7 @@ from byname.recording.distributed.dtensor import Shard, cuts, indices
 from byname.recording.series import Series
 
 Coordinate = tuple[int, ...]
-Parts = Mapping[Coordinate, Tensor]
+_Parts = Mapping[Coordinate, Tensor]
 """The parts of one tensor by their coordinates in the mesh."""
 
 _REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -94,7 +94,7 @@ def _whole(at: str, shards: Sequence[Shard], records: Mapping[Coordinate, int], 
     for one in shards:
         if (one.mesh, one.placements, one.shape) != (first.mesh, first.placements, first.shape):
             raise RecordingError(f"the ranks disagree about {at}: {_words(first)} and {_words(one)}")
-    parts: Parts = {coordinate: values[record] for coordinate, record in records.items()}
+    parts: _Parts = {coordinate: values[record] for coordinate, record in records.items()}
     kinds = {(part.dtype, part.device) for part in parts.values()}
     if len(kinds) > 1:
         raise RecordingError(f"the parts of {at} differ in dtype or device: {', '.join(sorted(map(str, kinds)))}")
@@ -111,7 +111,7 @@ def _dimensions(shard: Shard, kind: str) -> list[int]:
     return [number for number, placement in enumerate(shard.placements) if placement.startswith(kind)]
 
 
-def _merged(parts: Parts, dimensions: Iterable[int]) -> dict[Coordinate, dict[Coordinate, Tensor]]:
+def _merged(parts: _Parts, dimensions: Iterable[int]) -> dict[Coordinate, dict[Coordinate, Tensor]]:
     """Return the parts that differ in these mesh dimensions only, by their common coordinate (0 there)."""
     merged: dict[Coordinate, dict[Coordinate, Tensor]] = {}
     for coordinate in sorted(parts):
@@ -119,7 +119,7 @@ def _merged(parts: Parts, dimensions: Iterable[int]) -> dict[Coordinate, dict[Co
     return merged
 
 
-def _without_replicas(at: str, shard: Shard, parts: Parts) -> Parts:
+def _without_replicas(at: str, shard: Shard, parts: _Parts) -> _Parts:
     kept = {}
     for common, replicas in _merged(parts, _dimensions(shard, "Replicate")).items():
         (where, first), *others = replicas.items()
@@ -141,7 +141,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*bits)
 
 
-def _reduced(at: str, shard: Shard, parts: Parts) -> Parts:
+def _reduced(at: str, shard: Shard, parts: _Parts) -> _Parts:
     partial = _dimensions(shard, "Partial")
     operations = {shard.placements[number][len("Partial(") : -1] for number in partial}
     if not partial:
@@ -173,7 +173,7 @@ def _reduction(operation: str, terms: Sequence[Tensor]) -> Tensor:
     return result.to(dtype)
 
 
-def _placed(at: str, shard: Shard, parts: Parts) -> Tensor:
+def _placed(at: str, shard: Shard, parts: _Parts) -> Tensor:
     due = [range(size) if cuts(text) else (0,) for size, text in zip(shard.mesh, shard.placements, strict=True)]
     others = [text for text in shard.placements if not cuts(text) and text.partition("(")[0] not in _KNOWN]
     if others:

@@ -160,10 +160,10 @@ FIGURES: dict[str, Reduction] = {
 }
 
 
-Asked = str | Callable[[torch.Tensor], Any] | Sequence[str | Callable[[torch.Tensor], Any]] | None
+_Asked = str | Callable[[torch.Tensor], Any] | Sequence[str | Callable[[torch.Tensor], Any]] | None
 
 
-def reduction(reduce: Asked, path: str) -> Callable[[Any], Any] | None:
+def reduction(reduce: _Asked, path: str) -> Callable[[Any], Any] | None:
     """Return the function that makes of a value what is recorded of it; None where the value itself is.
 
     Figures are taken on the tensor's own device, without gradients and without waiting for the device. Whole numbers
@@ -248,7 +248,7 @@ def _taken(tensor: torch.Tensor, name: str) -> Any:
     return FIGURES[name](tensor)
 
 
-def quick_figure(reduce: Asked) -> Reduction:
+def quick_figure(reduce: _Asked) -> Reduction:
     """Return a function that computes one named figure of the usual tensor, as new memory; None where there is none.
 
     The figure is that of `reduction`, which has the answer for any other value.
