@@ -150,5 +150,5 @@ def test_errors_leave_nothing():
     with pytest.raises(RuntimeError):
         byname.summary(model, torch.ones(2, 5, 7))
     assert check()
-    with pytest.raises(BadArgumentError, match="not finished"):
+    with pytest.raises(BadArgumentError, match="lazy parameter"):
         byname.summary(nn.LazyLinear(2), x)

@@ -319,7 +319,7 @@ def test_an_error_names_the_point_and_leaves_nothing():
         ({"where": ["blocks.0"]}, {"metric": lambda output: output}, r"not a tensor of shape \(3, 4\)"),
         ({"where": ["blocks.0"]}, {"metric": lambda output: None}, "not a value of type NoneType"),
         ({"where": ["blocks.0"]}, {"edit": lambda model, where: None}, "returns a handle"),
-        ({"where": ["blocks.0"]}, {"batch": 0}, "1 or more"),
+        ({"where": ["blocks.0"]}, {"batch": 0}, "at least 1"),
     ],
 )
 def test_what_is_no_sweep_is_refused(over, options, match):

@@ -63,8 +63,8 @@ def test_a_head_is_ablated_where_it_is_mixed(kind, head):
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("attention.output.dense", "take `.*attention.output.dense.input`"),
-        ("attention.output.LayerNorm.input", "take `.*attention.output.dense.input`"),
+        ("attention.output.dense", "use `.*attention.output.dense.input`"),
+        ("attention.output.LayerNorm.input", "use `.*attention.output.dense.input`"),
         ("output.dense.input", "cannot tell which .* side by side in `.*attention.output.dense.input`"),
     ],
 )
