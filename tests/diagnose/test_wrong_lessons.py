@@ -857,11 +857,10 @@ def best_is(copied):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for epoch in range(STEPS):
             step(model, optimizer)
-            if epoch == 3:
-                if copied:
-                    best = copy.deepcopy(model)
-                else:
-                    best = model
+            if epoch == 3 and copied:
+                best = copy.deepcopy(model)
+            elif epoch == 3:
+                best = model
         model.load_state_dict(best.state_dict())
         return model
 

@@ -10,6 +10,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -259,13 +260,15 @@ class Loading(Topic):
 
     def _look_for_best(self, followed: FollowedOptimizer) -> None:
         """Report a variable for the best model that is bound, where that is better, to the trained model itself."""
-        for site, node in assignments(followed.line.code):
+        frames = [*outwards(programs_frame(caller()))]
+        files = {one.f_code.co_filename: one.f_code for one in frames if not is_library(one.f_code.co_filename)}
+        for site, node in chain.from_iterable(map(assignments, files.values())):
             test = getattr(node.parent, "test", None)  # type: ignore[attr-defined]  # set by executing
             is_best = re.search("(?i)best|champion|winner", ast.unparse(node.targets[0]))
             is_chosen = is_best and test is not None and re.search("[<>=]|better|improve", ast.unparse(test))
             targets, values = (getattr(one, "elts", [one]) for one in (node.targets[0], node.value))
             for target, value in zip(targets, values, strict=False) if is_chosen else ():
-                for variables in map(variables_of, outwards(programs_frame(caller()))):
+                for variables in map(variables_of, frames):
                     one = value_of(target, variables)
                     is_module = issubclass(type(one), nn.Module) and one is value_of(value, variables)
                     if is_module and not followed.keys.isdisjoint(map(id, parameters_in(one))):
