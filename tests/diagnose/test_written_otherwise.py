@@ -422,6 +422,17 @@ def plateau_of_an_accuracy(right):
     scheduled(lambda optimizer: ReduceLROnPlateau(optimizer, mode), is_each=False)
 
 
+def rate_that_falls(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for number in range(16):
+        if right:
+            optimizer.param_groups[0]["lr"] = 0.01 / (1 + number)
+        else:
+            optimizer.lr = 0.01 / (2 + number)
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+
+
 def experts_of_one_copy(right):
     first = nn.Linear(4, 6)
     experts = nn.ModuleList([nn.Linear(4, 6) if right else copy.deepcopy(first) for _ in range(3)])
@@ -463,6 +474,7 @@ PROGRAMS = {
     one_cycle_by_epoch: "scheduler-out-of-step",
     cosine_by_batch: "scheduler-out-of-step",
     plateau_of_an_accuracy: "scheduler-wrong-mode",
+    rate_that_falls: "learning-rate-not-set",
     experts_of_one_copy: "equal-units",
 }
 

@@ -16,6 +16,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from byname.diagnose.cause import variable
+from byname.diagnose.context import assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
 from byname.diagnose.nonfinite.reasons import can_look, looking
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, patch, row
@@ -48,6 +49,9 @@ WRONG_MODE = row("scheduler-wrong-mode",
     "suspicious: {scheduler} ({kind}), made{noticed:at}, is in mode 'min', and is given {metric}{called:at}, which "
     "goes from {first:.3g} to {last:.3g}: it takes an improvement for none, and reduces the learning rate",
     "{kind}(..., mode='max')")
+RATE_NOT_SET = row("learning-rate-not-set",
+    "`{assigned.statement}`{assigned:at} sets no learning rate: the steps of {optimizer}{noticed:at} take that of its "
+    "param_groups, {rate:g}", "for group in {optimizer.path}.param_groups: group['lr'] = ...")
 RATE_TOO_SMALL = row("rate-too-small",
     "no step changes {share} of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
     "learning rate (lr) is {rate:.2g} there{fall}", "{remedy}")
@@ -144,6 +148,8 @@ class Schedules(Topic):
             groups = getattr(schedule.optimizer(), "param_groups", ())
             if schedule.followed is None and not {*map(id, groups)}.isdisjoint(map(id, optimizer.param_groups)):
                 schedule.followed = followed
+        if followed.is_looked_at:
+            self._look_for_rate_not_set(followed, optimizer)
         if not followed.is_looked_at or followed.steps < _MANY or not (_rate_of(optimizer) or rate[1]):
             return
         parameters = [one for one in followed.parameters() if fact(one, "grad") is not None]
@@ -152,6 +158,17 @@ class Schedules(Topic):
             plain = plain and all(fact(one, "grad").layout is torch.strided for one in parameters)
             if plain and sum(map(torch.numel, parameters)) <= _MOST_NUMBERS:
                 self.before = [(weakref.ref(one), one.detach().clone()) for one in parameters]
+
+    def _look_for_rate_not_set(self, followed: FollowedOptimizer, optimizer: Any) -> None:
+        """Report an assignment of a learning rate to the optimizer itself, whose groups have another one."""
+        own, rate = attributes_of(optimizer), _rate_of(optimizer)
+        values = {"lr": own.get("lr"), "learning_rate": own.get("learning_rate")}
+        values["defaults['lr']"] = own.get("defaults", {}).get("lr")
+        wrong = {f"{followed.variable.path}.{key}" for key, one in values.items() if type(one) is float and one != rate}
+        is_torchs = wrong and type(optimizer).__module__.startswith("torch.")  # another may read it
+        for site, node in assignments(followed.line.code) if is_torchs else ():
+            if ast.unparse(node.targets[0]) in wrong:
+                self.say(RATE_NOT_SET, followed.site, assigned=site, optimizer=followed.variable, rate=rate)
 
     def after_step(self, followed: FollowedOptimizer) -> None:
         """Note whether the step changed anything."""
@@ -175,7 +192,8 @@ class Schedules(Topic):
         for followed in stepped:
             self._tell_of_rate(followed)
         for at, schedule in enumerate(self._schedules):
-            self._tell_of_course(schedule)
+            self._tell_of_span(schedule)
+            self._tell_of_mode(schedule)
             same = [one for one in self._schedules if one.followed is schedule.followed]
             keys = schedule.followed.keys if schedule.followed is not None else None
             later = [one for one in without if keys is None or not one.keys.isdisjoint(keys)]
@@ -191,21 +209,25 @@ class Schedules(Topic):
                     facts = {"first": _target(other.made), "made": other.made.site, "other": without[0].variable}
                     self.say(OTHER_OPTIMIZER, **facts, **schedule.facts)
 
-    def _tell_of_course(self, schedule: _Schedule) -> None:
-        """Report a scheduler that counts other steps than its line says, or that looks for a fall of an accuracy."""
-        called, span, times, facts = schedule.called, schedule.span, schedule.steps, schedule.facts
+    def _tell_of_span(self, schedule: _Schedule) -> None:
+        """Report a scheduler that is made for the steps of the optimizer, and stepped once an epoch; or otherwise."""
+        called, span, times = schedule.called, schedule.span, schedule.steps
         steps = 0 if schedule.followed is None else schedule.followed.steps
         is_rare = 4 * times <= span >= 2 * _MANY and abs(span - steps) <= 0.1 * span
         is_often = schedule.kind == "CosineAnnealingLR" and times >= max(4 * span, 0.9 * steps)
-        is_often = is_often and "epoch" in getattr(facts["noticed"], "statement", "").lower()
+        is_often = is_often and "epoch" in getattr(schedule.made.site, "statement", "").lower()
         if called is not None and (is_rare or is_often):
             when = "after each optimizer.step()" if is_rare else "once an epoch"
-            facts |= {"span": span, "times": counted(times, "time"), "steps": steps, "when": when}
-            self.say(OUT_OF_STEP, called=called.site, **facts)
+            facts = {"span": span, "times": counted(times, "time"), "steps": steps, "when": when}
+            self.say(OUT_OF_STEP, called=called.site, **facts, **schedule.facts)
+
+    def _tell_of_mode(self, schedule: _Schedule) -> None:
+        """Report a scheduler that looks for a fall of an accuracy, which grows."""
         first, last = schedule.metrics or (0.0, 0.0)
-        if called and last > first and _ACCURACIES.search((metric := argument(called, 0, "")).path.lower()):
-            facts |= {"metric": metric, "first": first, "last": last}
-            self.say(WRONG_MODE, called=called.site, **facts)
+        metric = None if schedule.called is None or last <= first else argument(schedule.called, 0, "")
+        if schedule.called is not None and metric is not None and _ACCURACIES.search(metric.path.lower()):
+            facts = {"metric": metric, "first": first, "last": last, "called": schedule.called.site}
+            self.say(WRONG_MODE, **facts, **schedule.facts)
 
     def _tell_of_rate(self, followed: FollowedOptimizer) -> None:
         first, since, then = self._rates.get(id(followed), (0, 0, 0))
