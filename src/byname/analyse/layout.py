@@ -136,7 +136,7 @@ def channel_of(value: Tensor, channel_dim: int | None) -> int:
     """Return the dimension of the channels: 1, which is the last of two, unless another is asked for."""
     found = 1 if channel_dim is None else channel_dim + value.ndim * (channel_dim < 0)
     if not 0 < found < value.ndim:
-        raise BadArgumentError(f"channel_dim={channel_dim} is no dimension of samples in shape {tuple(value.shape)}")
+        raise BadArgumentError(f"channel_dim={channel_dim} is not a dimension of a value of shape {tuple(value.shape)}")
     return found
 
 

@@ -66,9 +66,8 @@ class Describer:
         named = former if own is None else own.of(site).best
         if named is not None:
             return named if named.exact else self._taken_by(number, tensor) or named
-        name: Name | Names | None = None
-        name = name if met else self._same_result(number, slot, facts) or self._viewed(tensor)
-        name = name or (self._taken_by(number, tensor) if met else None)
+        other = None if met else self._same_result(number, slot, facts) or self._viewed(tensor)
+        name = self._taken_by(number, tensor) if met else other
         if name is None and facts[STORAGE] in self._index.by_storage:
             name = self._index.related_name(tensor, site)
         return name or with_site(NAMELESS, site)

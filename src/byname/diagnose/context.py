@@ -27,7 +27,7 @@ from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import source_of
-from byname.source.location import Instruction, Site, is_library, is_torch, locate, statements_binding
+from byname.source.location import Instruction, Site, is_library, is_torch, locate, site_of, statements_binding
 from byname.source.tracebacks import PassedFrame
 from byname.tracking.lookup import site_of_tensor
 
@@ -350,4 +350,4 @@ def assignments(code: CodeType | None) -> Iterator[tuple[Site, ast.Assign]]:
     nodes = ast.walk(source.tree) if source is not None and source.tree is not None else ()
     for node in nodes:
         if code is not None and isinstance(node, ast.Assign):
-            yield Site(code.co_filename, node.lineno, statement=ast.unparse(node)), node
+            yield site_of(code, node, None, ""), node

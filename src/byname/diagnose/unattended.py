@@ -97,7 +97,8 @@ class RunningCheck:
         self._report, self._models, self._optimizers = report, models, optimizers
         self.made = 0
         self._lines: dict[tuple[ThisCode, int], _Backwards] = {}
-        self._told: set[tuple[str, Any]] = set()
+        self._told: set[tuple[str, frozenset[str]]] = set()
+        self._told_of: set[int] = set()  # optimizers, by `id`
         self._made: deque[weakref.ref[Any]] = deque(maxlen=1024)
         self._followed: dict[int, FollowedOptimizer] = {}
         self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
@@ -372,7 +373,7 @@ class RunningCheck:
 
     def _tell_of(self, followed: FollowedOptimizer) -> None:
         """Report what held in all steps of an optimizer."""
-        if followed.steps < ENOUGH or ("", id(followed)) in self._told or self._leaf_losses:
+        if followed.steps < ENOUGH or id(followed) in self._told_of or self._leaf_losses:
             return
         followed.over, followed.has_backward, followed.outside = self._over, self._has_backward, self._outside_names
         followed.explained = set()
@@ -381,7 +382,7 @@ class RunningCheck:
                 followed.explained |= keys
                 self.tell(finding)
         if self._tell_all(OVER_STEPS, followed) or followed.explained:
-            self._told.add(("", id(followed)))
+            self._told_of.add(id(followed))
 
 
 def _is_one_memory(target: Any, source: Any = None) -> bool:

@@ -8,9 +8,10 @@ import re
 import weakref
 from bisect import bisect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import CodeType
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor, memory_of
-from byname.source.location import is_library
+from byname.source.location import Site, is_library
 from byname.source.tracebacks import outwards
 from byname.table import counted
 from byname.tracking.log import DetachPoint, changes_of, changes_so_far, logs
@@ -97,6 +98,7 @@ class Loading(Topic):
         self._others: dict[int, tuple[Any, Line, list[DetachPoint]]] = {}  # loads of other values, the cuts before
         self._at: Counter[Any] = Counter()  # loads of a model's own tensors, by line
         self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
+        self._chosen: dict[str, list[tuple[Site, ast.expr, ast.expr]]] = {}  # by file, as `_chosen_as_best` gives them
 
     def begin(self, block: Undo) -> None:
         patch(block, nn.Module, "load_state_dict", self._loaded)
@@ -238,12 +240,8 @@ class Loading(Topic):
             key = f"k.removeprefix('{prefix}')" if method else f"'{prefix}' + k"
             remedy = f"load {{{key}: v for k, v in {state.path}.items()}}: with this prefix {fits} names fit"
         names = {"name": next(iter(given)), "wanted": next(iter(own), ""), "remedy": remedy, "noticed": line.site}
-        facts = {
-            "matched": matched or "none",
-            "given": counted(len(given), "entry", "entries"),
-            "state": state,
-            **names,
-        }
+        facts = {"matched": matched or "none", "state": state, **names}
+        facts["given"] = counted(len(given), "entry", "entries")
         self._missed[id(module)] = weakref.ref(module), {"module": argument(line, -1, "the model"), **facts}
 
     def before_step(self, followed: FollowedOptimizer) -> None:
@@ -261,19 +259,16 @@ class Loading(Topic):
     def _look_for_best(self, followed: FollowedOptimizer) -> None:
         """Report a variable for the best model that is bound, where that is better, to the trained model itself."""
         frames = [*outwards(programs_frame(caller()))]
-        files = {one.f_code.co_filename: one.f_code for one in frames if not is_library(one.f_code.co_filename)}
-        for site, node in chain.from_iterable(map(assignments, files.values())):
-            test = getattr(node.parent, "test", None)  # type: ignore[attr-defined]  # set by executing
-            is_best = re.search("(?i)best|champion|winner", ast.unparse(node.targets[0]))
-            is_chosen = is_best and test is not None and re.search("[<>=]|better|improve", ast.unparse(test))
-            targets, values = (getattr(one, "elts", [one]) for one in (node.targets[0], node.value))
-            for target, value in zip(targets, values, strict=False) if is_chosen else ():
-                for variables in map(variables_of, frames):
-                    one = value_of(target, variables)
-                    is_module = issubclass(type(one), nn.Module) and one is value_of(value, variables)
-                    if is_module and not followed.keys.isdisjoint(map(id, parameters_in(one))):
-                        copy, module = variable(ast.unparse(target)), variable(ast.unparse(value))
-                        self.say(BEST_IS_MODEL, followed.site, assigned=site, copy=copy, module=module)
+        for code in [one.f_code for one in frames if not is_library(one.f_code.co_filename)]:
+            if code.co_filename not in self._chosen:
+                self._chosen[code.co_filename] = [*_chosen_as_best(code)]
+        for site, target, value in chain.from_iterable(self._chosen.values()):
+            for variables in map(variables_of, frames):
+                one = value_of(target, variables)
+                is_module = issubclass(type(one), nn.Module) and one is value_of(value, variables)
+                if is_module and not followed.keys.isdisjoint(map(id, parameters_in(one))):
+                    copy, module = variable(ast.unparse(target)), variable(ast.unparse(value))
+                    self.say(BEST_IS_MODEL, followed.site, assigned=site, copy=copy, module=module)
 
     def _look_for_overwriting(self, line: Line, changes: Mapping[int, int], held: Sequence[tuple[Any, float]]) -> None:
         weights = [(one, total) for reference, total in held if (one := reference()) is not None]
@@ -293,3 +288,13 @@ class Loading(Topic):
             if load.twin is not None and any(load.keys & followed.keys and followed.steps for followed in every):
                 facts = {"model": variable(called_as(load.twin) or "model"), "called": load.twin.site}
                 self.say(LOADS_ANOTHER, load.line.site, kind=load.kind.__name__, **facts)
+
+
+def _chosen_as_best(code: CodeType) -> Iterator[tuple[Site, ast.expr, ast.expr]]:
+    """Yield where the file of some code assigns a best one under a comparison: the line, the targets and the values."""
+    for site, node in assignments(code):
+        test = getattr(node.parent, "test", None)  # type: ignore[attr-defined]  # set by executing
+        is_compared = test is not None and re.search("[<>=]|better|improve", ast.unparse(test))
+        if is_compared and re.search("(?i)best|champion|winner", ast.unparse(node.targets[0])):
+            targets, values = (getattr(one, "elts", [one]) for one in (node.targets[0], node.value))
+            yield from ((site, target, value) for target, value in zip(targets, values, strict=False))

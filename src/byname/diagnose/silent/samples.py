@@ -127,7 +127,7 @@ class _Input(NamedTuple):
     """The input of a module: how many samples it has if all are equal, or 0; its draw, the module, the line."""
 
     equal: int
-    permutation: _Drawn | None
+    drawn: _Drawn | None
     module: str
     line: Line
 
@@ -195,7 +195,7 @@ class Batches(Topic):
         if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
             equal = len(values) if _rows_equal(values) and distinct(values[0]) >= 3 else 0
         with DisableTorchFunction():
-            return _Input(equal, _permutation(given), type(call.called).__name__, call.line)
+            return _Input(equal, _draw_of(given), type(call.called).__name__, call.line)
 
     def _note_layer(self, call: ObservedCall, given: torch.Tensor) -> None:
         kind = type(call.called).__name__
@@ -230,12 +230,12 @@ class Batches(Topic):
         self._note_same(("targets", call.line.place), targets, call.line)
         if call.called is F.cross_entropy and call.kwargs.get("ignore_index", -100) < 0:
             self._note_classes(call, targets)
-        for first in [one.permutation for one in self._input]:
+        for first in [one.drawn for one in self._input]:
             values = values_of(targets)
             is_chosen = targets.dtype == torch.long and any(log.cuts_of(targets) for log in logs())  # by a policy
             self._targets_differ = values is not None and values.dim() > 0 and not (is_chosen or _rows_equal(values))
             with DisableTorchFunction():
-                second = _permutation(targets)
+                second = _draw_of(targets)
             if first is not None and second is not None and first.key != second.key and first.source != second.source:
                 self.say(SHUFFLED_APART, second.line.site, inputs=first.line.site, by="randperm or randint")
 
@@ -386,7 +386,7 @@ def _rows_equal(values: torch.Tensor) -> bool:
     return len(values) > 1 and bool((values == values[:1]).all())
 
 
-def _permutation(tensor: torch.Tensor) -> _Drawn | None:
+def _draw_of(tensor: torch.Tensor) -> _Drawn | None:
     """Return the draw by which a tensor, or the one that it is a part of, was indexed."""
     for one in (tensor, fact(tensor, "_base")):
         item = _item(one)

@@ -51,7 +51,7 @@ WRONG_MODE = row("scheduler-wrong-mode",
     "{kind}(..., mode='max')")
 RATE_NOT_SET = row("learning-rate-not-set",
     "`{assigned.statement}`{assigned:at} sets no learning rate: the steps of {optimizer}{noticed:at} take that of its "
-    "param_groups, {rate:g}", "for group in {optimizer.path}.param_groups: group['lr'] = ...")
+    "param_groups, {rate:g}", "for group in {optimizer.path}.param_groups: group['lr'] = {value}")
 RATE_TOO_SMALL = row("rate-too-small",
     "no step changes {share} of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
     "learning rate (lr) is {rate:.2g} there{fall}", "{remedy}")
@@ -168,7 +168,8 @@ class Schedules(Topic):
         is_torchs = wrong and type(optimizer).__module__.startswith("torch.")  # another may read it
         for site, node in assignments(followed.line.code) if is_torchs else ():
             if ast.unparse(node.targets[0]) in wrong:
-                self.say(RATE_NOT_SET, followed.site, assigned=site, optimizer=followed.variable, rate=rate)
+                facts = {"assigned": site, "value": ast.unparse(node.value), "rate": rate}
+                self.say(RATE_NOT_SET, followed.site, optimizer=followed.variable, **facts)
 
     def after_step(self, followed: FollowedOptimizer) -> None:
         """Note whether the step changed anything."""
