@@ -224,6 +224,9 @@ def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Sa
 
 def _first(rows: Sequence[int], without: int) -> str | None:
     """Return the first of some rows as text, because thousands of rows can share a storage."""
-    words = ", ".join([str(row) for row in rows[:7] if row != without][:6])
-    more = len(rows) - 1 - 6
+    words = ", ".join([str(row) for row in rows[: _SHOWN + 1] if row != without][:_SHOWN])
+    more = len(rows) - 1 - _SHOWN
     return (words if more <= 0 else f"{words} and {more} more") or None
+
+
+_SHOWN = 6
