@@ -297,7 +297,7 @@ def checked_keys(model: nn.Module, where: Any, values: Mapping[str, Any]) -> Non
 
 
 def _not_in(path: str, values: Mapping[str, Any]) -> str:
-    return f"`{path}` is not in the given mapping; there are {closest(path, map(str, values)) or 'none'}"
+    return f"`{path}` is not in the given mapping, which has {closest(path, map(str, values)) or 'none'}"
 
 
 def _kind(value: Any) -> str:
