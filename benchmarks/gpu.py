@@ -29,7 +29,7 @@ __all__ = ["gpu"]
 
 _MILLI = 1e-3
 _ALL = "blocks.*.attn.forward.weights"
-_TIMES = 20
+_TIMES = 10
 
 _Context = Callable[[], AbstractContextManager[object]]
 
@@ -45,7 +45,7 @@ def gpu() -> list[Row]:
     ]
 
 
-def _rows(title: str, model: nn.Module, ids: Tensor, rounds: int = 15) -> list[Row]:
+def _rows(title: str, model: nn.Module, ids: Tensor, rounds: int = 9) -> list[Row]:
     model, ids = model.cuda(), ids.cuda()
     step = training_step(model, ids)
     step()
@@ -79,7 +79,7 @@ def _contexts(model: nn.Module, file: Path) -> dict[str, tuple[str, _Context, fl
 def _inside(context: _Context, step: Callable[[], None]) -> Variant:
     def run() -> float:
         with context():
-            for _ in range(5):
+            for _ in range(3):
                 step()
             torch.cuda.synchronize()
             start = perf_counter()

@@ -29,6 +29,8 @@ SAYS = {
     "gradient-count": "incorrect number of gradients",
     "gradient-shape": "returned an invalid gradient at index",
     "no-derivative": "the derivative for '.*' is not implemented",
+    "wrong-device": "not on the expected device",
+    "index-out-of-range": "out of (range|bounds)",
     "unknown": "shapes cannot be multiplied|expected target dtype|expected scalar type",
 }
 

@@ -33,6 +33,7 @@ def test_the_note_lists_what_fills_the_memory_under_the_names_where_it_failed():
     assert "state of `trainer.optimizer` (6)" in note
     assert "parameters of `trainer.model` (2)" in note
     assert "holding most, with their graphs: `trainer.history[*]['loss']`" in note
+    assert "remedy: this one request is larger than all that is alive" in note
     assert len(note.splitlines()) <= 24
 
 
@@ -64,6 +65,15 @@ def test_a_failing_allocation_in_backward_is_explained_where_it_leaves_the_engin
     (note,) = caught.value.__notes__
     assert "alive: " in note
     assert "`weight`" in note
+
+
+def test_what_only_a_function_of_pytorch_holds_is_told_as_its_variable():
+    weight = torch.ones(1, requires_grad=True)
+    with byname.explaining():
+        with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+            weight.expand(FAR_TOO_MUCH)[:1_000_000].backward(torch.ones(1_000_000))
+    (note,) = caught.value.__notes__
+    assert "3.8 MiB  without a name: `" in note and "` of the function " in note
 
 
 @pytest.mark.slow

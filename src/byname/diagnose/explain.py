@@ -9,6 +9,7 @@ from typing import Any
 
 from byname.diagnose.cause import Cause
 from byname.diagnose.causes.checkpoint import CHECKPOINTS
+from byname.diagnose.causes.given import GIVEN
 from byname.diagnose.causes.in_place import MODIFIED, REFUSED_IN_PLACE
 from byname.diagnose.causes.iterations import BACKWARD_TWICE
 from byname.diagnose.causes.not_reached import DDP_UNUSED, NO_GRAD_PATH
@@ -91,6 +92,7 @@ ERRORS: tuple[Cause[FailureContext], ...] = (
     *REFUSED_IN_PLACE,
     *NO_GRAD_PATH,
     DDP_UNUSED,
+    *GIVEN,
     *RAISED,
     ANOMALY,
     *CHECKPOINTS,

@@ -25,8 +25,8 @@ from byname.undo import Shared
 GROUPS, HOLDERS = 10, 3
 
 
-def what_fills_the_memory() -> tuple[str, ...]:
-    """Return a screenful of lines: the ten largest groups of live memory, and the holders of most of it."""
+def what_fills_the_memory() -> tuple[int, tuple[str, ...]]:
+    """Return the bytes that are alive, and a screenful of lines: their ten largest groups, and who holds most."""
     with heap_at_rest():
         look = HeapSnapshot()
         total = sum(block.bytes for block in look.blocks)
@@ -37,10 +37,9 @@ def what_fills_the_memory() -> tuple[str, ...]:
             lines.append(f"holding most, with their graphs: {holding}")
         lacking = unattributed(look.blocks)
         if lacking is not None:
-            lines.append(
-                f"unattributed: {bytes_text(lacking)} that the allocator has given out and no tensor accounts for"
-            )
-        return tuple(map(printable, lines))
+            words = "that the allocator has given out and no tensor accounts for, such as workspaces of cuBLAS"
+            lines.append(f"unattributed: {bytes_text(lacking)} {words}")
+        return total, tuple(map(printable, lines))
 
 
 def _largest(look: HeapSnapshot) -> Iterator[str]:

@@ -26,6 +26,7 @@ from byname.naming.reference_path import ReferencePath
 from byname.naming.referrers import Climb, climb
 from byname.naming.roots import FOREIGN, Root, roots_of_suspended
 from byname.naming.search import Ours, OursById, SearchResult, Targets, search
+from byname.reading.frames import locals_of
 from byname.reading.objects import name_of_class
 from byname.reading.quiet import DisableTorchFunction, collection_paused, modes_disabled
 from byname.reading.tensor import PLAIN, fact
@@ -162,8 +163,7 @@ class HeapSnapshot:
         """Return a text for the holder of tensors that no variable leads to."""
         if any(id(one) in self.garbage for one in tensors):
             return "only a reference cycle, which the garbage collector would free"
-        holder = _nearest_holder(tensors, self._upward)
-        return _NOBODY if holder is None else f"{holder}, to which byname found no variable"
+        return _nearest_holder(tensors, self._upward) or _NOBODY
 
     def owner_text(self, link: Link) -> str:
         if is_node(link.owner):
@@ -183,6 +183,7 @@ def _first(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{words[0]} and {len(words) - 1} more"
 
 
+_NO_VARIABLE = ", to which byname found no variable"
 _NOBODY = "something that cannot be followed: C or C++ code, or an expression that is being evaluated"
 
 
@@ -285,22 +286,29 @@ def path_start(way: ReferencePath) -> str:
 _BEGINNINGS = {"tag": "a tag", "given": "what was given", "task": "a task", "error": "an error", "graph": "of autograd"}
 
 
-def _nearest_holder(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str | None:
+def _nearest_holder(tensors: Iterable[object], holders: Mapping[int, list[object]]) -> str:
     """Return the nearest holder that can be recognised: a variable of a function, an object of a class, or a list."""
     wanted = set(map(id, tensors))
     passed, nearest = set(wanted), ""
     while wanted:
         above = Ours(one for ident in wanted for one in holders.get(ident, ()) if id(one) not in passed)
+        running = [words for one in above if type(one) is types.FrameType for words in _in_frame(one, passed)]
         functions = [_in_function(one, passed) for one in above if type(one) is types.FunctionType]
-        classes = [name_of_class(type(one)) for one in above if type(one) not in _COMMON]
-        if functions:
-            return printable(min(functions))
-        if classes:
-            return f"an object of class {printable(min(classes))}"
+        classes = [f"an object of class {name_of_class(type(one))}" for one in above if type(one) not in _COMMON]
+        if running:
+            return printable(min(running))
+        if functions or classes:
+            return printable(min(functions or classes)) + _NO_VARIABLE
         nearest = nearest or next((f"a {type(one).__name__}" for one in above if type(one) in _COMMON[:5]), "")
         wanted = set(map(id, above))
         passed |= wanted
-    return nearest or None
+    return nearest and nearest + _NO_VARIABLE
+
+
+def _in_frame(frame: types.FrameType, passed: Collection[int]) -> list[str]:
+    """Return the variables by which the search reached the frame of a function that runs, or that an error left."""
+    function = frame.f_code.co_qualname
+    return [f"`{name}` of the function {function}" for name, value in locals_of(frame) if id(value) in passed]
 
 
 def _in_function(function: types.FunctionType, passed: Collection[int]) -> str:

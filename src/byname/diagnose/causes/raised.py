@@ -163,22 +163,6 @@ def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
         yield {**facts, "norm": replace(name, path=name.path.removesuffix(f".{part}"))}
 
 
-def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
-    """Yield the first tensor that the failing expression reads, or parameter of a module in it, made in this mode."""
-    parts = [(failing.value(node), node) for failing, node in context.failing_parts()]
-    read = [(value, ast.unparse(node)) for value, node in parts if isinstance(node, ast.Name | ast.Attribute)]
-    modules = [value for value, _ in read if issubclass(type(value), nn.Module)]
-    read += [(one, "") for module in modules for one in nn.Module.parameters(module)]
-    refused = [one for one in read if is_tensor(one[0]) and torch.Tensor.is_inference(one[0])]
-    for tensor, path in refused[:1]:
-        path = next((word for one, word in reversed(refused) if one is tensor and word), path)  # x in x.T
-        copy = f"put `{path} = {path}.clone()` on the line before this one"
-        copy = "build the module outside of torch.inference_mode()" if issubclass(type(tensor), nn.Parameter) else copy
-        cuts = [cut.line.site for log in logs() for cut in log.cuts_of(tensor) if cut.reason == "inference"]
-        name, made = variable(path) if path else context.name(tensor), made_at(tensor)
-        yield {"tensor": name, "made": made, "computed": cuts[: made is None], "copy": copy}
-
-
 def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
     """Yield the non-leaf tensor whose ``.grad`` was read, or which was given to an optimizer."""
     by_optimizer = type(context.error) is ValueError
@@ -342,19 +326,26 @@ def _given_to_worker(context: FailureContext) -> Iterator[Facts]:
 def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
     """Yield the amount of memory that was asked for, which the message may tell, and the tensors that are alive now."""
     found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)", context.message)
-    asked = "what was asked for"
-    if found is not None:
-        asked = f"the {bytes_text(int(found[1]))}" if found[2] == "bytes" else f"the {found[1]} {found[2]}"
-    yield {"asked": asked, "details": what_fills_the_memory()}
+    asked = 0.0 if found is None else float(found[1]) * 1024 ** _UNITS.index(found[2])
+    alive, details = what_fills_the_memory()
+    words = f"the {bytes_text(int(asked))}" if asked else "what was asked for"
+    yield {"asked": words, "details": details, "remedy": _ASK_FOR_LESS if asked > alive else _LET_GO}
+
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_ASK_FOR_LESS = (
+    "this one request is larger than all that is alive: look at the shape of what the line computes; compute it for "
+    "fewer samples at a time, or by an operation that does not build it whole, as scaled_dot_product_attention does "
+    "not build its weights"
+)
+_LET_GO = (
+    "let go of what is no longer needed: byname.growth() tells what grows from step to step, byname.holders(tensor) "
+    "what keeps a tensor alive; smaller batches and checkpoints save less for backward"
+)
 
 
 # fmt: off
 RAISED: tuple[Cause[FailureContext], ...] = (
-    Cause("inference-tensor", Raised(RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)"),
-        _made_in_inference_mode,
-        "{computed:-}{tensor} was made under torch.inference_mode(){made:at}, and is used outside of it{noticed:at}: "
-        "autograd can neither save nor change such a tensor",
-        "{copy}, or make it under torch.no_grad() instead of torch.inference_mode()"),
     Cause("unused-input", Raised(RuntimeError, r"differentiated Tensor.* not have been used in the graph"),
         _unused_inputs,
         "{unnamed:-}{names} {names:is|are} not used in computing {outputs}{beside}", "{remedy}"),
@@ -432,9 +423,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
             Raised(RuntimeError, r"not enough memory: you tried to allocate|can't allocate memory"),
         ),
         _memory_asked_for,
-        "there was not enough memory left for {asked}{noticed:at}",
-        "let go of what is no longer needed: byname.growth() tells what grows from step to step, "
-        "byname.holders(tensor) what keeps a tensor alive; smaller batches and checkpoints save less for backward"),
+        "there was not enough memory left for {asked}{noticed:at}", "{remedy}"),
     Cause("non-leaf-grad",
         any_of(
             Raised(ValueError, r"can't optimize a non-leaf Tensor"),

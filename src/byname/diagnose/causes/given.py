@@ -1,0 +1,250 @@
+"""Given: the causes of errors of operations that refuse what they are given: the mode, device or values of a tensor."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from byname.diagnose.cause import Cause, Facts, Raised, Sentence, tell, variable
+from byname.diagnose.context import FailureContext, made_at, value_of
+from byname.memory.blocks import cuda_is_in_use
+from byname.naming.name import Name
+from byname.reading.frames import variables_of
+from byname.reading.objects import attributes_of
+from byname.reading.quiet import modes_disabled
+from byname.reading.tensor import fact, is_tensor
+from byname.source.location import is_torch, locate
+from byname.source.tracebacks import is_byname
+from byname.tracking.log import logs
+
+
+def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
+    """Yield the first tensor that the failing expression reads, or parameter of a module in it, made in this mode."""
+    parts = [(failing.value(node), node) for failing, node in context.failing_parts()]
+    read = [(value, ast.unparse(node)) for value, node in parts if isinstance(node, ast.Name | ast.Attribute)]
+    modules = [value for value, _ in read if issubclass(type(value), nn.Module)]
+    read += [(one, "") for module in modules for one in nn.Module.parameters(module)]
+    refused = [one for one in read if is_tensor(one[0]) and torch.Tensor.is_inference(one[0])]
+    for tensor, path in refused[:1]:
+        path = next((word for one, word in reversed(refused) if one is tensor and word), path)  # x in x.T
+        copy = f"put `{path} = {path}.clone()` on the line before this one"
+        copy = "build the module outside of torch.inference_mode()" if issubclass(type(tensor), nn.Parameter) else copy
+        cuts = [cut.line.site for log in logs() for cut in log.cuts_of(tensor) if cut.reason == "inference"]
+        name, made = variable(path) if path else context.name(tensor), made_at(tensor)
+        yield {"tensor": name, "made": made, "computed": cuts[: made is None], "copy": copy}
+
+
+def _tensors_given(context: FailureContext) -> list[torch.Tensor]:
+    """Return the tensors that the call or operator that raised the error was given, as far as its source names them."""
+    passed = next((one for one in context.passed if _calls_operations(one.file)), None)
+    node = None if passed is None else locate(passed.code, passed.instruction).node
+    if passed is None or node is None:
+        return []
+    variables = variables_of(passed.frame)
+    given = [one for part in _given_to(node) for one in _tensors_in(value_of(part, variables))]
+    return [*{id(one): one for one in given}.values()]
+
+
+def _calls_operations(file: str) -> bool:
+    """Return whether a file is the program's or a module's, and not one of those that carry an operation out."""
+    return not is_byname(file) and (not is_torch(file) or file.startswith(_MODULES))
+
+
+_MODULES = str(Path(nn.__file__).parent)
+
+
+def _given_to(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the operands of an operator or the arguments of a call, those of a list one by one.
+
+    What is computed within the expression is left out: ``x.cuda()`` is not ``x``.
+    """
+    for field in _OPERANDS:
+        part = getattr(node, field, ())
+        for one in part if isinstance(part, list) else [part]:
+            if isinstance(one, ast.List | ast.Tuple | ast.keyword | ast.Starred):
+                yield from _given_to(one)
+            elif field == "func" and isinstance(one, ast.Attribute):
+                yield from [one.value] if isinstance(one.value, _REFERENCES) else ()
+            elif isinstance(one, _REFERENCES):
+                yield one
+
+
+_OPERANDS = ("func", "left", "right", "comparators", "target", "value", "slice", "args", "keywords", "elts")
+_REFERENCES = (ast.Name, ast.Attribute, ast.Subscript)
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    held = value if type(value) in (list, tuple) else [value]
+    return [one for one in held if is_tensor(one)]
+
+
+def _on_two_devices(context: FailureContext) -> Iterator[Facts]:
+    """Yield which tensors are on which of two devices, and what brings those together."""
+    given = [one for one in _tensors_given(context) if fact(one, "ndim") or _device(one) != "cpu"]
+    devices = {*map(_device, given), *_DEVICE.findall(context.message)}
+    if not given or len(devices) != 2:
+        return
+    here, there = sorted(devices, key=lambda one: (one != "meta", one != "cpu", one))
+    astray, others = ([one for one in given if _device(one) == device] for device in (here, there))
+    named = {id(one): name for one, name in zip(given, context.names(given), strict=True)}
+    weights = [named[id(one)].path for one in given if issubclass(type(one), nn.Parameter)]
+    unnamed = f"the input of `{weights[0].rpartition('.')[0]}`" if weights and weights[0] else "another input"
+    words = [
+        _on(device, [named[id(one)] for one in held], unnamed) for device, held in ((here, astray), (there, others))
+    ]
+    made = made_at(astray[0]) if len(astray) == 1 else None
+    remedy = _bring(context, named[id(astray[0])], astray[0], there) if astray else _BRING.format(there)
+    yield {"here": words[0], "there": words[1], "made": made, "remedy": remedy}
+
+
+def _device(tensor: torch.Tensor) -> str:
+    return str(fact(tensor, "device"))
+
+
+_DEVICE = re.compile(r"\b(?:cpu|meta|(?:cuda|xpu|mps|hpu|npu):\d+)\b")
+_BRING = "move it there with .to('{}')"
+
+
+def _on(device: str, names: list[Name], unnamed: str) -> Sentence:
+    """Return the clause that says which tensors are on a device."""
+    if known := [name for name in names if name.path]:
+        return tell("{known} {known:is|are} on {device}", known=known, device=device)
+    return tell("{unnamed} is on {device}", unnamed=unnamed, device=device)
+
+
+def _bring(context: FailureContext, name: Name, tensor: torch.Tensor, there: str) -> str:
+    """Return what to write so that a tensor comes to the device of the others."""
+    if _device(tensor) == "meta":
+        return _FROM_META
+    if issubclass(type(tensor), nn.Parameter):
+        return _MOVE_MODEL.format(there)
+    for module in context.selves(nn.Module):
+        for attribute in (key for key, value in attributes_of(module).items() if value is tensor):
+            return _REGISTER.format(type(module).__name__, attribute)
+    it = name.path if name.exact and context.can_assign(name.path) else ""
+    return f"put `{it} = {it}.to('{there}')` on a line before" if it else _BRING.format(there)
+
+
+_BRING = "move it there with .to('{}')"
+_FROM_META = (
+    "tensors on meta have no values: call .to_empty(device=...) on the module and load its weights, or build it "
+    "outside of torch.device('meta')"
+)
+_MOVE_MODEL = (
+    "call .to('{}') on the whole model before the optimizer is built; it moves no module that is held in a plain list "
+    "or dict: make that an nn.ModuleList or nn.ModuleDict"
+)
+_REGISTER = (
+    "in `{}.__init__`, write `self.register_buffer('{}', ...)`: .to() moves parameters and buffers, and no other "
+    "attributes"
+)
+
+
+def _index_out_of_range(context: FailureContext) -> Iterator[Facts]:
+    """Yield the tensor of indices in which one is out of range, that index, and what has no such entry."""
+    given = _tensors_given(context)
+    told = [int(number) for number in context.match.groups() if number]
+    for indices in (one for one in given[1:] if fact(one, "dtype") in _INTEGERS and _is_readable(one)):
+        kind, size = _entries(context.message, given[0], told)
+        with modes_disabled():
+            wrong = (indices == told[0]) if told else ((indices < 0) | (indices >= size))
+            first = wrong.nonzero()[:1].tolist()
+            low, high = (int(indices.min()), int(indices.max())) if first else (0, 0)
+        for place in first:
+            value = told[0] if told else int(indices[tuple(place)])
+            facts = {"value": value, "size": f"{size:,} {kind}, from 0 to {size - 1:,}", "place": f" at {place}"}
+            names = _names_of(context, indices, given[0])
+            yield {**facts, **names, "remedy": _index_remedy(kind, value, size, low, high)}
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and _device(tensor) == "cpu" and fact(tensor, "layout") is torch.strided
+
+
+def _entries(message: str, indexed: torch.Tensor, told: list[int]) -> tuple[str, int]:
+    """Return what an index counts, and how many of these there are."""
+    shape = fact(indexed, "shape")
+    if message.startswith("Target"):
+        return "classes", shape[min(1, len(shape) - 1)]
+    dimension = f" in dimension {told[1]}" if len(told) == 3 else ""
+    return (f"entries{dimension}", told[-1]) if told else ("rows", shape[0])
+
+
+def _names_of(context: FailureContext, indices: torch.Tensor, indexed: torch.Tensor) -> Facts:
+    index, target = context.names([indices, indexed])
+    named = tell("{target}", target=target) if target.path or target.site else "what it indexes"
+    return {"indices": index, "made": made_at(indices), "indexed": named}
+
+
+def _index_remedy(kind: str, value: int, size: int, low: int, high: int) -> str:
+    if kind == "classes" and (low, high) == (1, size):
+        return "classes count from 0: subtract 1 from the labels"
+    if kind == "classes" and value < 0:
+        return f"give the loss ignore_index={value} if it marks what is left out"
+    wanted = {"classes": "outputs of the last layer", "rows": "rows in nn.Embedding"}.get(kind)
+    if wanted is None or value < 0:
+        return f"look where the {value:,} comes from"
+    return f"if {high:,} is right, it takes {high + 1:,} {wanted}; if not, look where it comes from"
+
+
+def _refused_on_gpu(context: FailureContext) -> Iterator[Facts]:
+    """Yield what is known of a kernel that refused its arguments, which PyTorch tells at some later call."""
+    if "device-side assert" in context.message or _has_refused():
+        given = _tensors_given(context)
+        indices = [one for one in given[1:] if fact(one, "dtype") in _INTEGERS]
+        if not indices or os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+            yield {"what": _LATE, "remedy": _BLOCKING}
+        else:
+            facts = {**_names_of(context, indices[0], given[0]), "shape": str(tuple(given[0].shape))}
+            what = tell("an index in {indices}{made:-} is out of range for {indexed}, of shape {shape}", **facts)
+            yield {"what": what, "remedy": "run it on the CPU, and byname shows the index"}
+
+
+def _has_refused() -> bool:
+    """Return whether the GPU does nothing more because a kernel has refused its arguments."""
+    try:
+        torch.cuda.synchronize() if cuda_is_in_use() else None
+    except RuntimeError as error:
+        return "device-side assert" in str(error)
+    return False
+
+
+_LATE = (
+    "a kernel that was started before, at this or an earlier line, refused its arguments, mostly for an index out of "
+    "range: a label that is no output, or an id that an embedding has no row for"
+)
+_BLOCKING = "run it once with the environment variable CUDA_LAUNCH_BLOCKING=1, and byname names the tensor"
+
+
+# fmt: off
+GIVEN: tuple[Cause[FailureContext], ...] = (
+    Cause("inference-tensor", Raised(RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)"),
+        _made_in_inference_mode,
+        "{computed:-}{tensor} was made under torch.inference_mode(){made:at}, and is used outside of it{noticed:at}: "
+        "autograd can neither save nor change such a tensor",
+        "{copy}, or make it under torch.no_grad() instead of torch.inference_mode()"),
+    Cause("wrong-device",
+        Raised(RuntimeError, r"the same device|on the expected device|Input type .* type .* should be"),
+        _on_two_devices,
+        "{made:-}{here}, and {there}: the operation{noticed:at} takes tensors of one device only", "{remedy}"),
+    Cause("index-out-of-range",
+        Raised((IndexError, RuntimeError), r"index out of range in self|Target (-?\d+) is out of bounds|"
+            r"index (-?\d+) is out of bounds for dimension (\d+) with size (\d+)|"
+            r"INDICES element is out of DATA bounds, id=(-?\d+) axis_dim=(\d+)"),
+        _index_out_of_range,
+        "{indices}{made:-} holds {value}{place}{noticed:at}, and {indexed} has {size}", "{remedy}"),
+    Cause("index-out-of-range", Raised(RuntimeError, r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS"), _refused_on_gpu,
+        "the GPU has stopped{noticed:at}: {what}", "{remedy}"),
+)
+# fmt: on
+"""The causes, in the order in which they are looked for."""

@@ -1,0 +1,92 @@
+"""Operations that refuse the tensors that they are given: of another device, or with an index that is out of range."""
+
+import pytest
+import torch
+from torch import nn
+
+import byname
+
+META = torch.device("meta")
+
+
+def explained(run):
+    with pytest.raises((RuntimeError, IndexError)) as caught:
+        run()
+    return byname.explain(caught.value)
+
+
+def test_an_operand_without_a_name_is_the_input_of_its_module():
+    model = nn.Sequential(nn.Linear(2, 3).to(META), nn.Linear(3, 1))
+    x = torch.ones(4, 2, device=META)
+    why = explained(lambda: model(x))
+    assert "`model[1].weight` and `model[1].bias` are on cpu" in why.message
+    assert why.message.startswith(("the input of `model[1]` is on meta", "the tensor made at "))
+    assert ".to_empty(device=...)" in why.remedy
+
+
+def test_tensors_in_a_list_and_behind_a_method_are_told_one_by_one():
+    parts, mask = [torch.ones(2), torch.ones(2, device=META)], torch.ones(2, device=META) > 0
+    assert explained(lambda: torch.cat(parts)).message.startswith("`parts[1]` is on meta, and `parts[0]` is on cpu")
+    assert "`mask` is on meta" in explained(lambda: parts[0].masked_fill(mask, 0.0)).message
+    assert "another input is on cpu" in explained(lambda: parts[1] * parts[0].exp()).message
+
+
+def test_the_same_words_about_dtypes_are_not_about_devices():
+    convolution, images = nn.Conv2d(3, 4, 1), torch.ones(1, 3, 2, 2, dtype=torch.float64)
+    assert explained(lambda: convolution(images)).cause == "unknown"
+
+
+SCORES = torch.zeros(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "says", "remedy"),
+    [
+        ([1, 2, 3, 1], "`labels` holds 3 at [2]", "subtract 1 from the labels"),
+        ([0, 2, 4, 1], "`labels` holds 4 at [2]", "if 4 is right, it takes 5 outputs of the last layer"),
+        ([0, -1, 2, 1], "`labels` holds -1 at [1]", "ignore_index=-1"),
+    ],
+)
+@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.functional.nll_loss, nn.CrossEntropyLoss()])
+def test_a_label_that_is_no_class(loss, labels, says, remedy):
+    scores, labels = SCORES, torch.tensor(labels)
+    why = explained(lambda: loss(scores, labels))
+    assert says in why.message and "has 3 classes, from 0 to 2" in why.message
+    assert remedy in why.remedy
+
+
+def test_a_label_of_a_pixel_counts_the_classes_in_the_second_dimension():
+    maps, labels = torch.zeros(2, 3, 4), torch.tensor([[0, 1, 2, 0], [0, 0, 5, 0]])
+    why = explained(lambda: nn.functional.cross_entropy(maps, labels))
+    assert "`labels` holds 5 at [1, 2]" in why.message and "`maps` has 3 classes" in why.message
+
+
+def test_an_id_that_an_embedding_has_no_row_for():
+    embedding, ids = nn.Embedding(5, 2), torch.tensor([[0, 7], [1, -1]])
+    why = explained(lambda: embedding(ids))
+    assert "`ids` holds 7 at [0, 1]" in why.message and "`embedding.weight` has 5 rows, from 0 to 4" in why.message
+    assert why.remedy.startswith("if 7 is right, it takes 8 rows in nn.Embedding")
+    padded = torch.tensor([2, -1])
+    assert explained(lambda: embedding(padded)).remedy == "look where the -1 comes from"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda table, chosen: table[chosen],
+        lambda table, chosen: torch.gather(table, 0, chosen[:, None]),
+        lambda table, chosen: table.gather(0, chosen[:, None]),
+        lambda table, chosen: torch.zeros(4, 3).index_add_(0, chosen, torch.ones(2, 3)),
+    ],
+    ids=["item", "torch", "method", "in place"],
+)
+def test_an_index_beyond_a_dimension_is_told_where_it_is_a_variable(run):
+    table, chosen = torch.zeros(4, 3), torch.tensor([1, 9])
+    why = explained(lambda: run(table, chosen))
+    assert why.cause in ("index-out-of-range", "unknown")
+    assert why.cause == "unknown" or "`chosen` holds 9 at [1]" in why.message
+
+
+def test_a_number_as_an_index_is_left_to_pytorchs_words():
+    table = torch.zeros(4, 3)
+    assert explained(lambda: table[7]).cause == "unknown"
