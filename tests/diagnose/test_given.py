@@ -20,7 +20,7 @@ def test_an_operand_without_a_name_is_the_input_of_its_module():
     x = torch.ones(4, 2, device=META)
     why = explained(lambda: model(x))
     assert "`model[1].weight` and `model[1].bias` are on cpu" in why.message
-    assert why.message.startswith(("the input of `model[1]` is on meta", "the tensor made at "))
+    assert why.message.startswith(("an input of `model[1]` is on meta", "the tensor made at "))
     assert ".to_empty(device=...)" in why.remedy
 
 

@@ -95,7 +95,7 @@ def _on_two_devices(context: FailureContext) -> Iterator[Facts]:
     astray, others = ([one for one in given if _device(one) == device] for device in (here, there))
     named = {id(one): name for one, name in zip(given, context.names(given), strict=True)}
     weights = [named[id(one)].path for one in given if issubclass(type(one), nn.Parameter)]
-    unnamed = f"the input of `{weights[0].rpartition('.')[0]}`" if weights and weights[0] else "another input"
+    unnamed = f"an input of `{weights[0].rpartition('.')[0]}`" if weights and weights[0] else "another input"
     words = [
         _on(device, [named[id(one)] for one in held], unnamed) for device, held in ((here, astray), (there, others))
     ]
@@ -109,7 +109,6 @@ def _device(tensor: torch.Tensor) -> str:
 
 
 _DEVICE = re.compile(r"\b(?:cpu|meta|(?:cuda|xpu|mps|hpu|npu):\d+)\b")
-_BRING = "move it there with .to('{}')"
 
 
 def _on(device: str, names: list[Name], unnamed: str) -> Sentence:
@@ -159,7 +158,8 @@ def _index_out_of_range(context: FailureContext) -> Iterator[Facts]:
             low, high = (int(indices.min()), int(indices.max())) if first else (0, 0)
         for place in first:
             value = told[0] if told else int(indices[tuple(place)])
-            facts = {"value": value, "size": f"{size:,} {kind}, from 0 to {size - 1:,}", "place": f" at {place}"}
+            span = f", from 0 to {size - 1:,}" if size else ""
+            facts = {"value": value, "size": f"{size:,} {kind}{span}", "place": f" at {place}"}
             names = _names_of(context, indices, given[0])
             yield {**facts, **names, "remedy": _index_remedy(kind, value, size, low, high)}
 
