@@ -212,7 +212,7 @@ def _graph_of(walk: Walk, question: Question) -> Graph:
         describer = Describer(walk, question.find(Targets(), deep=False))
         living = ((number, describer.living_result(number)) for number in describer.living)
         tensors: dict[int, Name | Names] = {number: name for number, name in living if name is not None}
-        tensors |= {number: names for number, names in named.items() if names.hows != {"unnamed"}}
+        tensors |= {number: names for number, names in named.items() if not names.is_unnamed}
         saved = rows_among(walk, slots, find_saved(slots or (), question))
         return Graph(_fields_of(walk, tensors), walk.rows, leaves, saved)
 

@@ -213,6 +213,7 @@ def leaves_among(
     groups = _groups(optimizers, models) if optimizers else None
     counts = PathCounts(walk.edges, walk.roots, named)
     site: Callable[[int], Site | None] = walk.site if walk.lookup else lambda number: None
+    name, all_uses = walk.name, walk.leaf_uses
     fields: list[_Fields] = []
     with DisableTorchFunction():
         for number, names in named.items():
@@ -227,7 +228,7 @@ def leaves_among(
                     group,
                     "none" if fact(tensor, "grad") is None else "set",
                     walk.distance(number),
-                    [(walk.name(user), at, site(user)) for user, at in walk.leaf_uses[number]],
+                    [(name(user), at, site(user)) for user, at in all_uses[number]],
                     "graph" if id(tensor) in index.unheld else "program",
                     number,
                     counts,

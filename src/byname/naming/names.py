@@ -13,7 +13,7 @@ from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed, with_relation, with_site
-from byname.naming.reference_path import Branch, Names, ReferencePath, rank
+from byname.naming.reference_path import Branch, Names, ReferencePath, Ways, rank
 from byname.naming.roots import FOREIGN, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
@@ -115,15 +115,17 @@ class NameIndex:
         return None if (names := self.every_name(tensor)) is None else names.best
 
     def every_name(self, thing: object) -> Names | None:
-        """Return the names by which the program reaches this very object, or None. It writes none of them yet."""
-        if not self.met(thing):
-            return None
+        """Return the names by which the program reaches this very object, or None. It makes none of them yet."""
         if id(thing) not in self._names:
-            found = [branch for reached in self.searches for branch in reached.branches_to(thing)]
-            if [branch for branch in found if branch.stateful]:  # a step into an optimizer's state holds the parameter
-                ways = map(self._with_parameters, self._ways_to(thing))
-                found = [Branch.along(way) for way in ways if way is not None]
-            self._names[id(thing)] = Names(found) if found else None
+            ends, plain = [], True
+            for one in self.searches:
+                if (number := one.note_ways(thing)) is not None:
+                    ends.append((one.ways, number))
+                    plain = plain and one.is_plain(number)
+            if not plain:
+                found = [way for one in self._ways_to(thing) if (way := self._with_parameters(one)) is not None]
+                ends = [(Ways.along(found), 0)] if found else []
+            self._names[id(thing)] = Names(ends) if ends else None
         return self._names[id(thing)]
 
     def own_ways(self, tensor: torch.Tensor) -> tuple[Named, ...]:
@@ -211,12 +213,12 @@ class NameIndex:
         """Return a path with the names of parameters in steps into an optimizer's state; None if one has no name."""
         if not way.stateful:
             return way
-        steps, passed = [self._with_parameter(step, way.root) for step in way.steps], way.passed
-        way = ReferencePath(way.root)
-        for step, holder in zip(steps, passed, strict=True):
+        links, way = way.links, ReferencePath(way.root, way.things)
+        for link in links:
+            step = self._with_parameter(link[1], way.root)
             if step is None:
                 return None
-            way = way.then(step, holder)
+            way = way.then((link[0], step, *link[2:]))
         return way
 
     def _with_parameter(self, step: Reference, root: Root) -> Reference | None:
@@ -226,7 +228,8 @@ class NameIndex:
         """
         if step.parameter is None:
             return step
-        found = [one.name for one in self.own_ways(step.parameter)]
+        known = (one.thing(step.parameter) for one in self.searches)
+        found = [one.name for parameter in known if parameter is not None for one in self.own_ways(parameter)]
         near = [one for one in found if one.scope == root.scope and one.how != "optimizer"]
         name = next(iter(near or found), None)
         if name is None:

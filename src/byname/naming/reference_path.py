@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
 
 from byname.naming.children.reference import Reference, writable
 from byname.naming.name import Name, with_relation, with_site
 from byname.naming.roots import LOOP, Root, is_of_a_library
 from byname.source.location import Site
 from byname.text import printable
+
+MOST_PATHS = 64
+"""The most paths to one object that are returned."""
+MOST_WAYS = 1024
+"""The most holders of one object that are remembered, and the most paths that are followed at a time."""
+_DETOURS = 8
+"""In random graphs full of cycles, 8 detours gave all names that following every path gave, at the same cost as 3."""
+
+Link: TypeAlias = tuple[int, Reference, bool, bool]
+"""A reference to an object: the number of the holder, the step from it, whether that reads something internal, and
+whether the search met the holder nearer to the variables than the object.
+"""
 
 
 class ReferencePath:
@@ -19,39 +32,43 @@ class ReferencePath:
     The parameters of a module share the path to the module, and so its text, which is written once.
 
     Attributes:
-        before, last, holder: the path to the holder, the last reference and the holder; None for the path to the root's
-            own value.
+        root, things: where it begins, and the objects by their numbers, as long as the search keeps them.
+        before, link: the path to the holder, and the last reference; None for the path to the root's own value.
         length: the number of references.
     """
 
-    __slots__ = ("_text", "before", "holder", "last", "length", "root")
+    __slots__ = ("_text", "before", "length", "link", "root", "things")
 
     def __init__(
-        self, root: Root, before: ReferencePath | None = None, step: Reference | None = None, holder: object = None
+        self, root: Root, things: Sequence[object] = (), before: ReferencePath | None = None, link: Link | None = None
     ) -> None:
         self.root = root
+        self.things = things
         self.before = before
-        self.last = step
-        self.holder = holder
+        self.link = link
         self._text: Text | None = None
         self.length: int = 0 if before is None else before.length + 1
 
-    def then(self, step: Reference, holder: object) -> ReferencePath:
-        """Return the path that goes on from its end, the object `holder`, by one reference."""
-        return ReferencePath(self.root, self, step, holder)
+    def then(self, link: Link) -> ReferencePath:
+        """Return the path that goes on from its end by one reference."""
+        return ReferencePath(self.root, self.things, self, link)
 
-    def passes(self, thing: object) -> bool:
-        """Return whether the path leads through an object, or to it."""
-        return any(one is thing for one in self.passed)
+    def passes(self, number: int) -> bool:
+        """Return whether the path leads through the object of this number."""
+        return any(link[0] == number for link in self.links)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return tuple([path.link for path in self.parts() if path.link is not None])
 
     @property
     def steps(self) -> tuple[Reference, ...]:
-        return tuple([path.last for path in self.parts() if path.last is not None])
+        return tuple([link[1] for link in self.links])
 
     @property
     def passed(self) -> tuple[object, ...]:
         """The objects on the way, from the root's value on, without the one at the end."""
-        return tuple([path.holder for path in self.parts() if path.before is not None])
+        return tuple([self.things[link[0]] for link in self.links])
 
     @property
     def stateful(self) -> bool:
@@ -61,8 +78,8 @@ class ReferencePath:
     @property
     def text(self) -> Text:
         if self._text is None:
-            before, step = self.before, self.last
-            self._text = _start(self.root) if before is None or step is None else before.text.then(step)
+            before, link = self.before, self.link
+            self._text = _start(self.root) if before is None or link is None else before.text.then(link[1])
         return self._text
 
     def parts(self) -> Iterator[ReferencePath]:
@@ -75,7 +92,7 @@ class ReferencePath:
         return reversed(parts)
 
 
-def _is_internal(step: Reference, holder: object) -> bool:
+def is_internal(step: Reference, holder: object) -> bool:
     """Return whether a step reads a private attribute of a library's object, or the list of an optimizer's group."""
     if step.kind == "attribute":
         return step.write("").startswith("._") and is_of_a_library(type(holder))
@@ -125,7 +142,6 @@ class Start(NamedTuple):
     how: str
     scope: str
     given: bool
-    stateful: bool
     dubious: bool
     internal: bool
     quality: int
@@ -140,9 +156,9 @@ class Start(NamedTuple):
         kinds = [root.how, *(step.kind for step in steps)]
         how = "tag" if root.how == "tag" else "state" if "state" in kinds else kinds[-1]
         dubious = root.quality >= LOOP or not _HIDDEN.isdisjoint(kinds[1:])
-        internal = any(map(_is_internal, steps, way.passed))
+        internal = any(link[2] for link in way.links)
         labels = sum(len(step.label) for step in steps)
-        ranked = "state" in kinds, dubious, internal, root.quality, way.length, root.distance, labels
+        ranked = dubious, internal, root.quality, way.length, root.distance, labels
         return cls(way.text, how, root.scope, root.how == "given", *ranked)
 
 
@@ -153,27 +169,19 @@ class Branch:
     than the module that holds it. So a branch costs the same however many paths it stands for.
     """
 
-    __slots__ = ("_best", "_texts", "before", "hidden", "internal", "labels", "length", "starts", "stateful", "step")
+    __slots__ = ("_best", "_texts", "before", "hidden", "internal", "labels", "length", "starts", "step")
 
-    def __init__(
-        self,
-        starts: Sequence[Start],
-        before: Branch | None = None,
-        step: Reference | None = None,
-        holder: object = None,
-    ) -> None:
-        self.starts, self.before, self.step = starts, before, step
+    def __init__(self, starts: Sequence[Start], before: Branch | None = None, link: Link | None = None) -> None:
+        self.starts, self.before, self.step = starts, before, None if link is None else link[1]
         self._best: Start | None = None
         self._texts: dict[int, Text] | None = None
-        if before is None or step is None:
+        if before is None or link is None:
             self.hidden = self.internal = False
-            self.stateful = any(start.stateful for start in starts)
             self.length = self.labels = 0
         else:
-            self.hidden = before.hidden or step.kind in _HIDDEN
-            self.internal = before.internal or _is_internal(step, holder)
-            self.stateful = before.stateful or step.kind == "state"
-            self.length, self.labels = before.length + 1, before.labels + len(step.label)
+            self.hidden = before.hidden or link[1].kind in _HIDDEN
+            self.internal = before.internal or link[2]
+            self.length, self.labels = before.length + 1, before.labels + len(link[1].label)
 
     @classmethod
     def along(cls, way: ReferencePath) -> Branch:
@@ -181,7 +189,7 @@ class Branch:
         if way.before is None:
             return cls([Start.of(way)])
         starts = [Start.of(way.before)]
-        return cls(starts, cls(starts), way.last, way.holder)
+        return cls(starts, cls(starts), way.link)
 
     @property
     def best(self) -> Start:
@@ -240,26 +248,126 @@ def rank(path: tuple[Start, Branch]) -> tuple[bool, bool, int, bool, int, int, i
     )
 
 
-class Names:
-    """The names of a tensor, the best first. They are written on request, for few are read. They hold no objects.
+class Ways:
+    """All references that lead to some objects from the variables, with numbers in place of the objects.
+
+    A search notes them at the moment of the call. The paths along them, and the names, are made when they are read.
 
     Args:
-        branches: the paths to the tensor.
+        roots, into: the roots that each object is the value of, and the references to it, by its number.
+        things: the objects by their numbers, for the paths.
+    """
+
+    def __init__(
+        self, roots: dict[int, list[Root]], into: dict[int, list[Link]], things: Sequence[object] = ()
+    ) -> None:
+        self.roots, self.into, self._things = roots, into, things
+        self._paths: list[dict[int, list[ReferencePath]]] = [{} for _ in range(_DETOURS + 1)]
+        self._before: dict[tuple[int, int], tuple[Branch, frozenset[int]]] = {}
+        self._branches: dict[int, list[Branch]] = {}
+
+    @classmethod
+    def along(cls, paths: Iterable[ReferencePath]) -> Ways:
+        """Return the ways that these paths alone make to object 0."""
+        ways = cls({}, {})
+        ways._branches[0] = list(map(Branch.along, paths))
+        return ways
+
+    def branches(self, number: int) -> list[Branch]:
+        """Return the `paths` to an object as branches: one for each reference to the object, and for its roots.
+
+        Where that gives too many paths, or one that passes through the object, each of its paths is a branch.
+        """
+        if number not in self._branches:
+            self._branches[number] = self._short(number) or list(map(Branch.along, self.paths(number)))
+        return self._branches[number]
+
+    def _short(self, number: int) -> list[Branch] | None:
+        roots = self.roots.get(number, ())
+        found, count = [Branch([Start.of(ReferencePath(root)) for root in roots])] if roots else [], len(roots)
+        for link in self.into[number]:
+            if link[0] != number:
+                branch, passed = self._branch(link[0], _DETOURS if link[3] else _DETOURS - 1)
+                count += len(branch.starts)
+                if count > MOST_PATHS or number in passed:
+                    return None
+                if branch.starts:
+                    found.append(Branch(branch.starts, branch, link))
+        return found
+
+    def _branch(self, number: int, detours: int) -> tuple[Branch, frozenset[int]]:
+        """Return the paths to an object as one branch, and the numbers of all objects on them."""
+        known = self._before.get((number, detours))
+        if known is None:
+            into = self.into[number]
+            if len(into) == 1 and number not in self.roots and into[0][3]:
+                branch, passed = self._branch(into[0][0], detours)  # no path goes through the object: it leaves there
+                branch = Branch(branch.starts, branch, into[0])
+            else:
+                paths = self.paths(number, detours)
+                branch = Branch(list(map(Start.of, paths)))
+                passed = frozenset([link[0] for way in paths for link in way.links])
+            known = self._before[number, detours] = branch, passed | {number}
+        return known
+
+    def paths(self, number: int, detours: int = _DETOURS) -> list[ReferencePath]:
+        """Return the shortest paths to an object: the paths to its holders, computed once a holder, and one more step.
+
+        On a path each object was met later than the one before it, except for up to `detours` steps, such as that from
+        a list to an object in it that a variable holds too. No path passes through the object itself.
+        """
+        known = self._paths[detours]
+        if number in known:
+            return known[number]
+        found = [ReferencePath(root, self._things) for root in self.roots.get(number, ())]
+        for link in self.into[number]:
+            before, _, _, rises = link
+            if before == number or not (rises or detours):
+                continue
+            if len(found) >= MOST_WAYS:
+                break
+            paths = self.paths(before, detours if rises else detours - 1)
+            only = rises and len(paths) == 1  # the path of the search itself, which passes no object twice
+            found += [one.then(link) for one in paths if only or not one.passes(number)]
+        if len(found) > 1:
+            found = sorted(found, key=attrgetter("length"))[:MOST_PATHS]
+        known[number] = found
+        return found
+
+
+End: TypeAlias = tuple[Ways, int]
+"""An object as the end of ways that lead to it: these ways, and its number."""
+
+
+class Names:
+    """The names of a tensor, the best first. They are made on request, for few are read. They hold no objects.
+
+    Args:
+        ends: the tensor as the end of ways that searches found.
         site: where it was made, if that is known.
         best: its only name, where no path leads to it.
         relation: the relation of another tensor, which the names are for, to this one (`Name.relation`).
     """
 
-    __slots__ = ("_best", "_branches", "_relation", "_site")
+    __slots__ = ("_best", "_ends", "_relation", "_site")
 
     def __init__(
-        self, branches: Sequence[Branch], site: Site | None = None, best: Name | None = None, relation: str = ""
+        self, ends: Sequence[End], site: Site | None = None, best: Name | None = None, relation: str = ""
     ) -> None:
-        self._branches, self._site, self._best, self._relation = branches, site, best, relation
+        self._ends, self._site, self._best, self._relation = ends, site, best, relation
 
     def of(self, site: Site | None = None, relation: str = "") -> Names:
         """Return the names with the site that made the tensor, or those of a tensor with a relation to this one."""
-        return Names(self._branches, site, relation=relation) if site or relation else self
+        return Names(self._ends, site, relation=relation) if site or relation else self
+
+    @property
+    def _branches(self) -> list[Branch]:
+        return [branch for ways, number in self._ends for branch in ways.branches(number)]
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether the program has no name for the tensor."""
+        return self._best is not None and self._best.how == "unnamed"
 
     @property
     def best(self) -> Name:

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, compress, islice, repeat, zip_longest
-from operator import attrgetter
+from itertools import chain, compress, groupby, islice, repeat, zip_longest
+from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
 import torch
 
 from byname.naming.children.reference import Reference
 from byname.naming.children.registry import Children
-from byname.naming.children.torch import are_bare
-from byname.naming.reference_path import Branch, ReferencePath, Start
+from byname.naming.children.torch import gradients_alone
+from byname.naming.reference_path import MOST_PATHS, MOST_WAYS, Link, ReferencePath, Ways, is_internal
 from byname.naming.roots import Root
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 
 DEPTH = 10
 BUDGET = 300_000
-MOST_PATHS = 64
-"""The most paths to one object that are returned."""
-MOST_WAYS = 1024
-"""The most holders of one object that are remembered, and the most paths that are followed at a time."""
 
 
 class Targets(list[torch.Tensor]):
@@ -64,12 +60,13 @@ class SearchResult:
         self._others: dict[int, list[int]] = {}
         self._full: set[int] = set()  # ids of objects that have as many holders as are remembered
         self._waiting: list[int] = []
-        self._steps: dict[int, list[_Into]] = OursById()
         self._levels: list[int] = []
-        self._paths: list[dict[int, list[ReferencePath]]] = [OursById() for _ in range(_DETOURS + 1)]
-        self._branches: dict[tuple[int, int], tuple[Branch, frozenset[int]]] = {}
+        self.ways = Ways({}, {})
+        self._plain: set[int] = set()
+        self._met_state = False
+        self._own_ways = Ways(self._roots, self.ways.into, self._values)
         self._owners: dict[int, list[Any] | None] = OursById()
-        self._contents: dict[int, dict[int, list[_Into]] | None] = OursById()
+        self._contents: dict[int, dict[int, list[_Maker]] | None] = OursById()
 
     def start(self, root: Root) -> None:
         number = self.numbers.setdefault(id(root.value), len(self._values))
@@ -88,13 +85,15 @@ class SearchResult:
         of more than `width` objects waits, and so do all but modules once the level has as many new objects.
         """
         values, numbers, first, others, full = self._values, self.numbers, self._first, self._others, self._full
-        children, bare = self._children.of, len(holders) <= width and are_bare([values[holder] for holder in holders])
-        count = before = len(values)
+        children, count, before = self._children.of, len(values), len(values)
+        gradients = self._gradients(holders) if len(holders) <= width else {}
         for holder in holders:
             if count > budget:
                 break
             kind = type(values[holder])
-            held = self._in_owner(holder) if issubclass(kind, _OWNERS) else children(values[holder], bare)
+            held: Sequence[object] | None = gradients.get(holder)
+            if held is None:
+                held = self._in_owner(holder) if issubclass(kind, _OWNERS) else children(values[holder])
             if not held:  # as nearly every tensor
                 continue
             if len(held) > width or (count - before > width and not issubclass(kind, torch.nn.Module)):
@@ -120,10 +119,15 @@ class SearchResult:
         self._levels += [level] * (count - before)
         return range(before, count)
 
+    def _gradients(self, holders: Sequence[int]) -> dict[int, Sequence[object] | None]:
+        """Return what the tensors of PyTorch's own classes among some holders hold, as `gradients_alone` does."""
+        values: list[Any] = self._values
+        tensors = [one for one in holders if (kind := type(values[one])) is torch.Tensor or kind is torch.nn.Parameter]
+        return dict(zip(tensors, gradients_alone(list(map(values.__getitem__, tensors))), strict=True))
+
     def _in_owner(self, number: int) -> list[object]:
-        """Return the objects that a module or optimizer has, and keep the steps from a module: most names need some."""
-        held = self._children.list(self._values[number])
-        self._owners[number] = held if type(held) is list else None
+        """Return the objects that a module or optimizer has, and keep the steps to them: most names need some."""
+        self._owners[number] = held = list(self._children.list(self._values[number]))
         return [one for _, _, one in held]
 
     def __len__(self) -> int:
@@ -135,7 +139,7 @@ class SearchResult:
         It also forgets the steps that are kept, because a search upwards would take their tuples for holders.
         """
         self._owners = OursById.fromkeys(self._owners)
-        self._contents, self._steps = OursById(), OursById()
+        self._contents = OursById()
         found: dict[int, int] = {}
         for owner in map(self._values.__getitem__, self._owners):
             attributes = attributes_of(owner)
@@ -156,123 +160,108 @@ class SearchResult:
     def roots(self) -> Iterator[Root]:
         return chain.from_iterable(self._roots.values())
 
+    def thing(self, ident: int) -> Any:
+        """Return the object with this id, if the search met it."""
+        number = self.numbers.get(ident)
+        return None if number is None else self._values[number]
+
     def ways_to(self, value: object, limit: int = MOST_PATHS) -> list[ReferencePath]:
         """Return the paths to an object, the shortest first; no path passes through the object itself."""
-        number = self.numbers.get(id(value))
-        return [] if number is None else self._paths_to(number, _DETOURS)[:limit]
+        number = self.note_ways(value)
+        return [] if number is None else self._own_ways.paths(number)[:limit]
 
-    def branches_to(self, value: object) -> list[Branch]:
-        """Return the paths that `ways_to` gives, as branches: one for each reference to the object, and for its roots.
+    def note_ways(self, value: object) -> int | None:
+        """Note in `ways` all references that lead to an object; return its number, or None if it was not met."""
+        number, into, roots = self.numbers.get(id(value)), self.ways.into, self.ways.roots
+        waiting = [] if number is None or number in into else [number]
+        for one in waiting:
+            if one not in into:
+                into[one] = links = self._links(one)
+                waiting += [link[0] for link in links]
+                if one in self._roots:
+                    roots[one] = [root._replace(value=None, code=None) for root in self._roots[one]]
+        return number
 
-        Where that gives too many paths, or one that passes through the object, each of its paths is a branch.
+    def _links(self, number: int) -> list[Link]:
+        """Return the references to an object.
+
+        There are at most `MOST_WAYS`, at most `MOST_PATHS` from one holder, and one from each in turn: a list that
+        holds one object a hundred thousand times costs no more than a list of numbers, and hides no other holder.
         """
-        number = self.numbers.get(id(value))
-        if number is None:
-            return []
-        roots, level = self._roots.get(number, ()), self._levels[number]
-        found, count = [Branch([Start.of(ReferencePath(root)) for root in roots])] if roots else [], len(roots)
-        for before, make, key in self._into(number):
-            if before != number:
-                branch, passed = self._branch(before, _DETOURS if self._levels[before] < level else _DETOURS - 1)
-                count += len(branch.starts)
-                if count > MOST_PATHS or number in passed:
-                    return list(map(Branch.along, self._paths_to(number, _DETOURS)))
-                if branch.starts:
-                    found.append(Branch(branch.starts, branch, make(key), self._values[before]))
-        return found
+        values, levels, first = self._values, self._levels, self._first[number]
+        value, level, others = values[number], levels[number], self._others.get(number, ())
+        found: list[Link] = []
+        holders = 0
+        for holder in others if first == _NOBODY else (first, *others):
+            steps = self._steps(holder, value)
+            if steps:
+                rises, holders = levels[holder] < level, holders + 1
+                for step in steps:
+                    kind = step.kind
+                    internal = kind in _ORDINARY and is_internal(step, values[holder])
+                    found.append((holder, step, internal, rises))
+                    self._met_state = self._met_state or kind == "state"
+        if len(found) > holders:  # which is rare
+            turns = zip_longest(*[list(links) for _, links in groupby(found, itemgetter(0))])
+            found = list(filter(None, chain.from_iterable(turns)))
+        return found[:MOST_WAYS]
 
-    def _branch(self, number: int, detours: int) -> tuple[Branch, frozenset[int]]:
-        """Return the paths of `_paths_to` to an object as one branch, and the numbers of all objects on them."""
-        known = self._branches.get((number, detours))
-        if known is None:
-            into = self._into(number)
-            if len(into) == 1 and number not in self._roots and self._levels[into[0][0]] < self._levels[number]:
-                before, make, key = into[0]
-                branch, passed = self._branch(before, detours)  # no path goes through the object: it leaves by `before`
-                branch = Branch(branch.starts, branch, make(key), self._values[before])
-            else:
-                paths = self._paths_to(number, detours)
-                branch = Branch(list(map(Start.of, paths)))
-                passed = frozenset([self.numbers[id(one)] for way in paths for one in way.passed])
-            known = self._branches[number, detours] = branch, passed | {number}
-        return known
+    def is_plain(self, number: int) -> bool:
+        """Return whether a path leads to an object, its steps away from the variables, and none through a state.
 
-    def _paths_to(self, number: int, detours: int) -> list[ReferencePath]:
-        """Return the shortest paths to an object: the paths to its holders, computed once a holder, and one more step.
-
-        On a path each object was met later than the one before it, except for up to `detours` steps, such as that from
-        a list to an object in it that a variable holds too.
+        The state of an optimizer is meant. All references that lead to the object are noted.
         """
-        known = self._paths[detours]
-        if number in known:
-            return known[number]
-        levels, value = self._levels, self._values[number]
-        found = [ReferencePath(root) for root in self._roots.get(number, ())]
-        for before, make, key in self._into(number):
-            rises = levels[before] < levels[number]
-            if before == number or not (rises or detours):
-                continue
-            if len(found) >= MOST_WAYS:
-                break
-            paths = self._paths_to(before, detours if rises else detours - 1)
-            step, holder = make(key), self._values[before]
-            only = rises and len(paths) == 1  # the path of the search itself, which passes no object twice
-            found += [one.then(step, holder) for one in paths if only or not one.passes(value)]
-        if len(found) > 1:
-            found = sorted(found, key=attrgetter("length"))[:MOST_PATHS]
-        known[number] = found
-        return found
+        plain, into = self._plain, self.ways.into
+        links = into[number]
+        if links and links[0][3] and links[0][0] in plain and not self._met_state:
+            return True
+        if number not in plain:
+            waiting, seen = [number], {number}
+            for one in waiting:
+                for before, step, _, _ in into[one]:
+                    if step.kind == "state":
+                        return False
+                    if before not in plain and before not in seen:
+                        seen.add(before)
+                        waiting.append(before)
+            for one in sorted(waiting, key=self._levels.__getitem__) if len(waiting) > 1 else waiting:
+                if one in self._roots or [True for link in into[one] if link[3] and link[0] in plain]:
+                    plain.add(one)
+        return number in plain
 
-    def _into(self, number: int) -> list[_Into]:
-        """Return the holders of an object, each with the function that makes the step from it.
-
-        The result has at most `MOST_WAYS` entries, at most `MOST_PATHS` from one holder, and one from each in turn: a
-        list that holds one object a hundred thousand times costs no more than a list of numbers, and hides no other
-        holder.
-        """
-        found = self._steps.get(number)
-        if found is None:
-            value, first = self._values[number], self._first[number]
-            holders = [*([] if first == _NOBODY else [first]), *self._others.get(number, ())]
-            ways = [self._read(holder, value) for holder in holders]
-            found = [one for way in ways for one in way]
-            if len(found) > sum(map(bool, ways)):  # which is rare
-                turns = chain.from_iterable(zip_longest(*(way[:MOST_PATHS] for way in ways)))
-                found = list(filter(None, turns))
-            self._steps[number] = found = found[:MOST_WAYS]
-        return found
-
-    def _read(self, holder: int, value: object) -> list[_Into]:
-        """Return the makers of the steps from a holder to a value. A second call for a large holder reads it whole."""
+    def _steps(self, holder: int, value: object) -> Sequence[Reference]:
+        """Return the steps from a holder to a value. A second call for a large holder reads it whole."""
         contents = self._contents.get(holder)
         if contents is None:
             kept = self._owners.get(holder)
             if kept is not None and len(kept) <= _FEW:
-                return [(holder, make, key) for make, key, one in kept if one is value]
+                return [make(key) for make, key, one in kept if one is value]
             with DisableTorchFunction():
                 held = kept or self._children.list(self._values[holder])
                 if holder not in self._contents:
                     self._contents[holder] = None
-                    return list(islice(((holder, make, key) for make, key, one in held if one is value), MOST_PATHS))
+                    found = ((make, key) for make, key, one in held if one is value)
+                    return [make(key) for make, key in islice(found, MOST_PATHS)]
                 contents = self._contents[holder] = {}
                 for make, key, one in held:
-                    contents.setdefault(id(one), []).append((holder, make, key))
-        return contents.get(id(value), [])
+                    contents.setdefault(id(one), []).append((make, key))
+        return [make(key) for make, key in contents.get(id(value), ())[:MOST_PATHS]]
 
+
+_ORDINARY = "attribute", "item"
+"""The kinds of steps that may read something internal."""
 
 _OWNERS = torch.nn.Module, torch.optim.Optimizer
 
 _FEW = 16
 """A module with at most so few objects is looked through for each that is wanted."""
 
-_Into: TypeAlias = tuple[int, Callable[[Any], Reference], Any]
-"""The number of a holder, with the function that makes the step from it, and its argument."""
+_Maker: TypeAlias = tuple[Callable[[Any], Reference], Any]
+"""A function that makes a step, and its argument."""
 
 _NOBODY = -1
 """Number in place of the holder of a root's value, which has none."""
 
-_DETOURS = 8
-"""In random graphs full of cycles, 8 detours gave all names that following every path gave, at the same cost as 3."""
 _WIDTHS = 4096, 65_536, sys.maxsize
 """The most objects of a holder or a level in the first turn, in the second, which reads what was left, and at last."""
 

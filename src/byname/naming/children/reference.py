@@ -29,7 +29,7 @@ class Reference(NamedTuple):
         reads_registry: whether the step reads a private registry such as ``_parameters`` or one of hooks. Directly
             after a step that is left out it would read the wrapper's registry, so such a path is not exact.
         wild: a function that writes the step as the pattern that all similar entries share.
-        parameter, key: for a step into an optimizer's state: the parameter whose state it is, and the entry's key.
+        parameter, key: for a step into an optimizer's state: the id of the parameter whose state it is, and the key.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Reference(NamedTuple):
     note: Callable[[str], str] = str
     seen_through: bool = False
     reads_registry: bool = False
-    parameter: torch.Tensor | None = None
+    parameter: int | None = None
     key: object = None
     wild: Callable[[str], str] | None = None
 

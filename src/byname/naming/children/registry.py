@@ -26,7 +26,7 @@ from byname.naming.children.reference import (
     same,
     suffix,
 )
-from byname.naming.children.torch import ModuleReader, gradient_alone, held_by_optimizer, held_by_tensor
+from byname.naming.children.torch import ModuleReader, gradients_alone, held_by_optimizer, held_by_tensor
 from byname.reading.frames import locals_of
 from byname.reading.objects import found_in, namespace_of, parents_of, snapshot
 
@@ -50,17 +50,14 @@ class Children:
         kind = type(obj)
         return (self._readers.get(id(kind)) or self._learn(kind))(obj)
 
-    def of(self, obj: Any, bare: bool = False) -> Sequence[object]:
-        """Return only the objects that `list` gives, in its order. A fast path reads plain lists, tuples and dicts.
-
-        It takes less time for a tensor of PyTorch's own class that is known to be `bare` (`are_bare`).
-        """
+    def of(self, obj: Any) -> Sequence[object]:
+        """Return only the objects that `list` gives, in its order. A fast path reads plain lists, tuples and dicts."""
         kind = type(obj)
         if kind is list or kind is tuple:
             return [value for value in obj if type(value) not in ATOMS]
         if kind is dict:
             return values_in(obj)
-        if (kind is torch.Tensor or kind is nn.Parameter) and (gradient := gradient_alone(obj, bare)) is not None:
+        if (kind is torch.Tensor or kind is nn.Parameter) and (gradient := gradients_alone([obj])[0]) is not None:
             return gradient
         return [held[2] for held in self.list(obj)]
 
@@ -85,20 +82,18 @@ def _reader(kind: type) -> Reader:
 
 
 def _function(obj: Any) -> Held:
-    names = obj.__code__.co_freevars
     for position, cell in enumerate(obj.__closure__ or ()):
         try:
             value = cell.cell_contents
         except ValueError:
             continue
         if type(value) not in ATOMS:
-            yield same, _cell(position, names[position], obj.__qualname__), value
-    defaults = [(f".__defaults__[{key}]", one) for key, one in enumerate(obj.__defaults__ or ())]
-    if obj.__kwdefaults__:
-        defaults += [(f".__kwdefaults__[{key!r}]", one) for key, one in snapshot(obj.__kwdefaults__)]
-    for source, value in defaults:
-        if type(value) not in ATOMS:
-            yield same, Reference("item", suffix(source)), value
+            yield same, _cell(position, obj.__code__.co_freevars[position], obj.__qualname__), value
+    named = snapshot(obj.__kwdefaults__) if obj.__kwdefaults__ else ()
+    for field, defaults in (("__defaults__", enumerate(obj.__defaults__ or ())), ("__kwdefaults__", named)):
+        for key, value in defaults:
+            if type(value) not in ATOMS:
+                yield same, Reference("item", suffix(f".{field}[{key!r}]")), value
     if obj.__dict__:
         yield from in_dict(obj.__dict__, attribute)
 

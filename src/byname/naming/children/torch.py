@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -189,29 +189,25 @@ def _state_step(found: tuple[torch.Tensor, object]) -> Reference:
     evaluates = literal(key)
     written = key if evaluates else "?"
     pattern = suffix(f".state[*][{written!r}]")
-    return Reference("state", suffix(".state[?]"), evaluates, parameter=parameter, key=written, wild=pattern)
+    return Reference("state", suffix(".state[?]"), evaluates, parameter=id(parameter), key=written, wild=pattern)
 
 
-def are_bare(objects: Iterable[object]) -> bool:
-    """Return whether no tensor of PyTorch's own classes among some objects has attributes or hooks.
+def gradients_alone(tensors: Sequence[torch.Tensor]) -> list[Sequence[object] | None]:
+    """Return the gradient, if any, of each tensor of PyTorch's own classes; None for one that may hold anything else.
 
-    To the collector such a tensor refers to nothing but its class.
+    That is no leaf, or has attributes or hooks: to the collector any other tensor refers to nothing but its class.
     """
-    tensors = [one for one in objects if (kind := type(one)) is torch.Tensor or kind is nn.Parameter]
-    return {id(one) for one in gc.get_referents(*tensors)} <= _CLASSES
+    try:
+        if set(map(id, gc.get_referents(*tensors))) <= _CLASSES:
+            return [
+                None if not one.is_leaf else () if (gradient := one.grad) is None else (gradient,) for one in tensors
+            ]
+    except RuntimeError:  # see `fact`
+        pass
+    return [None] if len(tensors) == 1 else [found for one in tensors for found in gradients_alone([one])]
 
 
 _CLASSES = {id(torch.Tensor), id(nn.Parameter)}
-
-
-def gradient_alone(tensor: torch.Tensor, bare: bool) -> Sequence[torch.Tensor] | None:
-    """Return the gradient, if any, of a leaf of PyTorch's own class without attributes and hooks; None for others."""
-    try:
-        if (bare or are_bare([tensor])) and tensor.is_leaf:
-            return () if (gradient := tensor.grad) is None else (gradient,)
-    except RuntimeError:  # see `fact`
-        pass
-    return None
 
 
 def held_by_tensor(obj: Any) -> Held:
