@@ -13,7 +13,7 @@ from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed, with_relation, with_site
-from byname.naming.reference_path import Branch, Names, ReferencePath, Ways, rank
+from byname.naming.reference_path import Names, ReferencePath, Ways, rank
 from byname.naming.roots import FOREIGN, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
@@ -137,9 +137,9 @@ class NameIndex:
             found: dict[tuple[str, str], Named] = {}
             every = self._ways_to(tensor)
             ways = [way for way in every if way.root.how != "given"] or every
-            named = [(Branch.along(one), way) for way in ways if (one := self._with_parameters(way)) is not None]
-            for branch, way in sorted(named, key=lambda one: rank((one[0].starts[0], one[0]))):
-                name = branch.name(branch.starts[0])
+            named = [(one, way) for way in ways if (one := self._with_parameters(way)) is not None]
+            for one, way in sorted(named, key=lambda pair: rank(pair[0])):
+                name = one.name()
                 found.setdefault((name.path, name.scope), Named(name, way))
             known = self._own[id(tensor)] = tuple(found.values())
         return known

@@ -34,20 +34,28 @@ class ReferencePath:
     Attributes:
         root, things: where it begins, and the objects by their numbers, as long as the search keeps them.
         before, link: the path to the holder, and the last reference; None for the path to the root's own value.
-        length: the number of references.
+        kind: the kind of its last step, or of its root; ``tag`` or ``state`` if it begins or passes there.
+        length, labels: the number of references, and the length of their labels.
+        hidden, internal: whether a step leads through something hard to read, or reads something internal.
+        rises: whether each object on it was met later than the one before it.
     """
 
-    __slots__ = ("_text", "before", "length", "link", "root", "things")
+    __slots__ = ("_text", "before", "hidden", "internal", "kind", "labels", "length", "link", "rises", "root", "things")
 
     def __init__(
         self, root: Root, things: Sequence[object] = (), before: ReferencePath | None = None, link: Link | None = None
     ) -> None:
-        self.root = root
-        self.things = things
-        self.before = before
-        self.link = link
+        self.root, self.things, self.before, self.link = root, things, before, link
         self._text: Text | None = None
-        self.length: int = 0 if before is None else before.length + 1
+        if before is None or link is None:
+            self.kind, self.hidden, self.internal, self.length, self.labels = root.how, False, False, 0, 0
+            self.rises = True
+        else:
+            step = link[1]
+            self.kind = before.kind if before.kind in ("tag", "state") else step.kind
+            self.hidden, self.internal = before.hidden or step.kind in _HIDDEN, before.internal or link[2]
+            self.length, self.labels = before.length + 1, before.labels + len(step.label)
+            self.rises = before.rises and link[3]
 
     def then(self, link: Link) -> ReferencePath:
         """Return the path that goes on from its end by one reference."""
@@ -81,6 +89,17 @@ class ReferencePath:
             before, link = self.before, self.link
             self._text = _start(self.root) if before is None or link is None else before.text.then(link[1])
         return self._text
+
+    @property
+    def how(self) -> str:
+        """The kind of the name that the path writes (`Name.how`)."""
+        return _HOW.get(self.kind, self.kind)
+
+    def name(self) -> Name:
+        """Return the name that the path writes."""
+        text = self.text.whole()
+        said = "" if text.words == text.source else printable(text.words)
+        return Name(printable(text.source), self.how, self.root.scope, text.evaluates, text=said)
 
     def parts(self) -> Iterator[ReferencePath]:
         """Yield the path to the root's value, that to the next object, and so on, this one last."""
@@ -135,116 +154,25 @@ def _start(root: Root) -> Text:
     return Text(root.text, root.text, "", root.evaluates, False)
 
 
-class Start(NamedTuple):
-    """Text and rank of a reference path, without its objects; `how` is the kind of its last step, or of its root."""
-
-    text: Text
-    how: str
-    scope: str
-    given: bool
-    dubious: bool
-    internal: bool
-    quality: int
-    length: int
-    distance: int
-    labels: int
-
-    @classmethod
-    def of(cls, way: ReferencePath) -> Start:
-        """Return the text and rank of a path."""
-        root, steps = way.root, way.steps
-        kinds = [root.how, *(step.kind for step in steps)]
-        how = "tag" if root.how == "tag" else "state" if "state" in kinds else kinds[-1]
-        dubious = root.quality >= LOOP or not _HIDDEN.isdisjoint(kinds[1:])
-        internal = any(link[2] for link in way.links)
-        labels = sum(len(step.label) for step in steps)
-        ranked = dubious, internal, root.quality, way.length, root.distance, labels
-        return cls(way.text, how, root.scope, root.how == "given", *ranked)
-
-
-class Branch:
-    """Some paths to an object: a few to one place, its `starts`, and the same references from there. Holds no objects.
-
-    The modules of a model that many variables lead to share the paths to the model, and each has one reference more
-    than the module that holds it. So a branch costs the same however many paths it stands for.
-    """
-
-    __slots__ = ("_best", "_texts", "before", "hidden", "internal", "labels", "length", "starts", "step")
-
-    def __init__(self, starts: Sequence[Start], before: Branch | None = None, link: Link | None = None) -> None:
-        self.starts, self.before, self.step = starts, before, None if link is None else link[1]
-        self._best: Start | None = None
-        self._texts: dict[int, Text] | None = None
-        if before is None or link is None:
-            self.hidden = self.internal = False
-            self.length = self.labels = 0
-        else:
-            self.hidden = before.hidden or link[1].kind in _HIDDEN
-            self.internal = before.internal or link[2]
-            self.length, self.labels = before.length + 1, before.labels + len(link[1].label)
-
-    @classmethod
-    def along(cls, way: ReferencePath) -> Branch:
-        """Return a branch of one path, of which the last step is known."""
-        if way.before is None:
-            return cls([Start.of(way)])
-        starts = [Start.of(way.before)]
-        return cls(starts, cls(starts), way.link)
-
-    @property
-    def best(self) -> Start:
-        """The start of the best path: that of the best path to the holder, unless the last step changes their order."""
-        if self._best is None:
-            before = self.before
-            same = before and before.step and (before.hidden, before.internal) == (self.hidden, self.internal)
-            self._best = before.best if before and same else min(self.starts, key=lambda start: rank((start, self)))
-        return self._best
-
-    def text(self, start: Start) -> Text:
-        """Return the text of one of the paths."""
-        if self.before is None or self.step is None:
-            return start.text
-        return self.before.remembered(start).then(self.step)
-
-    def remembered(self, start: Start) -> Text:
-        """Return the text of one of the paths, which is written once for all paths that go on from it."""
-        self._texts = self._texts or {}
-        if id(start) not in self._texts:
-            self._texts[id(start)] = self.text(start)
-        return self._texts[id(start)]
-
-    def how(self, start: Start) -> str:
-        """Return the kind of the name that one of the paths writes."""
-        how = start.how if self.step is None or start.how in ("tag", "state") else self.step.kind
-        return _HOW.get(how, how)
-
-    def name(self, start: Start) -> Name:
-        """Return the name that one of the paths writes."""
-        text = self.text(start).whole()
-        said = "" if text.words == text.source else printable(text.words)
-        return Name(printable(text.source), self.how(start), start.scope, text.evaluates, text=said)
-
-
 _HOW = {"given": "attribute", "module": "attribute", "task": "attribute", "traceback": "local", "state": "optimizer"}
 _HOW |= dict.fromkeys(("cache", "hook", "held"), "item")
 _KINDS = {"tag": 0, "parameter": 1, "buffer": 2, "optimizer": 3}
 _ORDER = {"attribute": 0, "local": 1, "global": 2, "item": 3, "closure": 4}
 
 
-def rank(path: tuple[Start, Branch]) -> tuple[bool, bool, int, bool, int, int, int, int, int]:
+def rank(path: ReferencePath) -> tuple[bool, bool, int, bool, int, int, int, int, int]:
     """Return the sort key of a path: of two names, the better one has the lower rank."""
-    start, branch = path
-    how = branch.how(start)
+    how, root = path.how, path.root
     return (
         how != "tag",
-        start.dubious or branch.hidden,
+        root.quality >= LOOP or path.hidden,
         _KINDS.get(how, 4),
-        start.internal or branch.internal,
-        start.quality,
-        start.length + branch.length,
+        path.internal,
+        root.quality,
+        path.length,
         _ORDER.get(how, 5),
-        start.distance,
-        start.labels + branch.labels,
+        root.distance,
+        path.labels,
     )
 
 
@@ -263,52 +191,13 @@ class Ways:
     ) -> None:
         self.roots, self.into, self._things = roots, into, things
         self._paths: list[dict[int, list[ReferencePath]]] = [{} for _ in range(_DETOURS + 1)]
-        self._before: dict[tuple[int, int], tuple[Branch, frozenset[int]]] = {}
-        self._branches: dict[int, list[Branch]] = {}
 
     @classmethod
     def along(cls, paths: Iterable[ReferencePath]) -> Ways:
         """Return the ways that these paths alone make to object 0."""
         ways = cls({}, {})
-        ways._branches[0] = list(map(Branch.along, paths))
+        ways._paths[_DETOURS][0] = list(paths)
         return ways
-
-    def branches(self, number: int) -> list[Branch]:
-        """Return the `paths` to an object as branches: one for each reference to the object, and for its roots.
-
-        Where that gives too many paths, or one that passes through the object, each of its paths is a branch.
-        """
-        if number not in self._branches:
-            self._branches[number] = self._short(number) or list(map(Branch.along, self.paths(number)))
-        return self._branches[number]
-
-    def _short(self, number: int) -> list[Branch] | None:
-        roots = self.roots.get(number, ())
-        found, count = [Branch([Start.of(ReferencePath(root)) for root in roots])] if roots else [], len(roots)
-        for link in self.into[number]:
-            if link[0] != number:
-                branch, passed = self._branch(link[0], _DETOURS if link[3] else _DETOURS - 1)
-                count += len(branch.starts)
-                if count > MOST_PATHS or number in passed:
-                    return None
-                if branch.starts:
-                    found.append(Branch(branch.starts, branch, link))
-        return found
-
-    def _branch(self, number: int, detours: int) -> tuple[Branch, frozenset[int]]:
-        """Return the paths to an object as one branch, and the numbers of all objects on them."""
-        known = self._before.get((number, detours))
-        if known is None:
-            into = self.into[number]
-            if len(into) == 1 and number not in self.roots and into[0][3]:
-                branch, passed = self._branch(into[0][0], detours)  # no path goes through the object: it leaves there
-                branch = Branch(branch.starts, branch, into[0])
-            else:
-                paths = self.paths(number, detours)
-                branch = Branch(list(map(Start.of, paths)))
-                passed = frozenset([link[0] for way in paths for link in way.links])
-            known = self._before[number, detours] = branch, passed | {number}
-        return known
 
     def paths(self, number: int, detours: int = _DETOURS) -> list[ReferencePath]:
         """Return the shortest paths to an object: the paths to its holders, computed once a holder, and one more step.
@@ -327,8 +216,7 @@ class Ways:
             if len(found) >= MOST_WAYS:
                 break
             paths = self.paths(before, detours if rises else detours - 1)
-            only = rises and len(paths) == 1  # the path of the search itself, which passes no object twice
-            found += [one.then(link) for one in paths if only or not one.passes(number)]
+            found += [one.then(link) for one in paths if (rises and one.rises) or not one.passes(number)]
         if len(found) > 1:
             found = sorted(found, key=attrgetter("length"))[:MOST_PATHS]
         known[number] = found
@@ -361,10 +249,6 @@ class Names:
         return Names(self._ends, site, relation=relation) if site or relation else self
 
     @property
-    def _branches(self) -> list[Branch]:
-        return [branch for ways, number in self._ends for branch in ways.branches(number)]
-
-    @property
     def is_unnamed(self) -> bool:
         """Whether the program has no name for the tensor."""
         return self._best is not None and self._best.how == "unnamed"
@@ -372,39 +256,38 @@ class Names:
     @property
     def best(self) -> Name:
         if self._best is None:
-            path = _best_of(self._branches)
-            self._best = self._written(min(self._paths(), key=rank) if path[0].given else path)
+            self._best = self._written(min(self._paths(), key=rank))
         return self._best
 
     def path(self) -> str:
         """Return the source of the best path."""
-        start, branch = _best_of(self._branches)
-        return printable(branch.text(start).source)
+        return printable(min(self._every(), key=rank).text.source)
 
     def owner(self) -> str:
         """Return the path of the module that owns this very tensor as parameter or buffer; empty if there is none."""
-        branches = () if self._relation else self._branches
-        owned = [one for one in branches if one.step and one.step.kind in ("parameter", "buffer")]
-        start, branch = _best_of(owned) if owned else (None, None)
-        before = branch and branch.before
-        return printable(before.remembered(start).source) if start and before else ""
+        every = () if self._relation else self._every()
+        owned = [one for one in every if one.link and one.link[1].kind in ("parameter", "buffer")]
+        before = min(owned, key=rank).before if owned else None
+        return printable(before.text.source) if before else ""
 
     def __str__(self) -> str:
         return str(self.best)
 
-    def _paths(self) -> list[tuple[Start, Branch]]:
-        every = [(start, branch) for branch in self._branches for start in branch.starts]
-        return [path for path in every if not path[0].given] or every  # prefer any name to "model"
+    def _every(self) -> list[ReferencePath]:
+        return [path for ways, number in self._ends for path in ways.paths(number)]
 
-    def _written(self, path: tuple[Start, Branch]) -> Name:
-        start, branch = path
-        name = with_site(branch.name(start), self._site)
+    def _paths(self) -> list[ReferencePath]:
+        every = self._every()
+        return [path for path in every if path.root.how != "given"] or every  # prefer any name to "model"
+
+    def _written(self, path: ReferencePath) -> Name:
+        name = with_site(path.name(), self._site)
         return with_relation(name, self._relation) if self._relation else name
 
     @property
     def hows(self) -> set[str]:
         """The kinds of reference of the names (`Name.how`)."""
-        return {branch.how(start) for start, branch in self._paths()} or {self.best.how}
+        return {path.how for path in self._paths()} or {self.best.how}
 
     def all(self) -> tuple[Name, ...]:
         """Return all names, each once."""
@@ -412,10 +295,6 @@ class Names:
         for name in map(self._written, sorted(self._paths(), key=rank)):
             found.setdefault((name.path, name.scope), name)
         return tuple(found.values())
-
-
-def _best_of(branches: Iterable[Branch]) -> tuple[Start, Branch]:
-    return min([(branch.best, branch) for branch in branches], key=rank)
 
 
 def pattern_of(way: ReferencePath) -> str:
