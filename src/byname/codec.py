@@ -27,7 +27,8 @@ _BARE = re.compile(r"quint|qint|bits|u?int[1-7](?![0-9])|float4")
 """Beginnings of dtypes whose elements cannot be read alone: PyTorch has no operation for bits and for types smaller
 than a byte, and crashes on a quantized tensor without its scale."""
 _EVERY = {str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype}
-_WITH_NUMBERS = frozenset(one for name, one in _EVERY.items() if not _BARE.match(name))
+WITH_NUMBERS = frozenset(one for name, one in _EVERY.items() if not _BARE.match(name))
+"""The dtypes whose elements PyTorch can read; files hold no other dtypes."""
 _DEEPEST = 200
 """The most containers within one another; deeper ones would reach Python's recursion limit while they are read."""
 _MOST_DIMENSIONS = 64
@@ -42,15 +43,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def has_numbers(dtype: torch.dtype) -> bool:
-    """Return whether PyTorch can read the elements of a tensor of this dtype; files hold no other dtypes."""
-    return dtype in _WITH_NUMBERS
-
-
 def dtype_named(name: object) -> torch.dtype:
     """Return the dtype of tensors that a file names; raise a `RecordingError` if PyTorch cannot read such tensors."""
     dtype = _dtype(name)
-    if not has_numbers(dtype):
+    if dtype not in WITH_NUMBERS:
         raise RecordingError(f"a recording cannot have tensors of {dtype}: PyTorch cannot read their elements")
     return dtype
 

@@ -166,6 +166,7 @@ class Clock:
         forwards: how many outermost forwards have begun in each mode.
         counted: what an iteration is, in a word.
         calls: counts the calls of a function of the program, if there is one; without a model they are the forwards.
+        thread: the iteration of this thread's latest outermost forward, and whether it is running.
     """
 
     def __init__(self, model: nn.Module, count: Any) -> None:
@@ -189,7 +190,7 @@ class Clock:
         self._next = {"train": 0, "eval": 0}
         self._steps = 0
         self._counting = threading.Lock()
-        self._thread = _ThreadTime()
+        self.thread = _ThreadTime()
         # before the listeners are attached, so that it observes a forward before they do
         self._handle: Handle = follow_forwards(model, self._forward, self._over)
         self._hooks = Undo()
@@ -255,11 +256,6 @@ class Clock:
                 self._next[mode] += 1
             return self._backward[1]
 
-    @property
-    def inside(self) -> bool:
-        """Whether an outermost forward runs in this thread."""
-        return self._thread.inside
-
     def iterations(self) -> dict[str, int]:
         """Return how many there were in each mode; where steps are counted, as far as something has passed in it."""
         if not self.by_steps:
@@ -270,13 +266,13 @@ class Clock:
         """Return the step of a value that passes now, in the mode of the model: it may pass outside of a forward."""
         mode = self.mode
         self._modes.add(mode)
-        if self.latest.mode != mode and not self._thread.inside:
+        if self.latest.mode != mode and not self.thread.inside:
             self.latest = Time(mode, self.latest.iteration)
         return self.latest
 
     def now(self) -> Time:
         """Return the iteration that the forward of this thread is."""
-        return self.latest if self.by_steps else self._thread.time or self.latest
+        return self.latest if self.by_steps else self.thread.time or self.latest
 
     def coming(self) -> tuple[Time, Time]:
         """Return the iteration that comes next, in either mode."""
@@ -285,23 +281,20 @@ class Clock:
         return Time("train", self._next["train"]), Time("eval", self._next["eval"])
 
     def _forward(self, _: int) -> None:
-        mode = self.mode
+        mode, thread = self.mode, self.thread
+        thread.inside = True
+        if not self.by_steps:
+            self._began()
         with self._counting:
             self.forwards[mode] += 1
-        self._thread.inside = True
-        if self.by_steps:
-            number = self._steps
-        else:
-            self._began()
-            with self._counting:
-                number = self._next[mode]
-                self._next[mode] = number + 1
-        self.latest = self._thread.time = Time(mode, number)
+            number = self._steps if self.by_steps else self._next[mode]
+            self._next[mode] += not self.by_steps
+        self.latest = thread.time = Time(mode, number)
         if torch.is_grad_enabled():
             self._differentiable = self.latest
 
     def _over(self) -> None:
-        self._thread.inside = False
+        self.thread.inside = False
         self._ended()
 
 

@@ -51,6 +51,7 @@ class PlaceRecorder:
         self._columns: dict[str, PlaceValues] = {}
         self._called = bool(callables(options.on_value, "on_value"))
         self._quick = quick_figure(options.reduce if options.dtype is None else None)
+        self._always = options.always
         self._judged: tuple[Time | None, bool] = (None, False)
 
     @property
@@ -94,7 +95,7 @@ class PlaceRecorder:
             value, shard = local_part(value)
         last, form, windows, before = column.last, column.form, self._windows, NOTHING
         given = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
-        if last is not None:
+        if last is not None and last.copies:
             if not last.changed(value, given):
                 return
             if last.doubtful:
@@ -208,12 +209,12 @@ class Listener(PlaceRecorder):
         If functions were compiled, it pauses only for good: they then run compiled again, and report no forward to the
         clock.
         """
-        if self._times and not self.handle.paused and not self._wanted():
+        if not self._always and self._times and not self.handle.paused and not self._wanted():
             over = self._options.over(*self._clock.coming())
             self.handle.paused = over or not self.handle.has_note(RUN_EAGERLY)
 
     def _wanted(self) -> bool:
-        return self._options.always or any(map(self._options.due, self._clock.coming()))
+        return any(map(self._options.due, self._clock.coming()))
 
     def _unmatched(self, error: NoMatchError) -> None:
         """Called when the first forward reached none of the places."""
@@ -239,8 +240,8 @@ class Listener(PlaceRecorder):
         column = self._columns.get(event.path) or self._column(event)
         if event.recomputed and not column.gradient:
             return
-        time = self._time_of(event, column)
-        if time is None or column.refused or not self._is_due(time):
+        time = self._time_of_gradient(event, column) if column.gradient else self._time_of_value(event.iteration)
+        if time is None or column.refused or not (self._always or self._is_due(time)):
             if not (column.stored or column.refused) or time is None:
                 self._unrecorded.note(event.path, time, self._held())
             return
@@ -261,11 +262,9 @@ class Listener(PlaceRecorder):
             since = f"from {time.mode} iteration {time.iteration} on, since processing them raised"
             self._windows.excused[f"`{path}`: values are missing {since} {type(error).__name__}"] = None
 
-    def _time_of(self, event: Event, column: PlaceValues) -> Time | None:
-        """Return the iteration that a value belongs to; None where there is none, see `_time_of_value`."""
+    def _time_of_gradient(self, event: Event, column: PlaceValues) -> Time | None:
+        """Return the iteration that the value of a gradient belongs to; None where there is none."""
         clock = self._clock
-        if not column.gradient:
-            return self._time_of_value(event.iteration)
         if isinstance(column.numbers, NumbersInOrder) or event.recomputed:  # its forward is not known
             return clock.of_backward()
         time: Time | None = event.before
@@ -283,7 +282,7 @@ class Listener(PlaceRecorder):
         if self._functions:
             return clock.latest
         time = self._times.get(forward)
-        return time if time is None or clock.inside or time.mode == clock.mode else None
+        return time if time is None or clock.thread.inside or time.mode == clock.mode else None
 
     def _column(self, event: Event) -> PlaceValues:
         path = event.path

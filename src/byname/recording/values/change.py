@@ -35,18 +35,20 @@ class ChangeDetector:
         by_content: whether new memory with the old content is no change. This costs about as much as another copy.
 
     Attributes:
+        copies: the copy that was stored last, by the weak reference to the memory that it is a copy of; empty where
+            whatever comes next has changed.
         doubtful: whether the latest ``True`` of `changed` only means that the content of a tensor on a GPU would tell.
             `same_bits` tells it once the copies are there: whoever stores the value keeps `copy` until then.
     """
 
-    __slots__ = ("__weakref__", "_by_content", "_copies", "_form", "_let_go", "_memory", "_state", "doubtful")
+    __slots__ = ("__weakref__", "_by_content", "_form", "_let_go", "_memory", "_state", "copies", "doubtful")
 
     def __init__(self, form: Callable[[Any], Any] | None = None, *, by_content: bool = False) -> None:
         self.doubtful = False
         self._form = form
         self._by_content = by_content
-        self._copies: dict[Any, Any] = {}  # one at most, by the weak reference to the memory that it is a copy of
-        self._let_go = None if by_content else self._copies.__delitem__
+        self.copies: dict[Any, Any] = {}
+        self._let_go = None if by_content else self.copies.__delitem__
         self._memory: weakref.ref[Any] | None = None
         self._state: tuple[Any, ...] | None = None
 
@@ -54,7 +56,7 @@ class ChangeDetector:
         """Return whether a value, of which callbacks made `given`, is another than the one stored last, if any was."""
         self.doubtful = False
         memory = self._memory
-        copy = self._copies.get(memory, NOTHING)
+        copy = self.copies.get(memory, NOTHING)
         if copy is NOTHING:
             return True
         given = value if given is NOTHING else given
@@ -73,23 +75,22 @@ class ChangeDetector:
     def stored(self, value: Any, copy: Any) -> None:
         """Note a value that has been stored, and the copy that was made of it."""
         memory, state = _memory_of(value) if type(value) in PLAIN or is_tensor(value) else (None, None)
-        self.forget()
-        if memory is not None:
-            # When the memory is gone whatever comes next has changed. What lets go of the copy then must not be
-            # written in Python: an interrupt that comes in a callback of a weak reference is lost (CPython).
-            self._memory = weakref.ref(memory, self._let_go)
-            self._state = state
-        self._copies[self._memory] = copy
+        self._memory, self._state = None, state
+        self.copies.clear()  # after the other reference to its key, see `forget`
+        # When the memory is gone whatever comes next has changed. What lets go of the copy then must not be
+        # written in Python: an interrupt that comes in a callback of a weak reference is lost (CPython).
+        self._memory = None if memory is None else weakref.ref(memory, self._let_go)
+        self.copies[self._memory] = copy
 
     @property
     def copy(self) -> Any:
         """The copy that was stored last; `NOTHING` where there is none, or none that is still of use."""
-        return self._copies.get(self._memory, NOTHING)
+        return self.copies.get(self._memory, NOTHING)
 
     def forget(self) -> None:
         """Let go of the copy that was stored last."""
         self._memory = self._state = None
-        self._copies.clear()  # with the last reference to its key: what calls back then finds its copy, or never calls
+        self.copies.clear()  # with the last reference to its key: what calls back then finds its copy, or never calls
 
     def _differs(self, value: Any, copy: Any) -> bool:
         """Return whether the content differs, or may differ and lies where nobody should wait for it."""
@@ -102,20 +103,16 @@ class ChangeDetector:
             return True
 
 
-def _memory_of(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...] | None]:
+def _memory_of(tensor: torch.Tensor, *, quiet: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
     """Return a tensor's storage, and how and in which version it is seen; None where it has none (sparse, wrapped)."""
-    try:
-        if type(tensor) in PLAIN and not functions_listen():  # the context takes as long as all that is read
-            return _read(tensor)
+    if not quiet and (type(tensor) not in PLAIN or functions_listen()):  # the context takes as long as all that is read
         with DisableTorchFunction():
-            return _read(tensor)
+            return _memory_of(tensor, quiet=True)
+    try:
+        version = None if _is_inference(tensor) else _version_of(tensor)
+        return _storage_of(tensor), (version, _offset_of(tensor), _strides_of(tensor))
     except (RuntimeError, NotImplementedError):  # what sparse, nested and wrapper tensors answer
         return None, None
-
-
-def _read(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
-    version = None if _is_inference(tensor) else _version_of(tensor)
-    return _storage_of(tensor), (version, _offset_of(tensor), _strides_of(tensor))
 
 
 _storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage

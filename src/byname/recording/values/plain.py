@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 import torch
 
-from byname.codec import has_numbers
+from byname.codec import WITH_NUMBERS
 from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, fact, parts_of
@@ -71,7 +71,7 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
-def quick_copy(value: Any) -> torch.Tensor | None:
+def quick_copy(value: Any, *, quiet: bool = False) -> torch.Tensor | None:
     """Return a contiguous copy of an ordinary tensor while nothing but function modes listens; None of other values.
 
     To ask `clone` for its layout would take as long again as cloning a small tensor does.
@@ -80,15 +80,11 @@ def quick_copy(value: Any) -> torch.Tensor | None:
         return None
     if _operators_listen() or _transform() is not None or _inference():
         return None
-    if functions_listen():
+    if functions_listen() and not quiet:
         with DisableTorchFunction():
-            return _cloned(value)
-    return _cloned(value)
-
-
-def _cloned(tensor: torch.Tensor) -> torch.Tensor | None:
-    numbers = bare(tensor)
-    if not has_numbers(numbers.dtype):
+            return quick_copy(value, quiet=True)
+    numbers = bare(value)
+    if numbers.dtype not in WITH_NUMBERS:
         return None
     return numbers.clone() if numbers.is_contiguous() else numbers.contiguous()
 
@@ -316,7 +312,7 @@ def _check(tensor: torch.Tensor) -> None:
 
 def check_dtype(dtype: torch.dtype) -> None:
     """Refuse a dtype that PyTorch knows by name alone: it could neither be printed nor read out of a file."""
-    if not has_numbers(dtype):
+    if dtype not in WITH_NUMBERS:
         raise Refused(
             f"is a tensor of {dtype}, whose elements PyTorch cannot read. Let `on_value` return its bytes: "
             "`value.view(torch.uint8)`"
