@@ -57,7 +57,7 @@ class AnalyserListener(PlaceRecorder):
 
     def _ended(self) -> None:
         time = self._clock.now()
-        if not (self._is_due(time) and self._analyser.enabled and self._analyser.watching):
+        if not (self._options.due(time) and self._analyser.enabled and self._analyser.watching):
             return
         try:
             with muting(), torch.inference_mode(False), torch.no_grad():

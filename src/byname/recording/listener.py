@@ -52,7 +52,6 @@ class PlaceRecorder:
         self._called = bool(callables(options.on_value, "on_value"))
         self._quick = quick_figure(options.reduce if options.dtype is None else None)
         self._always = options.always
-        self._judged: tuple[Time | None, bool] = (None, False)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -80,13 +79,6 @@ class PlaceRecorder:
         column = PlaceValues(path, last=last, form=form, sampling=sampling, **known)
         self._columns[path] = self._windows.columns[path] = column
         return column
-
-    def _is_due(self, time: Time) -> bool:
-        known, due = self._judged
-        if known is not time:
-            due = self._options.due(time)
-            self._judged = time, due
-        return due
 
     def _record(self, column: PlaceValues, time: Time, event: Any, value: Any) -> None:
         call = event.call if column.numbers is None else column.numbers.next(time, event)
@@ -241,7 +233,7 @@ class Listener(PlaceRecorder):
         if event.recomputed and not column.gradient:
             return
         time = self._time_of_gradient(event, column) if column.gradient else self._time_of_value(event.iteration)
-        if time is None or column.refused or not (self._always or self._is_due(time)):
+        if time is None or column.refused or not (self._always or self._options.due(time)):
             if not (column.stored or column.refused) or time is None:
                 self._unrecorded.note(event.path, time, self._held())
             return
