@@ -138,12 +138,16 @@ class GradientStatistics(Analyser):
             self._gradients[id(kept)] = kept, copy
             return
         rows = gradient[None] if sample.parameter or not gradient.ndim else gradient
-        norms = torch.linalg.vector_norm(rows.reshape(len(rows), rows.shape[1:].numel()), dim=1, dtype=torch.float64)
-        finite = norms.isfinite()  # and each element then
-        self._await(kept["norm"], norms.where(finite, _NAN).tolist())
-        rows = rows if bool(finite.all()) else rows[finite]
+        finite = self._note_norms(kept, _norms_of_rows(rows))  # and each element then
+        rows = rows if all(finite) else rows[finite]
         for moments in _of_shape(kept["gradient"], rows.shape[1:]) if len(rows) else ():
             moments.add_finite(rows)
+
+    def _note_norms(self, kept: Any, norms: list[float]) -> list[bool]:
+        """Note the norms of samples; return which are finite."""
+        finite = [*map(math.isfinite, norms)]
+        self._await(kept["norm"], [norm if good else _NAN for norm, good in zip(norms, finite, strict=True)])
+        return finite
 
     def _follow(self, kept: Any, sample: Sample) -> None:
         now = _parameters(sample)
@@ -183,8 +187,7 @@ class GradientStatistics(Analyser):
         with computing():
             chosen = []
             for (kept, gradient), norm in zip(gradients, _norms([one for _, one in gradients]), strict=True):
-                self._await(kept["norm"], [norm if math.isfinite(norm) else _NAN])
-                if math.isfinite(norm):
+                if all(self._note_norms(kept, [norm])):
                     chosen += [(moments, gradient) for moments in _of_shape(kept["gradient"], gradient.shape)]
             Variance.add_each(chosen)
             sizes = iter(_norms([one for _, now, _ in moves for one in now]))
@@ -273,6 +276,14 @@ class _Weights:
         kinds = [(one.shape, one.dtype, one.device) for one in now]
         if kinds != self._kinds:
             self._kinds, self.values, self.used = kinds, [], []
+
+
+def _norms_of_rows(rows: Tensor) -> list[float]:
+    if len(rows) == 1:  # PyTorch converts slowly while it takes a norm (2.13)
+        return [distance_and_norm(rows)[1]]
+    flat = rows.reshape(len(rows), rows.shape[1:].numel())
+    found: list[float] = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).tolist()
+    return found
 
 
 def _norms(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,9 +148,11 @@ def _value_in(laid: Tensor, weights: Tensor | None) -> Tensor:
 
 def _accumulate(sums: Sequence[Tensor], laid: Tensor, weights: Tensor | None, pivot: Tensor) -> None:
     """Add the sums of powers about the pivot, piece by piece."""
+    if weights is None and laid.ndim == 2 and len(laid) == 1:
+        return _add_row(sums, laid[0], pivot)
     rows, figures = laid.shape[:2]
     height, width = (rows, figures) if laid.numel() <= _CACHED else _size_of_pieces(laid)
-    once = pivot.new_ones(height) if height > 1 else pivot
+    once = pivot.new_ones(height)
     if (height, width) == (rows, figures):
         return _add_piece(sums, laid, weights, pivot, once)
     for left in range(0, figures, width):
@@ -167,8 +169,6 @@ def _add_piece(sums: Sequence[Tensor], laid: Tensor, weights: Tensor | None, piv
     far = laid - pivot if laid.dtype is torch.float64 else laid.double().sub_(pivot)
     if weights is not None:
         far.masked_fill_(weights == 0, 0.0)
-    elif laid.ndim == 2 and laid.shape[0] == 1:
-        return _add_row(sums, far[0])
     power = far
     for order, total in enumerate(sums):
         if order:
@@ -179,17 +179,18 @@ def _add_piece(sums: Sequence[Tensor], laid: Tensor, weights: Tensor | None, piv
             total.add_(power.sum((0, 2)))
         else:
             total.addmv_(power.T, once[: laid.shape[0]])
-    return None
 
 
-def _add_row(sums: Sequence[Tensor], far: Tensor) -> None:
-    """Add the powers of one row of distances, each in one go."""
-    sums[0].add_(far)
-    power = far
-    for order, total in enumerate(sums[1:], 1):
-        total.addcmul_(power, far)
-        if order + 1 < len(sums):
-            power = power * far
+def _add_row(sums: Sequence[Tensor], row: Tensor, pivot: Tensor) -> None:
+    """Add the powers of the distances of one row, piece by piece in memory that is used again."""
+    memory = pivot.new_empty(min(len(row), most_of(row)))
+    for piece, near, *parts in _pieces(row, pivot, *sums):
+        far = power = memory[: len(piece)].copy_(piece).sub_(near)
+        parts[0].add_(far)
+        for order, total in enumerate(parts[1:], 2):
+            total.addcmul_(power, far)
+            if order < len(parts):
+                power = power * far
 
 
 def _size_of_pieces(laid: Tensor) -> tuple[int, int]:
@@ -217,13 +218,19 @@ def most_of(values: Tensor) -> int:
 _CACHED = 1 << 15
 
 
-def distance_and_norm(one: Tensor, other: Tensor) -> tuple[float, float]:
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Return the values of tensors of one size, so many at a time that they stay in the cache."""
+    return zip(*(torch.split(one.reshape(-1), most_of(one)) for one in tensors), strict=True)
+
+
+def distance_and_norm(one: Tensor, other: Tensor | None = None) -> tuple[float, float]:
     """Return the Euclidean distance of two tensors of one shape, and the norm of the first; in float64, in pieces."""
-    most = most_of(one)
-    if one.numel() <= most:
-        wide = one.to(torch.float64, copy=True)
-        norm = float(torch.linalg.vector_norm(wide))
-        return float(torch.linalg.vector_norm(wide.sub_(other))), norm
-    pieces = (torch.split(each.reshape(-1), most) for each in (one, other))
-    distances, norms = zip(*map(distance_and_norm, *pieces), strict=True)
+    most = min(one.numel(), most_of(one))
+    memory, less = (one.new_empty(most, dtype=torch.float64) for _ in range(2))
+    distances, norms = [], []
+    for piece, near in _pieces(one, one if other is None else other):
+        wide = memory[: len(piece)].copy_(piece)
+        norms.append(torch.linalg.vector_norm(wide))
+        if other is not None:
+            distances.append(torch.linalg.vector_norm(wide.sub_(less[: len(piece)].copy_(near))))
     return math.hypot(*distances), math.hypot(*norms)
