@@ -518,3 +518,24 @@ def test_a_reset_of_a_group_forgets_the_weights_of_the_forward_before():
         gradients.reset()
         model(torch.ones(1, 2))
     assert math.isnan(gradients.result()["0.weight"]["update_ratio"])
+
+
+class Rotation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.turn = nn.Parameter(torch.tensor([3 + 4j, 0j]))
+
+    def forward(self, x):
+        return (self.turn * x).abs()
+
+
+def test_complex_gradients_are_refused_and_complex_weights_move_as_a_whole():
+    model, gradients = Rotation(), GradientStatistics()
+    with pytest.raises(BadArgumentError, match="complex"), byname.observe(model, "turn", GradientStatistics()):
+        model(torch.ones(2)).sum().backward()
+    with byname.observe(model, "forward", gradients):
+        model(torch.ones(2)).sum().backward()
+        with torch.no_grad():
+            model.turn.add_(0.5j)
+        model(torch.ones(2)).sum().backward()
+    assert gradients.result()["forward"]["update_ratio"] == pytest.approx(math.sqrt(0.5) / 5)

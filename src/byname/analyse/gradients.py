@@ -16,6 +16,7 @@ from byname.analyse.analyser import Analyser, Sample
 from byname.analyse.moments import Mean, Variance
 from byname.analyse.power_sums import distance_and_norm, most_of
 from byname.analyse.statistic import computing
+from byname.errors import BadArgumentError
 
 
 class GradientStatistics(Analyser):
@@ -78,6 +79,8 @@ class GradientStatistics(Analyser):
 
     def take(self, kept: Any, sample: Sample) -> None:
         """Add gradients, or follow the weights; small ones together, when the next forward comes."""
+        if sample.value.is_complex():
+            raise BadArgumentError(f"`{sample.path}` is complex: observe its real part, or torch.view_as_real of it")
         if self._forward != (sample.observation, sample.iteration):
             self._take_together()
             self._forward = (sample.observation, sample.iteration)
@@ -304,9 +307,10 @@ def _parameter_name(sample: Sample) -> str | None:
 
 def _followed(module: nn.Module, name: str | None) -> list[Tensor]:
     """Return the parameter of a name, or all own parameters of a module."""
-    own = module.__dict__.get("_parameters", {})
-    found = own.values() if name is None else [own.get(name)]
-    return [one.detach() for one in found if one is not None and not nn.parameter.is_lazy(one)]
+    held = module.__dict__.get("_parameters", {})
+    found = held.values() if name is None else [held.get(name)]
+    own = [one.detach() for one in found if one is not None and not nn.parameter.is_lazy(one)]
+    return [torch.view_as_real(one) if one.is_complex() else one for one in own]
 
 
 def _of_shape(shapes: dict[tuple[int, ...], Variance], shape: Sequence[int]) -> list[Variance]:
