@@ -2,7 +2,7 @@
 
 `byname.model` resolves ``where`` to `Spot`s, one for each place. Each kind of place is observed in its own way: outputs
 of modules by hooks, operations by a function mode, variables by rewritten source. Each value then passes
-`Running.report`, which calls the callback.
+`ReportedPlace.report`, which calls the callback.
 """
 
 from __future__ import annotations

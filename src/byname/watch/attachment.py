@@ -13,11 +13,10 @@ from torch import nn
 
 from byname.errors import NoMatchError, NothingSeenWarning
 from byname.model.selectors import Selector
-from byname.model.spot import Meaning, Spot
+from byname.model.spot import Meaning
 from byname.reading.frames import runs
 from byname.source.tracebacks import warn
 from byname.table import listed
-from byname.text import note_on
 from byname.tracing.muted import UNDER_WAY, is_muted, muting, of_thread
 from byname.watch.replacement import conversion_note
 from byname.watch.requested import WARNED, Notes, PlaceNote, Requested, in_words
@@ -54,28 +53,6 @@ class Event:
     iteration: int
     before: Any = None
     kind: str = ""
-
-
-class ReportedPlace:
-    """A place whose values are reported.
-
-    Attributes:
-        reported: whether it has reported something, so that nothing is left to note about it.
-        parts: if only parts of a value are reported, a function ``(value, inputs, before)`` that reports them, and
-            returns what replaces the value.
-        hook: if the gradient is reported, a function ``(value, inputs, number)`` that hooks a value.
-    """
-
-    __slots__ = ("hook", "kind", "module", "parts", "path", "reported", "spot")
-
-    def __init__(self, spot: Spot, path: str) -> None:
-        self.spot = spot
-        self.path = path
-        self.module = spot.module
-        self.kind = spot.kind
-        self.reported = False
-        self.parts: Callable[[Any, tuple[Any, ...], Any], Any] | None = None
-        self.hook: Callable[[Any, tuple[Any, ...], Number], object] | None = None
 
 
 Number = tuple[int, int, bool]
@@ -165,7 +142,7 @@ class Running:
         self.everything = False
         self.thread = _Thread()
         self._iterations = itertools.count()
-        self._latest = -1
+        self.latest = -1
 
     @property
     def iteration(self) -> int:
@@ -174,7 +151,7 @@ class Running:
         The backward of a GPU runs in such a thread.
         """
         mine = self.thread.here.iteration
-        return mine if mine >= 0 else self._latest
+        return mine if mine >= 0 else self.latest
 
     @property
     def label(self) -> str:
@@ -210,7 +187,7 @@ class Running:
         self.everything = not self.only
 
     def remove(self) -> None:
-        if self.listening and self.needs_forward and self._latest < 0:
+        if self.listening and self.needs_forward and self.latest < 0:
             self.notes.setdefault(
                 "the model's forward never ran while attached; operations, parameters and buffers are only reported "
                 "during a forward"
@@ -237,7 +214,7 @@ class Running:
         thread.converted.clear()
         if not self.observes():
             return False
-        self._latest = thread.iteration = next(self._iterations)
+        self.latest = thread.iteration = next(self._iterations)
         self.requested.forwards += 1
         thread.calls.clear()
         return True
@@ -287,64 +264,6 @@ class Running:
             self.note(event.path, change)
             self.thread.here.converted.setdefault(f"byname: at `{event.path}` {change}")
 
-    def report(
-        self,
-        place: ReportedPlace,
-        value: Any,
-        inputs: tuple[Any, ...] = (),
-        before: Any = None,
-        number: Number | None = None,
-    ) -> Any:
-        """Call the callback with a value, muted for what it calls itself; return what replaces the value.
-
-        Each value passes here, so the code is written for speed. If the gradient is requested, the value is counted and
-        hooked, and the gradient passes here later, with the numbers of the value.
-        """
-        if place.parts is not None:
-            return place.parts(value, inputs, before)
-        here = self.thread.here
-        busy, path = here.busy, place.path
-        if (busy or UNDER_WAY) and not self.observes():
-            return value
-        if number is not None:
-            call, iteration, recomputed = number
-        else:
-            recomputed = _graph_task() != -1
-            calls = self._again() if recomputed else here.calls
-            call = calls.get(path, 0)
-            calls[path] = call + 1
-            iteration = here.iteration if here.iteration >= 0 else self._latest
-            if place.hook is not None:
-                place.hook(value, inputs, (call, iteration, recomputed))
-                return value
-        if not (place.reported and self.everything) and not self._asked_for(place, call):
-            return value
-        event = Event(path, place.module, value, inputs, call, recomputed, iteration, before, place.kind)
-        try:
-            busy.append(self)
-            callback = self.callback  # reading the attribute before calling it is faster
-            new = callback(event)
-        except Exception as error:
-            note_on(error, f"byname: at `{path}` (call {call} of iteration {iteration})")
-            raise
-        finally:
-            if busy and busy[-1] is self:  # an interrupt may have come before it was appended
-                busy.pop()
-        if new is None or new is value:
-            return value
-        self.replaced(event, new)
-        return new
-
-    def _asked_for(self, place: ReportedPlace, call: int) -> bool:
-        """Return whether a value is reported, and note that its place has reported something."""
-        path = place.path
-        if not self.listening or (self.only and call not in self.only.get(path, (call,))):
-            return False
-        place.reported = True
-        self.requested.reached.add(path)
-        self.paths.setdefault(path)
-        return True
-
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle the beginning of a matched call; return what the callback will find in ``event.before``."""
         if self.before is None or not self.observes():
@@ -352,13 +271,14 @@ class Running:
         with muting(self.model):
             return self.before(path, module, inputs, kwargs)
 
-    def _again(self) -> dict[str, int]:
+    def again(self) -> dict[str, int]:
+        """Return how often each place was reached in this second run of a checkpoint."""
         thread = self.thread.here
-        task = _graph_task()
+        task = graph_task()
         if task != thread.task:
             thread.task = task
             thread.again.clear()
         return thread.again
 
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+graph_task: Callable[[], int] = torch._C._current_graph_task_id

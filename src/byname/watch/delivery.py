@@ -16,11 +16,106 @@ from byname.place import Segments
 from byname.reading.frames import runs
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
-from byname.watch.attachment import Number, ReportedPlace, Running
+from byname.text import note_on
+from byname.tracing.muted import UNDER_WAY
+from byname.watch.attachment import Event, Number, Running, graph_task
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.replacement import is_fixed, overwrite
 from byname.watch.requested import MISSED, NO_GRADIENT
 from byname.watch.value_gradients import on_gradient
+
+_GONE = object()
+
+
+class ReportedPlace(Hook):
+    """A place whose values are reported; at the output of a module it is the hook itself.
+
+    Attributes:
+        reported: whether it has reported something, so that nothing is left to note about it.
+        parts: if only parts of a value are reported, a function ``(value, inputs, before)`` that reports them, and
+            returns what replaces the value.
+        hook: if the gradient is reported, a function ``(value, inputs, number)`` that hooks a value.
+    """
+
+    __slots__ = ("hook", "kind", "module", "parts", "path", "reported", "spot")
+
+    def __init__(self, running: Running, spot: Spot, path: str) -> None:
+        self.running = running
+        self.spot = spot
+        self.path = path
+        self.module = spot.module
+        self.kind = spot.kind
+        self.reported = False
+        self.parts: Callable[[Any, tuple[Any, ...], Any], Any] | None = None
+        self.hook: Callable[[Any, tuple[Any, ...], Number], object] | None = None
+
+    @dynamo_skip
+    def report(
+        self,
+        module: nn.Module | None,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        value: Any = _GONE,
+        before: Any = None,
+        number: Number | None = None,
+    ) -> Any:
+        """Call the callback with a value, muted for what it calls itself; return what replaces the value.
+
+        Each value passes here, so the code is written for speed. If the gradient is requested, the value is counted and
+        hooked, and the gradient passes here later, with the numbers of the value. As a hook it does nothing if it was
+        removed meanwhile: PyTorch then passes no output. `module` is given only to a hook.
+        """
+        if value is _GONE:
+            return None
+        if kwargs:
+            inputs = (*inputs, *kwargs.values())
+        if self.parts is not None:
+            return self.parts(value, inputs, before)
+        running, path = self.running, self.path
+        here = running.thread.here
+        busy = here.busy
+        if (busy or UNDER_WAY) and not running.observes():
+            return value
+        if number is not None:
+            call, iteration, recomputed = number
+        else:
+            recomputed = graph_task() != -1
+            calls = running.again() if recomputed else here.calls
+            call = calls.get(path, 0)
+            calls[path] = call + 1
+            iteration = here.iteration if here.iteration >= 0 else running.latest
+            if self.hook is not None:
+                self.hook(value, inputs, (call, iteration, recomputed))
+                return value
+        if not (self.reported and running.everything) and not self._asked_for(call):
+            return value
+        event = Event(path, self.module, value, inputs, call, recomputed, iteration, before, self.kind)
+        try:
+            busy.append(running)
+            callback = running.callback  # reading the attribute before calling it is faster
+            new = callback(event)
+        except Exception as error:
+            note_on(error, f"byname: at `{path}` (call {call} of iteration {iteration})")
+            raise
+        finally:
+            if busy and busy[-1] is running:  # an interrupt may have come before it was appended
+                busy.pop()
+        if new is None or new is value:
+            return value
+        running.replaced(event, new)
+        return new if module is None else _put(running, module, inputs, value, new)
+
+    __call__ = report
+
+    def _asked_for(self, call: int) -> bool:
+        """Return whether a value is reported, and note that its place has reported something."""
+        path, running = self.path, self.running
+        if not running.listening or (running.only and call not in running.only.get(path, (call,))):
+            return False
+        self.reported = True
+        running.requested.reached.add(path)
+        running.paths.setdefault(path)
+        return True
 
 
 def reported_place(running: Running, spot: Spot) -> ReportedPlace:
@@ -32,18 +127,17 @@ def _place(running: Running, spot: Spot, items: Segments) -> ReportedPlace:
     return (
         _PlaceOfGradient(running, spot, items)
         if spot.gradient
-        else ReportedPlace(spot, spot.of_item(items) if items else spot.path)
+        else ReportedPlace(running, spot, spot.of_item(items) if items else spot.path)
     )
 
 
 class PlaceOfItems(ReportedPlace):
     """The place of a value whose items a path asks for; each item has a place of its own."""
 
-    __slots__ = ("_places", "_running")
+    __slots__ = ("_places",)
 
     def __init__(self, running: Running, spot: Spot) -> None:
-        super().__init__(spot, spot.full)
-        self._running = running
+        super().__init__(running, spot, spot.full)
         self._places: dict[Segments, ReportedPlace] = {}
         self.parts = self._report_items
 
@@ -56,11 +150,11 @@ class PlaceOfItems(ReportedPlace):
 
     def found(self, value: Any) -> list[tuple[Segments, Any]]:
         """Return the items of a value that the path asks for; if there are none, note it."""
-        spot, noted = self.spot, self._running.requested.lacking
+        spot, noted = self.spot, self.running.requested.lacking
         found, known = items_in(value, spot.items), noted.get(self.path)
         if found and known != "":
             noted[self.path] = ""
-        elif not found and known is None and self._running.observes():
+        elif not found and known is None and self.running.observes():
             noted[self.path] = lacking(value, spot.items, spot.path)
         return items_in(value, spot.items, spot.without) if spot.without else found
 
@@ -68,19 +162,18 @@ class PlaceOfItems(ReportedPlace):
         """Report one item; return what replaces it."""
         place = self._places.get(segments)
         if place is None:
-            place = self._places[segments] = _place(self._running, self.spot, segments)
-            self._running.requested.mean(place.path, self.path)
-        return self._running.report(place, one, inputs, before)
+            place = self._places[segments] = _place(self.running, self.spot, segments)
+            self.running.requested.mean(place.path, self.path)
+        return place.report(None, inputs, None, one, before)
 
 
 class _PlaceOfGradient(ReportedPlace):
     """The place of a value whose gradient is reported; if it holds several tensors, each has a place of its own."""
 
-    __slots__ = ("_inner", "_items", "_older", "_running", "_waited", "_waiting")
+    __slots__ = ("_inner", "_items", "_older", "_waited", "_waiting")
 
     def __init__(self, running: Running, spot: Spot, items: Segments) -> None:
-        super().__init__(spot, spot.of_item(items))
-        self._running = running
+        super().__init__(running, spot, spot.of_item(items))
         self._items = items
         self._inner: dict[Segments, ReportedPlace] = {}
         self._waiting: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -89,14 +182,14 @@ class _PlaceOfGradient(ReportedPlace):
         self.hook = self._hook
 
     def _hook(self, value: Any, inputs: tuple[Any, ...], number: Number) -> None:
-        running, older = self._running, self._older  # than the call in which the value is observed
+        running, older = self.running, self._older  # than the call in which the value is observed
         if not is_tensor(value):
             return self._hook_tensors_in(value, inputs)
         for one in inputs:
             older = older or one is value
         if older and self._was_there_before(value, number):
             return None
-        waiting = ValueGradient(running, self, number)
+        waiting = ValueGradient(self, number)
         hook = on_gradient(value, waiting, waiting.missed)
         if hook is None:
             return running.note(self.path, NO_GRADIENT) if torch.is_grad_enabled() else None
@@ -111,9 +204,9 @@ class _PlaceOfGradient(ReportedPlace):
         for segments, tensor in tensors_in(value):
             place = self._inner.get(segments)
             if place is None:
-                place = self._inner[segments] = _PlaceOfGradient(self._running, self.spot, (*self._items, *segments))
-                self._running.requested.mean(place.path, self.spot.full)
-            self._running.report(place, tensor, inputs)
+                place = self._inner[segments] = _PlaceOfGradient(self.running, self.spot, (*self._items, *segments))
+                self.running.requested.mean(place.path, self.spot.full)
+            place.report(None, inputs, None, tensor)
 
     def _was_there_before(self, tensor: torch.Tensor, number: Number) -> bool:
         """Return whether a recomputation has reached a value that the first run has hooked already.
@@ -132,21 +225,21 @@ class _PlaceOfGradient(ReportedPlace):
 class ValueGradient:
     """The hook of a tensor; it reports the gradient of one value."""
 
-    __slots__ = ("number", "place", "running", "stamp")
+    __slots__ = ("number", "place", "stamp")
 
-    def __init__(self, running: Running, place: ReportedPlace, number: Number) -> None:
-        self.running = running
+    def __init__(self, place: ReportedPlace, number: Number) -> None:
         self.place = place
         self.number = number
-        self.stamp = None if running.stamp is None else running.stamp(number[1])
+        stamp = place.running.stamp
+        self.stamp = None if stamp is None else stamp(number[1])
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        new = self.running.report(self.place, gradient, (), self.stamp, self.number)
+        new = self.place.report(None, (), None, gradient, self.stamp, self.number)
         return None if new is gradient else new
 
     def missed(self) -> None:
         """Note that a gradient of a backward could not be observed."""
-        self.running.note(self.place.path, MISSED)
+        self.place.running.note(self.place.path, MISSED)
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -186,18 +279,16 @@ def _report_inputs(
     now = dict(given)
     for place in found:
         if place.spot.items:
-            now = running.report(place, now, inputs)
+            now = place.report(None, inputs, None, now)
         elif now:
             first = next(iter(now))
-            now[first] = running.report(place, now[first], inputs)
+            now[first] = place.report(None, inputs, None, now[first])
         elif running.observes():
             running.requested.lacking.setdefault(place.path, f"{type(module).__name__} was called without an argument")
     if all(now[key] is one for key, one in given.items()):
         return None
     return tuple(now[at] for at in range(len(args))), {name: now[name] for name in kwargs}
 
-
-_GONE = object()
 
 Wanting = Callable[[], Sequence[ReportedPlace]]
 """A function that returns the places that match a call."""
@@ -207,8 +298,10 @@ def hook_outputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]
     for module, found in _by_module(places):
         if running.before is not None:
             hook_calls(hooks, running, module, partial(list, found))
-        else:
+        elif len(found) > 1 or found[0].parts is not None:
             hooks.after(module, OutputHook(running, _without_before(found)))
+        else:
+            hooks.after(module, found[0])
 
 
 def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
@@ -233,7 +326,7 @@ def _without_before(places: Iterable[ReportedPlace]) -> Reports:
 
 
 class OutputHook(Hook):
-    """The hook that reports the output of a module."""
+    """The hook that reports the output of a module at several places, or at those that match its call."""
 
     __slots__ = ("reports",)
 
@@ -248,7 +341,7 @@ class OutputHook(Hook):
             return None
         running, new, inputs = self.running, output, (*args, *kwargs.values()) if kwargs else args
         for place, before in self.reports:
-            new = running.report(place, new, inputs, before)
+            new = place.report(None, inputs, None, new, before)
         return None if new is output else _put(running, module, args, output, new)
 
 

@@ -25,8 +25,8 @@ from byname.model.where import meaning_of
 from byname.place import NameSegment, Place, parse
 from byname.reading.interrupts import defer_signals
 from byname.undo import Undo, weakly
-from byname.watch.attachment import ReportedPlace, Running
-from byname.watch.delivery import hook_inputs, hook_outputs, reported_place
+from byname.watch.attachment import Running
+from byname.watch.delivery import ReportedPlace, hook_inputs, hook_outputs, reported_place
 from byname.watch.forwards import Iterations
 from byname.watch.handle import CHANGING, Tap, remove_all
 from byname.watch.hooks import Hooks

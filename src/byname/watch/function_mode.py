@@ -29,7 +29,8 @@ from byname.reading.quiet import dynamo_skip
 from byname.source.code import ThisCode
 from byname.tracing.muted import of_thread
 from byname.tracing.tracer import OpenCalls, functions_running
-from byname.watch.attachment import ReportedPlace, Running
+from byname.watch.attachment import Running
+from byname.watch.delivery import ReportedPlace
 from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
 from byname.watch.hooks import Hook, Hooks
 from byname.watch.replacement import IN_CHECKPOINT, changed_tensor, overwrite, runs_again, saved_as_copies
@@ -240,7 +241,7 @@ class ObservedOperations:
         result = func(*args)
         whole = value = main_result(func, result) if type(result) is tuple else result
         for place in found.places:
-            value = running.report(place, value, args)
+            value = place.report(None, args, None, value)
         return result if value is whole else _replaced(owner, found.path, result, whole, value)
 
     def _report_special(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
@@ -256,7 +257,7 @@ class ObservedOperations:
             whole: Any = changed if result is None else main_result(func, result)
             value = whole
             for place, begun in zip(found.places, before, strict=True):
-                value = running.report(place, value, inputs, begun)
+                value = place.report(None, inputs, None, value, begun)
         if value is whole:
             return result
         if changed is None or changed is not whole:
@@ -349,7 +350,7 @@ def _step_by_step(running: Running, parts: Parts, func: Any, module: nn.Module) 
 
     def report(part: str, value: Any) -> Any:
         for place in parts[part]:
-            value = running.report(place, value)
+            value = place.report(None, (), None, value)
         return value
 
     def see(part: str, value: Any) -> Any:

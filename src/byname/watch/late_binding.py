@@ -30,8 +30,8 @@ from byname.source.code import ThisCode, stands_for
 from byname.table import listed
 from byname.tracing.muted import muting
 from byname.tracing.tracer import trace
-from byname.watch.attachment import ReportedPlace, Running
-from byname.watch.delivery import Wanting, hook_calls, hook_ends, hook_outputs, reported_place
+from byname.watch.attachment import Running
+from byname.watch.delivery import ReportedPlace, Wanting, hook_calls, hook_ends, hook_outputs, reported_place
 from byname.watch.function_mode import ObservedOperations, Owner
 from byname.watch.handle import remove_all
 from byname.watch.hooks import Hooks

@@ -20,7 +20,8 @@ from byname.errors import InterjectionError
 from byname.model.module_tree import REGISTRY, modules_along
 from byname.model.spot import Spot
 from byname.reading.frames import runs
-from byname.watch.attachment import ReportedPlace, Running
+from byname.watch.attachment import Running
+from byname.watch.delivery import ReportedPlace
 from byname.watch.handle import remove_all
 from byname.watch.hooks import Hook, Hooks, attachments_of
 from byname.watch.requested import NO_GRADIENT_OF_PARAMETER
@@ -61,7 +62,7 @@ class States:
         self._at_begin = [] if self._running.reads else [one for one in values if one.kind == "parameter"]
         self._at_end = values if self._running.reads else [one for one in values if one.kind == "buffer"]
         gradients = [one.spot for one in places if one.kind == "parameter" and one.spot.gradient]
-        self._gradients = {spot.full: ReportedPlace(spot, spot.full) for spot in gradients}
+        self._gradients = {spot.full: ReportedPlace(self._running, spot, spot.full) for spot in gradients}
         with self._changing:
             for path in self._awaited.keys() - self._gradients.keys():
                 self._awaited.pop(path)[1].remove()
@@ -83,7 +84,7 @@ class States:
         again = not spot.name and torch._C._current_graph_task_id() != -1  # a checkpoint's second run
         if value is None or not (self._running.thread.here.depth or again):
             return None
-        new = self._running.report(place, value)
+        new = place.report(None, (), None, value)
         if spot.name and new is not value:
             self._stand_in(spot, module.__dict__, value, new)
         return None if spot.name else new
@@ -146,7 +147,7 @@ class States:
             value = registry.get(place.spot.name)
             if value is None:
                 continue
-            new = self._running.report(place, value)
+            new = place.report(None, (), None, value)
             if new is not value:
                 self._stand_in(place.spot, registry, value, new)
 
@@ -202,7 +203,7 @@ class States:
             value = held if place.kind == "buffer" else _own(held, standing_in)
             if value is None:
                 continue
-            new = self._running.report(place, value)
+            new = place.report(None, (), None, value)
             if new is not value:
                 with torch.no_grad():
                     value.copy_(new)
@@ -221,8 +222,8 @@ def _receiver(states: weakref.ref[States], path: str) -> OnGradient:
         mine = states()
         if mine is None:
             return None
-        running = mine._running
-        new: torch.Tensor = running.report(mine._gradients[path], gradient, (), None, (0, running.iteration, False))
+        number = 0, mine._running.iteration, False
+        new: torch.Tensor = mine._gradients[path].report(None, (), None, gradient, None, number)
         return None if new is gradient else new
 
     return receive

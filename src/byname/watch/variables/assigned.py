@@ -16,7 +16,8 @@ from byname.model.methods import method_of
 from byname.place import Segments
 from byname.reading.tensor import version_of
 from byname.table import counted
-from byname.watch.attachment import ReportedPlace, Running
+from byname.watch.attachment import Running
+from byname.watch.delivery import ReportedPlace
 from byname.watch.handle import remove_all
 from byname.watch.variables.subscribe import Listening, Run
 
@@ -126,7 +127,7 @@ class _ReceiverOfFunction:
         """Begin to receive; `replaces` is whether a returned value replaces the value of the variable."""
         self._replaces = replaces
         self.reports = {
-            variable: partial(Running.report, self._running, place)
+            variable: partial(place.report, None, (), None)
             for variable, [place, *others] in self.places.items()
             if replaces and not (others or place.spot.items) and place.spot.nth is None
         }
@@ -199,7 +200,7 @@ class _ReceiverOfFunction:
     def _report(self, place: Any, run: Run, value: Any, moment: str, item: Segments = ()) -> Any:
         """Report a value or an item of one; count changes."""
         version = version_of(value)
-        new = place.report_item(item, value) if item else self._running.report(place, value)
+        new = place.report_item(item, value) if item else place.report(None, (), None, value)
         if new is not value or version != version_of(value):
             self._note_change(run, place.spot.of_item(item) if item else place.path, moment)
         return new
