@@ -25,7 +25,7 @@ from byname.watch.attach import attach
 from byname.watch.attachment import Event, Running
 from byname.watch.forwards import do_nothing
 from byname.watch.handle import Handle
-from byname.watch.hooks import Hooks, MethodStandIn
+from byname.watch.hooks import ALWAYS, Hooks, MethodStandIn
 
 
 def skip(model: nn.Module, where: Any, value: Any = "input", *, channels: Any = None, steps: Any = None) -> Handle:
@@ -140,7 +140,7 @@ def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
                 note_on(error, f"byname: {sentence}")
 
     hooks = Hooks(Running(root, do_nothing))
-    hooks.after(root, failed, always=True)
+    hooks.call(ALWAYS, root, failed)
     return hooks
 
 

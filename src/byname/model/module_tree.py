@@ -11,7 +11,7 @@ from torch import nn
 
 from byname.place import ANY, ANY_ITEM, Item, NameSegment, Segment, Slice, parse
 from byname.reading.modules import modules_in
-from byname.reading.objects import attributes_of, found_in, namespace_of, snapshot
+from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.tensor import is_tensor
 
 _WRAPPERS = {
@@ -96,6 +96,19 @@ def modules_reached(model: nn.Module, pattern: tuple[Segment, ...]) -> list[Leve
     return levels
 
 
+def all_inside(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
+    """Return these modules and all in them, wrappers too, each by its ``id``."""
+    found: dict[int, nn.Module] = {}
+    waiting = [*modules]
+    while waiting:
+        module = waiting.pop()
+        if (key := id(module)) not in found:
+            found[key] = module
+            if children := children_of(module):
+                waiting += [one for one in tuple(children.values()) if isinstance(one, nn.Module)]
+    return found
+
+
 _Entered: TypeAlias = list[tuple[str, nn.Module, tuple[str, ...]]]
 """Modules with their paths, and the names inside the wrappers that were around them."""
 
@@ -107,14 +120,14 @@ def _with_all_inside(level: Level) -> _Entered:
     waiting: _Entered = [(path, module, ()) for path, module in reversed(level.items())]
     while waiting:
         entered = waiting.pop()
-        path, module, _ = entered
-        if id(module) in seen:  # and all that it holds
+        module = entered[1]
+        if (key := id(module)) in seen:  # and all that it holds
             continue
-        seen.add(id(module))
+        seen.add(key)
         found.append(entered)
-        children = children_of(module)
-        if children:
-            waiting += reversed(_entered(path, children, children))
+        if attributes(module).get("_modules"):
+            children = children_of(module)
+            waiting += reversed(_entered(entered[0], children, children))
     return found
 
 
@@ -122,6 +135,8 @@ def _children(level: Level, segment: Segment) -> _Entered:
     """Return the children that a segment means, of each of these modules; for a plain name, only it is looked up."""
     found: _Entered = []
     for path, module in level.items():
+        if not attributes(module).get("_modules"):
+            continue
         children = children_of(module)
         if not isinstance(segment, NameSegment):
             found += _entered(path, children, names_at(module, children, segment))
@@ -139,14 +154,14 @@ def _entered(path: str, children: dict[str, Any], names: Iterable[str]) -> _Ente
     for name in tuple(names):
         child = children.get(name)  # another thread may change them meanwhile
         if isinstance(child, nn.Module):
-            text = name if name.isidentifier() or name.isdecimal() else NameSegment.of(name).text
-            inner, passed = inside_of(child) if type(child).__name__ in _WRAPPERS else (child, ())
-            found.append((prefix + text, inner, passed))
+            path = prefix + (name if name.isidentifier() or name.isdecimal() else NameSegment.of(name).text)
+            found.append((path, *inside_of(child)) if type(child).__name__ in _WRAPPERS else (path, child, ()))
     return found
 
 
 def children_of(module: nn.Module) -> dict[str, Any]:
-    return registry_of(module, "_modules")
+    held = attributes(module).get("_modules")
+    return held if type(held) is dict else registry_of(module, "_modules")  # the usual case first
 
 
 def registry_of(module: nn.Module, name: str) -> dict[str, Any]:
@@ -179,9 +194,16 @@ attributes: Callable[[nn.Module], dict[str, Any]] = nn.Module.__dict__["__dict__
 
 def is_called(module: nn.Module) -> bool:
     """Return whether a module has a forward; a ``ModuleList`` has none."""
-    if "forward" in attributes(module) or namespace_of(type(module)).get("forward", NEVER_CALLED) is not NEVER_CALLED:
-        return True  # the usual cases, written out because every walk comes here
-    return found_in(type(module), "forward") is not NEVER_CALLED
+    return "forward" in attributes(module) or found_in(type(module), "forward") is not NEVER_CALLED
+
+
+def called_in(level: Level) -> list[tuple[str, nn.Module]]:
+    """Return the modules that have a forward, each with its path; each class is searched once."""
+    classes = {type(module) for module in level.values()}
+    lacking = {kind for kind in classes if found_in(kind, "forward") is NEVER_CALLED}
+    if not lacking:
+        return [*level.items()]
+    return [one for one in level.items() if type(one[1]) not in lacking or is_called(one[1])]
 
 
 NEVER_CALLED = nn.Module.__dict__["forward"]

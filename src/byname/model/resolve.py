@@ -29,6 +29,7 @@ from byname.model.module_tree import (
     REGISTRY,
     Level,
     attributes,
+    called_in,
     children_of,
     inside_of,
     is_called,
@@ -159,17 +160,16 @@ def _spots(kind: str, reached: list[tuple[Level, Segments]], model: nn.Module, a
 
 def _outputs(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
     if _are_items(rest):
-        for path, module in level.items():
-            if is_called(module) and not (rest and names_at(module, children_of(module), rest[0])):
-                yield Spot("module", path or "forward", module, items=rest, alone=alone)
+        for path, module in called_in(level):
+            if not (rest and names_at(module, children_of(module), rest[0])):
+                yield Spot("module", path or "forward", module, "", "", rest, False, alone)
 
 
 def _inputs(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
     """Yield the inputs of modules: the first argument, or those that the items name."""
     if rest and rest[0] == _INPUT and _are_items(rest[1:]):
-        for path, module in level.items():
-            if is_called(module):
-                yield Spot("input", under(path, "input"), module, items=rest[1:], alone=alone)
+        for path, module in called_in(level):
+            yield Spot("input", under(path, "input"), module, items=rest[1:], alone=alone)
 
 
 def _are_items(segments: Segments) -> bool:

@@ -7,10 +7,11 @@ from itertools import islice
 from typing import Any
 
 from torch import nn
+from torch.jit import ScriptModule
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
 from byname.model.call_graph import Flow, ModelCall
-from byname.model.module_tree import REGISTRY, inside_of, is_called, is_script, modules_by_path, unseen_in_script
+from byname.model.module_tree import REGISTRY, called_in, inside_of, is_script, modules_by_path, unseen_in_script
 from byname.model.resolve import never_called, resolve
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning, Spot, each_once
@@ -95,11 +96,10 @@ def _meaning(where: Any, model: nn.Module) -> Meaning:
         named = f"this {type(where).__name__}" if alone else where.__name__
         classes = sorted({type(module).__name__ for module in modules.values()})
         raise NoMatchError(f"{named} is not in this {type(model).__name__}, which has {', '.join(classes)}")
-    uncalled = never_called(*found[0])
-    found = [(path, module) for path, module in found if is_called(module)]
-    if not found:
-        raise NoMatchError(uncalled)
-    return Meaning([Spot("module", path or "forward", module, alone=alone) for path, module in found])
+    called = called_in(dict(found))
+    if not called:
+        raise NoMatchError(never_called(*found[0]))
+    return Meaning([Spot("module", path or "forward", module, "", "", (), False, alone) for path, module in called])
 
 
 def modules_of(model: nn.Module, where: Any) -> dict[str, nn.Module]:
@@ -134,15 +134,17 @@ def _selected(selector: Selector, model: nn.Module) -> dict[str, nn.Module]:
         ) from None
 
 
-def calls_of(modules: Mapping[str, nn.Module]) -> list[ModelCall]:
+def calls_of(modules: dict[str, nn.Module]) -> list[ModelCall]:
     """Return a call of each module that can be called, with neither inputs nor outputs."""
-    return [ModelCall(path, type(one).__name__, "module", one) for path, one in modules.items() if is_called(one)]
+    return [ModelCall(path, type(one).__name__, "module", one) for path, one in called_in(modules)]
 
 
 def without_scripts(spots: list[Spot]) -> list[Spot]:
     """Return the places that can be observed, without those in scripted modules that wildcards matched."""
+    if not any(issubclass(kind, ScriptModule) for kind in {type(spot.module) for spot in spots}):
+        return spots
     lost = [spot for spot in spots if is_script(spot.module)]
     for spot in lost:
         if spot.alone or len(lost) == len(spots):
             raise BadArgumentError(unseen_in_script(spot.full, spot.module))
-    return [spot for spot in spots if spot not in lost] if lost else spots
+    return [spot for spot in spots if spot not in lost]

@@ -19,7 +19,7 @@ from byname.reading.tensor import is_tensor
 from byname.text import note_on
 from byname.tracing.muted import UNDER_WAY
 from byname.watch.attachment import Event, Number, Running, graph_task
-from byname.watch.hooks import Hook, Hooks
+from byname.watch.hooks import AFTER, ALWAYS, BEFORE, Hook, Hooks
 from byname.watch.replacement import is_fixed, overwrite
 from byname.watch.requested import MISSED, NO_GRADIENT
 from byname.watch.value_gradients import on_gradient
@@ -262,7 +262,7 @@ def _by_module(places: Iterable[ReportedPlace]) -> Iterator[tuple[nn.Module, lis
 
 def hook_inputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]) -> None:
     for module, found in _by_module(places):
-        hooks.before(module, partial(_report_inputs, running, found))
+        hooks.call(BEFORE, module, partial(_report_inputs, running, found))
 
 
 def _report_inputs(
@@ -295,26 +295,27 @@ Wanting = Callable[[], Sequence[ReportedPlace]]
 
 
 def hook_outputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]) -> None:
+    if running.before is None and len({id(one.module) for one in places if one.parts is None}) == len(places):
+        return hooks.add([(one.module, one, AFTER) for one in places])
     for module, found in _by_module(places):
-        if running.before is not None:
-            hook_calls(hooks, running, module, partial(list, found))
-        elif len(found) > 1 or found[0].parts is not None:
-            hooks.after(module, OutputHook(running, _without_before(found)))
+        if running.before is None:
+            hooks.add([(module, OutputHook(running, _without_before(found)), AFTER)])
         else:
-            hooks.after(module, found[0])
+            hook_calls(hooks, running, module, partial(list, found))
+    return None
 
 
 def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
     """Add hooks that report the output of a module at the places that match when the call begins."""
     calls = _OpenCalls(running, wanting)
-    hooks.before(module, calls.begin)
-    hooks.after(module, OutputHook(running, calls))
-    hooks.after(module, calls.end, always=True)
+    hooks.call(BEFORE, module, calls.begin)
+    hooks.add([(module, OutputHook(running, calls), AFTER)])
+    hooks.call(ALWAYS, module, calls.end)
 
 
 def hook_ends(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
     """Add a hook that reports the output of a module at the places that match when the call ends."""
-    hooks.after(module, OutputHook(running, _OpenCalls(running, wanting)))
+    hooks.add([(module, OutputHook(running, _OpenCalls(running, wanting)), AFTER)])
 
 
 Reports = Iterable[tuple[ReportedPlace, Any]]

@@ -258,23 +258,26 @@ def _owner(path: str, modules: Container[str]) -> str:
     return path
 
 
+_Step: TypeAlias = tuple[nn.Module, str, Any]
+
+
 def _steps_to(root: nn.Module, paths: Iterable[str]) -> list[_Step]:
     """Return the steps on the ways to places, each once: a module, a name, and the module that stands at it."""
     steps: list[_Step] = []
     known: dict[str, nn.Module | None] = {"": root}
-    for path in map(_plain, paths):
-        names: list[str] = []
-        while path not in known:
-            path, _, name = path.rpartition(".")
-            names.append(name)
-        holder = known[path]
-        for name in reversed(names):
-            path = f"{path}.{name}" if path else name
-            holder = known[path] = None if holder is None else _step(holder, name, steps)
+    for path in paths:
+        if path not in known:
+            _reach(_plain(path) if "[" in path or "\\" in path else path, known, steps)
     return steps
 
 
-_Step: TypeAlias = tuple[nn.Module, str, Any]
+def _reach(path: str, known: dict[str, nn.Module | None], steps: list[_Step]) -> nn.Module | None:
+    """Return the module at a path, after noting the steps to it that are not known yet."""
+    if path not in known:
+        around, _, name = path.rpartition(".")
+        holder = known[around] if around in known else _reach(around, known, steps)
+        known[path] = None if holder is None else _step(holder, name, steps)
+    return known[path]
 
 
 def _step(module: nn.Module, name: str, steps: list[_Step]) -> nn.Module | None:
@@ -290,7 +293,5 @@ def _step(module: nn.Module, name: str, steps: list[_Step]) -> nn.Module | None:
 
 def _plain(path: str) -> str:
     """Return the names at the beginning of a path, up to its first item, without backslashes; none has a dot."""
-    if "[" not in path and "\\" not in path:
-        return path
     names = takewhile(lambda one: isinstance(one, NameSegment), parse(path).segments)
     return ".".join(one.plain for one in names)  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from torch import nn
 
 from byname.watch.attachment import Running
 from byname.watch.handle import Handle
-from byname.watch.hooks import Hook, Hooks
+from byname.watch.hooks import AFTER, ALWAYS, BEFORE, Hook, Hooks
 from byname.watch.parameters import States
 
 
@@ -93,12 +93,12 @@ class Iterations:
 
     def begin_with(self, hooks: Hooks) -> None:
         """Register the hook that must run before all others of the attachment."""
-        hooks.before(self._running.model, self._begin)
+        hooks.call(BEFORE, self._running.model, self._begin)
 
     def end_with(self, hooks: Hooks) -> None:
         """Register the hooks that must run after all others of the attachment."""
-        hooks.after(self._running.model, self._well)
-        hooks.after(self._running.model, self._end, always=True)
+        hooks.call(AFTER, self._running.model, self._well)
+        hooks.call(ALWAYS, self._running.model, self._end)
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._running.listening and self._running.enter():

@@ -32,7 +32,7 @@ from byname.tracing.tracer import OpenCalls, functions_running
 from byname.watch.attachment import Running
 from byname.watch.delivery import ReportedPlace
 from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
-from byname.watch.hooks import Hook, Hooks
+from byname.watch.hooks import ALWAYS_FIRST, BEFORE, Hook, Hooks
 from byname.watch.replacement import IN_CHECKPOINT, changed_tensor, overwrite, runs_again, saved_as_copies
 
 Parts = Mapping[str, Sequence[ReportedPlace]]
@@ -166,11 +166,9 @@ class ObservedOperations:
         self._listening = True
         pause, close = Hook(self._pause, 3, self.running), Hook(self._close, 3, self.running)
         for owner in owners:
-            hooks.before(owner.module, partial(self._open, owner))
-            hooks.after(owner.module, close, always=True, first=True)
-        for module in others:
-            hooks.before(module, pause)
-            hooks.after(module, close, always=True, first=True)
+            hooks.call(BEFORE, owner.module, partial(self._open, owner))
+        hooks.add([(module, pause, BEFORE) for module in others])
+        hooks.add([(module, close, ALWAYS_FIRST) for module in (*(owner.module for owner in owners), *others)])
 
     def remove(self) -> None:
         """Stop reporting, also in a forward that is running; its thread's mode stack is restored once it has ended."""

@@ -7,7 +7,7 @@ import inspect
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from types import MethodType
 from typing import Any, TypeAlias
@@ -122,8 +122,24 @@ def _take_out(module: nn.Module, hook: Any) -> None:
                 module.__dict__[name].pop(key, None)
 
 
-Wanted: TypeAlias = tuple[nn.Module, Hook, str, str, bool]
-"""A hook to install: its module, itself, the registry of the module, PyTorch's flag for it, whether it comes first."""
+Moment: TypeAlias = tuple[str, str, bool]
+"""When a hook runs: the registry of the module, PyTorch's flag for the hook, and whether it runs before all others."""
+
+BEFORE: Moment = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", False)
+"""Before the forward; the hook is called with ``(module, args, kwargs)``."""
+
+AFTER: Moment = ("_forward_hooks", "_forward_hooks_with_kwargs", False)
+"""After the forward; the hook is called with ``(module, args, kwargs, output)``."""
+
+ALWAYS: Moment = ("_forward_hooks", "_forward_hooks_always_called", False)
+"""After the forward, also after one that has raised, and even if another thread removed the hook just after it.
+
+The hook is called with ``(module, args, output)``."""
+
+ALWAYS_FIRST: Moment = (*ALWAYS[:2], True)
+
+Wanted: TypeAlias = tuple[nn.Module, Hook, Moment]
+"""A hook to install."""
 
 
 class Hooks:
@@ -139,26 +155,12 @@ class Hooks:
         self._placed: dict[int, Wanted] = {}
         self._classes: list[type[nn.Module]] = []
 
-    def before(self, module: nn.Module, function: Callable[..., Any]) -> None:
-        """Add a hook ``(module, args, kwargs)`` that runs before the forward."""
-        self._want(module, function, 3, "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", False)
+    def add(self, wanted: Iterable[Wanted]) -> None:
+        self._wanted += wanted
 
-    def after(
-        self, module: nn.Module, function: Callable[..., Any], *, always: bool = False, first: bool = False
-    ) -> None:
-        """Add a hook ``(module, args, kwargs, output)`` that runs after the forward; if `first`, before all others.
-
-        If `always`, it runs also after a forward that has raised, and even if another thread removed it just after the
-        forward; it then gets no ``kwargs``.
-        """
-        flag = "_forward_hooks_always_called" if always else "_forward_hooks_with_kwargs"
-        self._want(module, function, 3 if always else 4, "_forward_hooks", flag, first)
-
-    def _want(
-        self, module: nn.Module, function: Callable[..., Any], expected: int, registry: str, flag: str, first: bool
-    ) -> None:
-        hook = function if isinstance(function, Hook) else Hook(function, expected, self._running)
-        self._wanted.append((module, hook, registry, flag, first))
+    def call(self, moment: Moment, module: nn.Module, function: Callable[..., Any]) -> None:
+        """Add a hook that calls a function."""
+        self._wanted.append((module, Hook(function, 4 if moment is AFTER else 3, self._running), moment))
 
     def install(self) -> None:
         """Install the hooks, before those of later attachments; none on scripted modules, which run no hooks."""
@@ -174,7 +176,7 @@ class Hooks:
         self._classes = [*classes]
         _unhooked_copies.add(self, self._classes)
         order = self._running.order
-        for key, (module, hook, registry, flag, first) in self._placed.items():
+        for key, (module, hook, (registry, flag, first)) in self._placed.items():
             held = module.__dict__
             held[flag][key] = True
             hooks = held[registry]
@@ -194,7 +196,7 @@ class Hooks:
         """Remove the hooks from all modules except these, given by ``id``."""
         kept = {}
         for key, wanted in self._placed.items():
-            module, _, registry, flag, _ = wanted
+            module, _, (registry, flag, _) = wanted
             if id(module) in modules:
                 kept[key] = wanted
             else:

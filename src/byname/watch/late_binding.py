@@ -18,7 +18,7 @@ from byname.errors import NoMatchError
 from byname.model.call_graph import Flow, ModelCall, with_parts_of_attention
 from byname.model.called_functions import called_function
 from byname.model.families import inside_of_others
-from byname.model.module_tree import inside_of, is_called, modules_by_path
+from byname.model.module_tree import all_inside, inside_of, is_called, modules_by_path
 from byname.model.operations import ATTENTIONS, is_elementary, is_multi_head, is_part_of_attention
 from byname.model.predicates import goes_by_class, means_parts
 from byname.model.selectors import Selector, is_counted, no_match
@@ -177,9 +177,7 @@ class Binding:
         for selector, online in self._online:
             if not selector.only_modules:
                 self._own_all_that(selector)
-                settled = goes_by_class(selector)
-                leaves = self._leaves if settled else ()
-                found = [call for call in modules if id(call.module) not in leaves or online.see(call)]
+                found = [call for call in modules if online.see(call)] if goes_by_class(selector) else modules
             elif is_counted(selector):  # by the order of the run
                 found = modules if any(map(selector.online().see, modules)) else []
             else:
@@ -234,11 +232,7 @@ class Binding:
                 hook(self._asking, self._running, module, self._asked(path, module))
 
     def _inside_owners(self) -> dict[int, nn.Module]:
-        inside: dict[int, nn.Module] = {}
-        for key, owner in self._owners.items():
-            if key not in inside:  # otherwise the modules inside it are there already
-                inside.update((id(one), one) for one in modules_in(owner.module))
-        return inside
+        return all_inside(owner.module for owner in self._owners.values())
 
     def _hook_chosen(self) -> None:
         self._outputs.remove()

@@ -23,7 +23,7 @@ from byname.reading.frames import runs
 from byname.watch.attachment import Running
 from byname.watch.delivery import ReportedPlace
 from byname.watch.handle import remove_all
-from byname.watch.hooks import Hook, Hooks, attachments_of
+from byname.watch.hooks import AFTER, BEFORE, Hook, Hooks, attachments_of
 from byname.watch.requested import NO_GRADIENT_OF_PARAMETER
 from byname.watch.value_gradients import OnGradient, leaf_hook
 
@@ -73,10 +73,10 @@ class States:
         for place in places:
             spot, computed = place.spot, partial(self._computed, place)
             if spot.name and not (self._running.reads or spot.gradient):
-                hooks.before(spot.module, computed)
+                hooks.call(BEFORE, spot.module, computed)
                 self._recomputed.append(spot.module)
             else:
-                hooks.after(spot.module, computed)
+                hooks.call(AFTER, spot.module, computed)
 
     def _computed(self, place: ReportedPlace, module: nn.Module, *given: Any) -> Any:
         spot = place.spot
@@ -169,7 +169,7 @@ class States:
         hooks = self._refusing[spot.path] = Hooks(self._running)
         for module in modules_along(model, spot.path).values():
             if module is not model:  # whose forward begins anew, with the replacement
-                hooks.before(module, refuse)
+                hooks.call(BEFORE, module, refuse)
         hooks.install()
 
     def put_back(self) -> None:
