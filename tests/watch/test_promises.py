@@ -305,6 +305,21 @@ class Namesakes(nn.Module):
         return self.dropout(F.relu(self.relu(x)))
 
 
+@pytest.mark.parametrize("where", ["**", "**.grad", "0.linear", "**.forward.*", "**[0]", "**.weight", select.linear])
+def test_what_was_attached_and_removed_keeps_no_model_until_the_garbage_collector_runs(where) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    gone = weakref.ref(model)
+    handle = attach(model, where, lambda event: None)
+    model(torch.ones(1, 2)).sum().backward()
+    handle.remove()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_a_path_that_could_also_mean_a_function_says_how_it_was_read_and_what_the_other_is_called() -> None:
     model, x, seen = Namesakes().eval(), torch.ones(1, 3), []
     with attach(model, "relu", lambda event: seen.append(event.value)) as handle:

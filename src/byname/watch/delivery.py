@@ -32,9 +32,9 @@ class ReportedPlace(Hook):
 
     Attributes:
         reported: whether it has reported something, so that nothing is left to note about it.
-        parts: if only parts of a value are reported, a function ``(value, inputs, before)`` that reports them, and
-            returns what replaces the value.
-        hook: if the gradient is reported, a function ``(value, inputs, number)`` that hooks a value.
+        parts: if only parts of a value are reported, a function ``(self, value, inputs, before)`` that reports them,
+            and returns what replaces the value.
+        hook: if the gradient is reported, a function ``(self, value, inputs, number)`` that hooks a value.
     """
 
     __slots__ = ("hook", "kind", "module", "parts", "path", "reported", "spot")
@@ -46,8 +46,8 @@ class ReportedPlace(Hook):
         self.module = spot.module
         self.kind = spot.kind
         self.reported = False
-        self.parts: Callable[[Any, tuple[Any, ...], Any], Any] | None = None
-        self.hook: Callable[[Any, tuple[Any, ...], Number], object] | None = None
+        self.parts: Callable[[Any, Any, tuple[Any, ...], Any], Any] | None = None
+        self.hook: Callable[[Any, Any, tuple[Any, ...], Number], object] | None = None
 
     @dynamo_skip
     def report(
@@ -70,7 +70,7 @@ class ReportedPlace(Hook):
         if kwargs:
             inputs = (*inputs, *kwargs.values())
         if self.parts is not None:
-            return self.parts(value, inputs, before)
+            return self.parts(self, value, inputs, before)
         running, path = self.running, self.path
         here = running.thread.here
         busy = here.busy
@@ -85,7 +85,7 @@ class ReportedPlace(Hook):
             calls[path] = call + 1
             iteration = here.iteration if here.iteration >= 0 else running.latest
             if self.hook is not None:
-                self.hook(value, inputs, (call, iteration, recomputed))
+                self.hook(self, value, inputs, (call, iteration, recomputed))
                 return value
         if not (self.reported and running.everything) and not self._asked_for(call):
             return value
@@ -139,7 +139,7 @@ class PlaceOfItems(ReportedPlace):
     def __init__(self, running: Running, spot: Spot) -> None:
         super().__init__(running, spot, spot.full)
         self._places: dict[Segments, ReportedPlace] = {}
-        self.parts = self._report_items
+        self.parts = PlaceOfItems._report_items
 
     def _report_items(self, value: Any, inputs: tuple[Any, ...], before: Any) -> Any:
         for segments, one in self.found(value):
@@ -179,7 +179,7 @@ class _PlaceOfGradient(ReportedPlace):
         self._waiting: dict[int, weakref.ref[torch.Tensor]] = {}
         self._older = spot.kind in ("variable", "input")
         self._waited = False
-        self.hook = self._hook
+        self.hook = _PlaceOfGradient._hook
 
     def _hook(self, value: Any, inputs: tuple[Any, ...], number: Number) -> None:
         running, older = self.running, self._older  # than the call in which the value is observed

@@ -182,6 +182,8 @@ class ObservedOperations:
                 _take_off_later(running, mode)
             elif here:  # an interrupt may have come before `on` was set
                 _take_off(mode)
+                if not mode.frames:  # so that it does not keep this attachment, and its model
+                    self.running.thread.here.mode = None
         self._modes.clear()
 
     def _forget(self, one: weakref.ref[_Mode]) -> None:

@@ -242,6 +242,8 @@ class Binding:
 
     def remove(self) -> None:
         remove_all((self.functions, self._asking, self._outputs, self._hooks, self._left_out))
+        self._asking = self._outputs = self._hooks = self._left_out = Hooks(self._running)
+        vars(self).pop("functions")  # these hold this, which would then be freed by the garbage collector alone
 
     def leave_out(self, arriving: nn.Module) -> None:
         """Hook modules that were added since, so that their calls are not counted for the owner around them."""
