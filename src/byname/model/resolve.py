@@ -96,7 +96,7 @@ def _only_module(segments: Segments, module: nn.Module) -> Spot | None:
         module = child
     if is_operation(_bare(name)) or not is_called(module):
         return None
-    return Spot("module", ".".join(str(one) for one in segments), module)
+    return Spot("module", ".".join([str(one) for one in segments]), module)
 
 
 @lru_cache(maxsize=4096)

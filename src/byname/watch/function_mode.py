@@ -91,24 +91,28 @@ class _Frame:
     Attributes:
         counts: how often each name was called.
         busy: the number of callbacks running when it began; what those that run now call is not counted.
-        callers: the code that is known to run inside of it. None if the call is not visible on Python's stack, since
-            another library replaced PyTorch's code.
+        caller: the code that called an operation last, and is known to run inside of it.
+        callers: each code that is known to do so, by its ``id``: the hash of a code object takes longer than its
+            operation. None if the call is not visible on Python's stack, since another library replaced PyTorch's code.
     """
 
-    __slots__ = ("busy", "callers", "counts", "owner")
+    __slots__ = ("busy", "caller", "callers", "counts", "owner")
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.busy = len(of_thread.busy)
-        self.callers: set[CodeType] | None = set() if runs(owner.module) else None
+        self.caller: CodeType | None = None
+        self.callers: dict[int, CodeType] | None = {} if runs(owner.module) else None
         self.counts: dict[str, int] = {}
 
     def has_ended(self, caller: CodeType) -> bool:
         """Return whether an interrupt has ended it, without a hook, before this code calls an operation."""
-        if self.callers is None or caller in self.callers:
-            return False
-        self.callers.add(caller)
-        return not runs(self.owner.module)
+        if self.callers is not None and id(caller) not in self.callers:
+            self.callers[id(caller)] = caller
+            if not runs(self.owner.module):
+                return True
+        self.caller = caller
+        return False
 
 
 class _Mode(TorchFunctionMode):
@@ -140,15 +144,23 @@ class _Mode(TorchFunctionMode):
             k = counts.get(name, 0)
             counts[name] = k + 1
             found = owner.decided.get((name, k))
-            if (found is None or found.asked) and frame.has_ended(sys._getframe(1).f_code):
-                self.frame = None
-                return func(*args, **kwargs) if kwargs else func(*args)
+            if found is None or found.asked:
+                caller = sys._getframe(1).f_code
+                if caller is not frame.caller and frame.has_ended(caller):
+                    self.frame = None
+                    return func(*args, **kwargs) if kwargs else func(*args)
             if found is None:
                 found = owner.decided[name, k] = self.functions.decide(owner, name, k, func)
             if owner.functions:
                 found = self.functions.with_called(frame, found, name, func)
             if found.asked:
-                return self.functions.report(owner, found, func, args, kwargs)
+                if kwargs or found.special or self.functions.running.before is not None:
+                    return self.functions.report(owner, found, func, args, kwargs or {})
+                result = func(*args)
+                whole = value = main_result(func, result) if type(result) is tuple else result
+                for place in found.places:
+                    value = place.report(None, args, None, value)
+                return result if value is whole else _replaced(owner, found.path, result, whole, value)
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
@@ -234,17 +246,6 @@ class ObservedOperations:
         return ReportedOperation(path, places, found.in_place, found.parts)
 
     def report(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an observed operation and report its result; return the result, or what replaces it."""
-        running = self.running
-        if found.special or kwargs or running.before is not None:
-            return self._report_special(owner, found, func, args, kwargs or {})
-        result = func(*args)
-        whole = value = main_result(func, result) if type(result) is tuple else result
-        for place in found.places:
-            value = place.report(None, args, None, value)
-        return result if value is whole else _replaced(owner, found.path, result, whole, value)
-
-    def _report_special(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
         """Run and report an operation that may work in place, runs step by step, or is announced to ``before``."""
         running, inputs = self.running, (*args, *kwargs.values())
         if found.parts is not None:

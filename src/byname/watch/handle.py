@@ -217,8 +217,10 @@ def remove_all(taps: Iterable[Any]) -> None:
     try:
         _remove(left, errors)
     finally:
-        _remove(left, errors)  # those that an interrupt has left untried
-    raise_first(errors)
+        if left:
+            _remove(left, errors)  # those that an interrupt has left untried
+    if errors:
+        raise_first(errors)
 
 
 def _remove(left: list[Any], errors: list[BaseException]) -> None:
