@@ -91,7 +91,7 @@ class ThreadState:
         self.task = -1
         self.inside = 0
         self.converted: dict[str, None] = {}
-        self.open: dict[object, list[Any]] = {}
+        self.open: dict[object, list[list[tuple[Any, Any]]]] = {}
         self.mode: Any = None
         self.whole = -1
         self.ended_well = False
@@ -227,11 +227,6 @@ class Running:
         observes = self.observes()
         thread.depth -= 1
         return thread.depth == 0 and observes
-
-    @property
-    def outermost(self) -> bool:
-        """Whether the running forward of the model in this thread is not inside another one."""
-        return self.thread.here.depth == 1
 
     def observes(self) -> bool:
         """Return whether values of this thread are reported.

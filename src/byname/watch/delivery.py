@@ -296,44 +296,33 @@ Wanting = Callable[[], Sequence[ReportedPlace]]
 
 def hook_outputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]) -> None:
     if running.before is None and len({id(one.module) for one in places if one.parts is None}) == len(places):
-        return hooks.add([(one.module, one, AFTER) for one in places])
+        hooks.wanted += [(one.module, one, AFTER) for one in places]
+        return
     for module, found in _by_module(places):
-        if running.before is None:
-            hooks.add([(module, OutputHook(running, _without_before(found)), AFTER)])
-        else:
-            hook_calls(hooks, running, module, partial(list, found))
-    return None
+        hook_calls(hooks, running, module, partial(list, found), at_end=running.before is None)
 
 
-def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
-    """Add hooks that report the output of a module at the places that match when the call begins."""
-    calls = _OpenCalls(running, wanting)
-    hooks.call(BEFORE, module, calls.begin)
-    hooks.add([(module, OutputHook(running, calls), AFTER)])
-    hooks.call(ALWAYS, module, calls.end)
-
-
-def hook_ends(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting) -> None:
-    """Add a hook that reports the output of a module at the places that match when the call ends."""
-    hooks.add([(module, OutputHook(running, _OpenCalls(running, wanting)), AFTER)])
-
-
-Reports = Iterable[tuple[ReportedPlace, Any]]
-"""The places that report an output, each with the result of ``before``."""
-
-
-def _without_before(places: Iterable[ReportedPlace]) -> Reports:
-    return [(place, None) for place in places]
+def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting, *, at_end: bool = False) -> None:
+    """Add hooks that report the output of a module at the places that match when the call begins, or when it ends."""
+    hook = OutputHook(running, wanting)
+    if not at_end:
+        hooks.call(BEFORE, module, hook.begin)
+    hooks.wanted.append((module, hook, AFTER))
+    if not at_end:
+        hooks.call(ALWAYS, module, hook.end)
 
 
 class OutputHook(Hook):
-    """The hook that reports the output of a module at several places, or at those that match its call."""
+    """The hook that reports the output of a module at several places, or at those that match its call.
 
-    __slots__ = ("reports",)
+    In each thread it notes how each call that has begun reports its output: the places with the results of ``before``.
+    """
 
-    def __init__(self, running: Running, reports: Reports) -> None:
+    __slots__ = ("_wanting",)
+
+    def __init__(self, running: Running, wanting: Wanting) -> None:
         self.running = running
-        self.reports = reports
+        self._wanting = wanting
 
     @dynamo_skip
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _GONE) -> Any:
@@ -341,9 +330,31 @@ class OutputHook(Hook):
         if output is _GONE:
             return None
         running, new, inputs = self.running, output, (*args, *kwargs.values()) if kwargs else args
-        for place, before in self.reports:
+        for place, before in self._found():
             new = place.report(None, inputs, None, new, before)
         return None if new is output else _put(running, module, args, output, new)
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the matching places when a call begins, and call ``before`` for each."""
+        open_calls, begins = self.running.thread.here.open.setdefault(self, []), self.running.begins
+        if open_calls and not runs(module, 2):  # an interrupt came between the hooks of an earlier call
+            open_calls.clear()
+        found = self._wanting() if self.running.observes() else ()
+        open_calls.append([(place, begins(place.spot.full, module, args, kwargs)) for place in found])
+
+    def _found(self) -> Iterable[tuple[ReportedPlace, Any]]:
+        """Return how the innermost call reports its output; it may have begun before the hooks were installed."""
+        if open_calls := self.running.thread.here.open.get(self):
+            return open_calls[-1]
+        return [(place, None) for place in self._wanting()] if self.running.observes() else ()
+
+    def end(self, *_: Any) -> None:
+        """Forget the call when it has ended or raised."""
+        calls = self.running.thread.here.open
+        if len(calls.get(self, ())) > 1:
+            calls[self].pop()
+        else:
+            calls.pop(self, None)
 
 
 def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
@@ -362,33 +373,3 @@ def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any
         return new
     overwrite(output, new)
     return output
-
-
-class _OpenCalls:
-    """The calls of a module that have begun: how each reports its output, with the result of ``before``."""
-
-    def __init__(self, running: Running, wanting: Wanting) -> None:
-        self._running = running
-        self._wanting = wanting
-
-    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the matching places when a call begins, and call ``before`` for each."""
-        open_calls, begins = self._running.thread.here.open.setdefault(self, []), self._running.begins
-        if open_calls and not runs(module, 2):  # an interrupt came between the hooks of an earlier call
-            open_calls.clear()
-        found = self._wanting() if self._running.observes() else ()
-        open_calls.append([(place, begins(place.spot.full, module, args, kwargs)) for place in found])
-
-    def __iter__(self) -> Iterator[tuple[ReportedPlace, Any]]:
-        """Return how the innermost call reports its output; it may have begun before the hooks were installed."""
-        if open_calls := self._running.thread.here.open.get(self):
-            return iter(open_calls[-1])
-        return iter(_without_before(self._wanting()) if self._running.observes() else ())
-
-    def end(self, *_: Any) -> None:
-        """Forget the call when it has ended or raised."""
-        calls = self._running.thread.here.open
-        if len(calls.get(self, ())) > 1:
-            calls[self].pop()
-        else:
-            calls.pop(self, None)

@@ -123,8 +123,8 @@ class Iterations:
         return args, kwargs
 
     def _well(self, *_: Any) -> None:
-        if self._running.outermost:
-            self._running.thread.here.ended_well = True
+        here = self._running.thread.here
+        here.ended_well = here.depth == 1 or here.ended_well
 
     def _end(self, *_: Any) -> None:
         outermost = self._running.leave()

@@ -179,8 +179,8 @@ class ObservedOperations:
         pause, close = Hook(self._pause, 3, self.running), Hook(self._close, 3, self.running)
         for owner in owners:
             hooks.call(BEFORE, owner.module, partial(self._open, owner))
-        hooks.add([(module, pause, BEFORE) for module in others])
-        hooks.add([(module, close, ALWAYS_FIRST) for module in (*(owner.module for owner in owners), *others)])
+        hooks.wanted += [(module, pause, BEFORE) for module in others]
+        hooks.wanted += [(one, close, ALWAYS_FIRST) for one in (*(owner.module for owner in owners), *others)]
 
     def remove(self) -> None:
         """Stop reporting, also in a forward that is running; its thread's mode stack is restored once it has ended."""

@@ -7,7 +7,7 @@ import inspect
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from types import MethodType
 from typing import Any, TypeAlias
@@ -132,9 +132,7 @@ AFTER: Moment = ("_forward_hooks", "_forward_hooks_with_kwargs", False)
 """After the forward; the hook is called with ``(module, args, kwargs, output)``."""
 
 ALWAYS: Moment = ("_forward_hooks", "_forward_hooks_always_called", False)
-"""After the forward, also after one that has raised, and even if another thread removed the hook just after it.
-
-The hook is called with ``(module, args, output)``."""
+"""After it, also if it raised, and even if another thread removed the hook just then: ``(module, args, output)``."""
 
 ALWAYS_FIRST: Moment = (*ALWAYS[:2], True)
 
@@ -151,28 +149,25 @@ class Hooks:
 
     def __init__(self, running: Running) -> None:
         self._running = running
-        self._wanted: list[Wanted] = []
+        self.wanted: list[Wanted] = []
         self._placed: dict[int, Wanted] = {}
         self._classes: list[type[nn.Module]] = []
 
-    def add(self, wanted: Iterable[Wanted]) -> None:
-        self._wanted += wanted
-
     def call(self, moment: Moment, module: nn.Module, function: Callable[..., Any]) -> None:
         """Add a hook that calls a function."""
-        self._wanted.append((module, Hook(function, 4 if moment is AFTER else 3, self._running), moment))
+        self.wanted.append((module, Hook(function, 4 if moment is AFTER else 3, self._running), moment))
 
     def install(self) -> None:
         """Install the hooks, before those of later attachments; none on scripted modules, which run no hooks."""
-        classes = {type(module): None for module, *_ in self._wanted}
+        classes = {type(module): None for module, *_ in self.wanted}
         if any(issubclass(kind, ScriptModule) for kind in classes):
-            self._wanted = [one for one in self._wanted if not is_script(one[0])]
-            classes = {type(module): None for module, *_ in self._wanted}
-        if not self._wanted:
+            self.wanted = [one for one in self.wanted if not is_script(one[0])]
+            classes = {type(module): None for module, *_ in self.wanted}
+        if not self.wanted:
             return
         keys = RemovableHandle.next_id
-        RemovableHandle.next_id = keys + len(self._wanted)
-        self._placed = dict(enumerate(self._wanted, keys))
+        RemovableHandle.next_id = keys + len(self.wanted)
+        self._placed = dict(enumerate(self.wanted, keys))
         self._classes = [*classes]
         _unhooked_copies.add(self, self._classes)
         order = self._running.order

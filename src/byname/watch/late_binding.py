@@ -31,7 +31,7 @@ from byname.table import listed
 from byname.tracing.muted import muting
 from byname.tracing.tracer import trace
 from byname.watch.attachment import Running
-from byname.watch.delivery import ReportedPlace, Wanting, hook_calls, hook_ends, hook_outputs, reported_place
+from byname.watch.delivery import ReportedPlace, Wanting, hook_calls, hook_outputs, reported_place
 from byname.watch.function_mode import ObservedOperations, Owner
 from byname.watch.handle import remove_all
 from byname.watch.hooks import Hooks
@@ -228,8 +228,8 @@ class Binding:
         by_class = self._running.before is None and all(goes_by_class(selector) for selector, _ in self._online)
         for path, module in self._paths.values() if self._online else ():
             if id(module) in self._asked_of and id(module) not in self._modules:
-                hook = hook_ends if by_class and id(module) in self._leaves else hook_calls
-                hook(self._asking, self._running, module, self._asked(path, module))
+                at_end = by_class and id(module) in self._leaves
+                hook_calls(self._asking, self._running, module, self._asked(path, module), at_end=at_end)
 
     def _inside_owners(self) -> dict[int, nn.Module]:
         return all_inside(owner.module for owner in self._owners.values())
