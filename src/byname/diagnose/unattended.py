@@ -33,9 +33,10 @@ from byname.diagnose.silent.loading import Loading
 from byname.diagnose.silent.ranks_apart import Ranks
 from byname.diagnose.silent.samples import Batches
 from byname.diagnose.silent.sequences import Sequences
-from byname.diagnose.silent.shuffles import Shuffles
+from byname.diagnose.silent.shuffles import Seeds, Shuffles
 from byname.diagnose.silent.steps import Clipping, Schedules
 from byname.diagnose.silent.topic import LOSS_FUNCTIONS, ObservedCall, Topic, patch
+from byname.diagnose.silent.unused import Unused
 from byname.diagnose.silent.validation import EvaluationMode
 from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name
@@ -108,7 +109,7 @@ class RunningCheck:
         self._ungraded: dict[tuple[ThisCode, int], int] = {}
         self._leaf_losses = self._has_backward = self._over = False
         self._schedules, self._weights = Schedules(self), Weights(self)
-        kinds = (Loading, Clipping, EvaluationMode, Batches, Sequences, Shuffles, Ranks)
+        kinds = (Loading, Clipping, EvaluationMode, Batches, Sequences, Shuffles, Ranks, Unused, Seeds)
         self._topics: list[Topic] = [self._schedules, self._weights, *(kind(self) for kind in kinds)]
         self._applying = [one.applied for one in self._topics if type(one).applied is not Topic.applied]
         self._running = [one.ran for one in self._topics if type(one).ran is not Topic.ran]

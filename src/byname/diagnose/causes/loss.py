@@ -20,7 +20,7 @@ from byname.source.location import Site
 COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
 BY_HAND = {"PowBackward", "AbsBackward", "MulBackward"}
 """Nodes that a loss written by hand applies to a difference."""
-MOVES = {"ViewBackward", "UnsafeViewBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "TBackward"}
+MOVES = {f"{name}Backward" for name in ("View", "UnsafeView", "Transpose", "Permute", "Squeeze", "T", "ToCopy")}
 
 
 class Loss:

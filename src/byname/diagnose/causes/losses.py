@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dis
 import re
 from collections.abc import Collection, Iterator
 from types import FrameType
@@ -264,23 +263,23 @@ _SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
 
 def _overwritten(loss: Loss) -> Iterator[Facts]:
     """Yield the variable of a loss if a loop overwrites it in each round, and so keeps the last value only."""
-    line = line_of(loss.frame)
-    code = line.code
-    if code is None or not _JUMPS & {*code.co_code[: line.instruction : 2]}:
-        return  # no loop has ended before this line
-    spot = line.spot
-    name = None if spot is None else spot.receiver
-    if spot is None or name is None or not name.isidentifier():
-        return
-    before = [one for one in statements_of(code) if one.lineno < spot.site.line]
-    for at, loop in enumerate(before):
-        if isinstance(loop, ast.For) and (loop.end_lineno or 0) < spot.site.line:
-            last, first = _overwriting(loop, name), [one for one in before[:at] if _assigns(one, name)]
-            later = [one for one in before[at:] if one.lineno > (loop.end_lineno or 0) and _assigns(one, name)]
-            is_sum = _ZERO.match(ast.unparse(first[-1].value)) if first else _is_of_each_round(last, loop)
-            if last is not None and not later and is_sum:
-                site = site_of(code, last, name, code.co_qualname)
-                yield {"name": variable(name), "noticed": site, "backward": spot.site}
+    line, lookup = line_of(loss.frame), loss.context.lookup
+    calls = [lookup.call(node) for one in loss.context.roots if (node := fact(one, "grad_fn")) is not None]
+    made = [one.line.code for one in calls if one is not None and one.line.code not in (None, line.code)]
+    places = [(line.code, line.spot.receiver or "", line.spot.site.line)] if line.spot is not None else []
+    for code in made[:1]:  # a function that returns the loss
+        ends = [one for one in statements_of(code) if isinstance(one, ast.Return)]
+        places += [(code, one.value.id, one.lineno) for one in ends if isinstance(one.value, ast.Name)]
+    for code, name, number in places:
+        before = [one for one in statements_of(code) if one.lineno < number]  # type: ignore[arg-type]
+        for at, loop in enumerate(before):
+            if isinstance(loop, ast.For) and (loop.end_lineno or 0) < number:
+                last, first = _overwriting(loop, name), [one for one in before[:at] if _assigns(one, name)]
+                later = [one for one in before[at:] if one.lineno > (loop.end_lineno or 0) and _assigns(one, name)]
+                is_sum = _ZERO.match(ast.unparse(first[-1].value)) if first else _is_of_each_round(last, loop)
+                if last is not None and not later and is_sum:
+                    site = site_of(code, last, name, code.co_qualname)  # type: ignore[arg-type,union-attr]
+                    yield {"name": variable(name), "noticed": site, "backward": line.site}
 
 
 def _is_of_each_round(assignment: ast.Assign | None, loop: ast.For) -> bool:
@@ -313,7 +312,6 @@ def _thrown_away(loss: Loss) -> Iterator[Facts]:
 _BEGINS = re.compile(r"torch\.(zeros|ones|tensor|full|empty|as_tensor)|float\(|None")
 """What a variable is assigned before its value is computed."""
 _ZERO = re.compile(r"0(\.0)?$|torch\.(zeros\(|tensor\(0\)|tensor\(0\.0)")
-_JUMPS = {number for name, number in dis.opmap.items() if name.startswith("JUMP_BACKWARD")}
 
 
 def _assigns(statement: ast.AST, name: str) -> TypeGuard[ast.Assign]:

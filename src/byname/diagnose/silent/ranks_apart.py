@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections import deque
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import FailureContext
-from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import can_look, looking
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, patch, row
-from byname.reading.frames import Line
+from byname.reading.frames import NO_LINE, Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction
@@ -33,6 +35,10 @@ BARE_MODULE = row("bare-module",
 APART = row("ranks-apart",
     "{name} has other values in rank {rank} than in rank 0 since step {since} of {kind}{noticed:at}{why}: "
     "{count} of {all} parameters differ, and {keeper:-}{keeps}", "{remedy}")
+ALIKE = row("ranks-alike",
+    "{called:-}suspicious: rank {rank} is given the same batches{noticed:at} as rank 0 in each of {times} steps, and "
+    "computes the same loss: it does the same work again",
+    "DataLoader(..., sampler=DistributedSampler(dataset)), or a seed that depends on the rank where data is drawn")
 # fmt: on
 
 _MOST_RANKS, _MOST_NUMBERS, _LOOKS = 9, 1 << 24, 3
@@ -54,11 +60,15 @@ class Ranks(Topic):
         self._averaged: dict[int, Line] = {}  # the memory that all_reduce() was given since the last step
         self._by_hand: dict[int, tuple[Line, set[int]]] = {}
         self._equal: dict[tuple[int, int], set[int]] = {}
+        self._given: list[float] = []  # the sums of the inputs and of the loss of this step
+        self._called, self._loaders = NO_LINE, deque[Line](maxlen=1)
+        self._alike: dict[tuple[int, int], list[Any]] = {}
 
     def begin(self, block: Undo) -> None:
         """Watch where gradients are averaged by hand."""
         for owner in (torch.distributed, getattr(torch.distributed, "distributed_c10d", torch.distributed)):
             patch(block, owner, "all_reduce", self._reduces)
+        patch(block, DataLoader, "__iter__", lambda call, _: self._loaders.append(call.programs_line))
 
     def _reduces(self, call: ObservedCall, result: Any) -> None:
         given, group = call.given(0, "tensor"), call.given(2, "group")
@@ -75,16 +85,20 @@ class Ranks(Topic):
             self._wrapped[id(call.called)] = any(one._modules.get("module") is call.called for one in wrappers)
         if self._wrapped[id(call.called)]:
             self._bare = [(weakref.ref(call.called), call.line)]
+        if type(call.called) is DistributedDataParallel:
+            self._called, self._given = call.line, [*self._given, *map(sum_of, call.tensors)]
 
     def backward(self, loss: Loss) -> None:
         """Note whether gradients stay in their rank, under ``no_sync()``: then ranks differ on purpose."""
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             self._is_local = any(not one.require_backward_grad_sync for one in living(DistributedDataParallel))
+            self._given += map(sum_of, loss.context.roots)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Report the second step after a bare call, and compare the parameters of the ranks."""
         self._tell_of_bare(followed)
         averaged, self._averaged = self._averaged, {}
+        given, self._given = self._given, []
         if not torch.distributed.is_initialized() or self._times or self._is_local:
             return
         if followed.steps == 1:
@@ -95,7 +109,7 @@ class Ranks(Topic):
             self._note_averaging(followed, averaged)
         try:
             if wrapper is not None or id(followed) in self._by_hand:
-                self._share(followed, wrapper, torch.distributed.distributed_c10d._get_default_store())
+                self._share(followed, wrapper, given, torch.distributed.distributed_c10d._get_default_store())
         except RuntimeError:  # the process that has the store is gone
             self._wrappers.clear()
 
@@ -107,13 +121,14 @@ class Ranks(Topic):
         if is_small and torch.distributed.get_world_size() > 1 and 2 * len(mine) > len(graded) == len(followed.keys):
             self._by_hand.setdefault(id(followed), (next(iter(averaged.values())), mine))
 
-    def _share(self, followed: FollowedOptimizer, wrapper: Any, store: Any) -> None:
+    def _share(self, followed: FollowedOptimizer, wrapper: Any, given: list[float], store: Any) -> None:
         """Let the other ranks read the sums of the parameters, and compare those that they have put by now."""
         key, rank = f"byname/ranks/{self._watch.optimizers().index(followed)}", torch.distributed.get_rank()
         with looking():
             readable = all(map(can_look, followed.parameters()))
             values = [one.detach().double() for one in followed.parameters() if readable]
             sums = [(float(one.sum()), float(one.abs().sum())) for one in values]
+            sums += [(one, 0.0) for one in given if readable]
         if rank:
             store.set(f"{key}/{followed.steps}/{rank}", json.dumps(sums))
             return
@@ -125,8 +140,9 @@ class Ranks(Topic):
                 break  # none after it, so that the steps keep their order
             del waiting[step]
             for other in ranks:
-                theirs = json.loads(store.get(f"{key}/{step}/{other}"))
-                differ = [at for at, pair in enumerate(zip(mine, theirs, strict=False)) if _differ(*pair)]
+                theirs, count = json.loads(store.get(f"{key}/{step}/{other}")), len(followed.parameters())
+                self._look_for_alike((id(followed), other), [one for one, _ in mine[count:]], theirs[count:])
+                differ = [at for at, pair in enumerate(zip(mine[:count], theirs, strict=False)) if _differ(*pair)]
                 if id(followed) in self._by_hand:  # one that is not averaged may be the part of a rank
                     every = [id(one) for one in followed.parameters()]
                     equal = self._equal.setdefault((id(followed), other), {*range(len(every))} - {*differ})
@@ -135,6 +151,14 @@ class Ranks(Topic):
                 since[:] = [*since, step] if differ else []
                 if len(since) == _LOOKS:
                     self._tell_of_apart(followed, wrapper, {"rank": other, "since": max(since[0] - 1, 1)}, differ)
+
+    def _look_for_alike(self, key: tuple[int, int], mine: list[float], theirs: list[list[float]]) -> None:
+        """Report a rank that repeats what rank 0 computes, with other inputs in each of the first looks."""
+        alike = self._alike.setdefault(key, [])
+        alike.append(mine[0] if len(mine) > 1 and mine == [one for one, _ in theirs] else None)
+        if len(alike) == _LOOKS + 1 == len({*alike} - {None}):
+            site = [*self._loaders, self._called][0].site
+            self.say(ALIKE, site, rank=key[1], times=len(alike), called=self._called.site)
 
     def _tell_of_apart(
         self, followed: FollowedOptimizer, wrapper: Any, facts: dict[str, Any], differ: list[int]

@@ -24,7 +24,7 @@ from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import kind_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.silent.shuffles import SHUFFLED_APART, read_by
+from byname.diagnose.silent.shuffles import SHUFFLED_APART, ignores_index, read_by
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of
@@ -52,8 +52,8 @@ SAME_SLICE = row("same-slice",
     "each time, as {start} does not change", "change {start} from step to step, or iterate over a DataLoader; it is "
     "right if the other samples are for something else")
 EQUAL_SAMPLES = row("equal-samples",
-    "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, while their targets "
-    "differ: a batch seems to repeat one sample",
+    "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: a batch "
+    "seems to repeat one sample",
     "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given")
 PIXELS = row("inputs-not-scaled",
     "suspicious: the inputs of the first layer ({kind}){noticed:at} are whole numbers up to {most:g}, such as pixels "
@@ -140,9 +140,8 @@ class Batches(Topic):
         self._loaders: dict[int, _Loader] = {}
         self._iterators: dict[int, _Loader] = {}
         self._same: dict[Any, _Same | None] = {}
-        self._equal = 0
         self._input: list[_Input] = []
-        self._targets_differ = self._pretrained = False
+        self._equal, self._how, self._pretrained = 0, "", False  # how it shows that samples should differ
         self._pixels: tuple[str, float, Line] | None = None
         self._layers: list[str] = []
         self._classes: dict[Any, tuple[Line, torch.Tensor]] = {}
@@ -233,7 +232,9 @@ class Batches(Topic):
         for first in [one.drawn for one in self._input]:
             values = values_of(targets)
             is_chosen = targets.dtype == torch.long and any(log.cuts_of(targets) for log in logs())  # by a policy
-            self._targets_differ = values is not None and values.dim() > 0 and not (is_chosen or _rows_equal(values))
+            differ = values is not None and values.dim() > 0 and not (is_chosen or _rows_equal(values))
+            ignoring = [words for one in self._loaders.values() if (words := ignores_index(one.loader()))]
+            self._how = "while their targets differ" if differ else [*ignoring, ""][0]
             with DisableTorchFunction():
                 second = _draw_of(targets)
             if first is not None and second is not None and first.key != second.key and first.source != second.source:
@@ -266,12 +267,12 @@ class Batches(Topic):
                 self.say(NEVER_A_TARGET, line.site, **facts)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        for one in self._input if self._targets_differ else ():
+        for one in self._input if self._how else ():
             self._equal += one.equal > 0
             if self._equal == _EQUAL_IN:
                 name = argument(one.line, 0)
-                self.say(EQUAL_SAMPLES, one.line.site, size=one.equal, name=name, module=one.module)
-        self._input, self._targets_differ = [], False
+                self.say(EQUAL_SAMPLES, one.line.site, size=one.equal, name=name, module=one.module, how=self._how)
+        self._input, self._how = [], ""
         if self._pixels is not None and not self._pretrained:
             self.say(PIXELS, self._pixels[2].site, kind=self._pixels[0], most=self._pixels[1])
         if followed.is_looked_at:
@@ -431,7 +432,7 @@ def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
 def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
     """Return how many entries of lists and deques, and of what these hold, are a tensor; whether it fills a deque."""
     holders: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (list, deque)]
-    rows: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (tuple, dict) or _is_record(one)]
+    rows = [one for one in gc.get_referrers(tensor) if issubclass(type(one), tuple | dict) or _is_record(one)]
     lists = [one for one in (gc.get_referrers(*rows[:_ENTRIES]) if rows else ()) if type(one) in (list, deque)]
     inside = {id(one) for held in lists if held is not rows for one in held}
     holders += [one for one in rows if id(one) in inside]

@@ -153,9 +153,10 @@ class Sequences(Topic):
     def _look_at_view_of_input(self, given: torch.Tensor) -> None:
         """Look at what a module is given, if it is a view of all values of a tensor without a graph."""
         base = fact(given, "_base")
-        if base is None or fact(given, "requires_grad") or base.numel() != given.numel():
+        before, after = () if base is None else tuple(base.shape), tuple(given.shape)
+        before = before and (before if base.numel() == given.numel() else (*after[:1], *before[1:]))  # some samples
+        if base is None or fact(given, "requires_grad") or math.prod(before) != given.numel():
             return
-        before, after = tuple(base.shape), tuple(given.shape)
         in_order = base.is_contiguous() and given.is_contiguous()  # which no transpose leaves so
         if in_order and _mixes_channels(before, after):
             self.say(IMAGE_MIXES, site_of_tensor(given), before=str(before), after=str(after))
@@ -252,6 +253,8 @@ class Sequences(Topic):
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
         found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
+        if "NllLossBackward" not in loss.nodes:  # of which another row speaks
+            found += [("log_softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("LogSoftmaxBackward",))]
         found += [("a softmax by hand", node, dim) for node in loss.of_kinds(("DivBackward",)) for dim in summed(node)]
         for what, node, dim in found:
             shape = shape_of(node)
@@ -325,7 +328,7 @@ class Sequences(Topic):
         known = [("target", one) for one in self._targets] + [("input", one) for one in (*self._ids, *self._filled)]
         for of, values in known:
             value = _padding(values) if kept.numel() == values.numel() else None
-            if value is not None and kept.squeeze().shape == values.shape:
+            if value is not None and (kept.dim() == 1 or kept.squeeze().shape == values.shape):
                 with looking():
                     kept = kept.cpu().reshape(values.shape)
                     only = bool(kept.any()) and bool((values[kept] == value).all()) and distinct(values[~kept]) > 2

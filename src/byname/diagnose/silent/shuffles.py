@@ -1,8 +1,9 @@
-"""Shuffles: inputs and targets that two different draws shuffle, so that no target belongs to its sample."""
+"""Shuffles: inputs and targets that two draws shuffle differently, and random numbers that repeat."""
 
 from __future__ import annotations
 
 import ast
+import dis
 import re
 import sys
 from collections.abc import Iterator
@@ -14,21 +15,28 @@ import torch
 
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import looking
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, row, values_of
-from byname.reading.frames import variables_of
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, patch, row, values_of
+from byname.reading.frames import Line, variables_of
+from byname.reading.objects import attributes_of, found_in
+from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 from byname.source.code import ThisCode, names_bound, statements_of
-from byname.source.location import PROGRAM, WRITTEN_BY, Site, site_of
+from byname.source.location import PROGRAM, WRITTEN_BY, Site, is_library, site_of
 from byname.source.tracebacks import outwards
+from byname.undo import Undo
 
 # fmt: off
 SHUFFLED_APART = row("shuffled-apart",
     "suspicious: the inputs{inputs:at} and the targets{noticed:at} of one loss are shuffled by two different calls of "
     "{by}: no target belongs to its sample any more",
     "draw one permutation once and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]")
+SAME_DRAWS = row("same-random-numbers",
+    "suspicious: `{seeds.statement}`{noticed:at} sets the same seed before each of {times} steps: what is drawn in the "
+    "forward{drawn:at}, as by a dropout, is the same each time",
+    "set the seed once, before the loop; for an evaluation with a fixed seed, under torch.random.fork_rng()")
 # fmt: on
 
-_MOST_ROWS, _MOST_NUMBERS, _COMPARED = 1 << 16, 1 << 22, 4
+_MOST_ROWS, _MOST_NUMBERS, _COMPARED, _MANY = 1 << 16, 1 << 22, 4, 8
 _SEEDS = re.compile(r"seed|set_state|default_rng|RandomState|Random\(")
 """Words of a statement after which the same numbers may be drawn again."""
 
@@ -80,6 +88,53 @@ class Shuffles(Topic):
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         self._input = None
+
+
+class Seeds(Topic):
+    """Watches the generator of random numbers where the program sets a seed before each step."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._seeded: tuple[Any, Line] | None = None  # since the last step
+        self._began: tuple[int, Line] | None = None  # the state of the generator at the first forward since then
+        self._same: list[Any] = []  # what held in the last steps in a row
+
+    def begin(self, block: Undo) -> None:
+        patch(block, torch, "manual_seed", self._seeds)
+
+    def _seeds(self, call: ObservedCall, result: Any) -> None:
+        is_put_back = any("rng" in name for one in outwards(call.frame) for name in one.f_code.co_names)
+        if torch.is_grad_enabled() and not is_put_back and len(self._same) < _MANY:
+            self._seeded = call.given(0, "seed"), call.programs_line
+
+    def ran(self, call: ObservedCall) -> None:
+        """Note the state at the first forward of a step."""
+        if self._began is None and self._seeded is not None and not call.depth:
+            self._began = _state(), call.line
+
+    def before_step(self, followed: FollowedOptimizer) -> None:
+        """Report a forward that drew random numbers, and began in the same state in several steps in a row."""
+        seeded, began, self._seeded, self._began = self._seeded, self._began, None, None
+        if seeded is not None and began is not None and _state() != began[0] and followed.kind != "LBFGS":
+            key = id(followed), seeded[0], seeded[1].place, began[0]
+            self._same = [*self._same, key] if [key] == self._same[-1:] else [key]
+            if len(self._same) == _MANY and (site := seeded[1].site) is not None:
+                self.say(SAME_DRAWS, site, seeds=site, times=_MANY, drawn=began[1].site)
+
+
+def ignores_index(loader: Any) -> str:
+    """Return in words that the program's dataset of a loader does not read the index that it is asked for, or none."""
+    code: Any = getattr(found_in(type(attributes_of(loader).get("dataset")), "__getitem__"), "__code__", None)
+    if code is None or is_library(code.co_filename) or code.co_varnames[1:2] < ("a",):  # "_" says so
+        return ""
+    given = [one.argval if type(one.argval) is tuple else (one.argval,) for one in dis.get_instructions(code)]
+    return "" if any(code.co_varnames[1] in one for one in given) else "and __getitem__() does not use its index"
+
+
+def _state() -> int:
+    """Return a number for the state of PyTorch's generator of random numbers."""
+    with DisableTorchFunction():
+        return hash(torch.get_rng_state().numpy().tobytes())
 
 
 def _shuffled_apart(code: CodeType) -> Iterator[tuple[_Draw, _Draw]]:
