@@ -105,6 +105,11 @@ def test_a_module_that_is_called_past_its_wrapper_is_told_in_each_rank(tmp_path)
     assert "the gradients of `net[0].weight`, `net[0].bias`, `net[2].weight`" in told
 
 
+def test_ranks_with_the_same_batches_are_told(tmp_path):
+    told = said(tmp_path, change="rank = 0")
+    assert "ranks-alike: suspicious: rank 1 is given the same batches at train.py:" in told
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_told_of_ranks_that_are_equal_now_and_then(name, tmp_path):
     assert said(tmp_path, **HEALTHY[name]) == ""

@@ -5,7 +5,7 @@ import inspect
 import io
 import random
 import textwrap
-from collections import deque
+from collections import deque, namedtuple
 from dataclasses import dataclass
 
 import numpy
@@ -16,7 +16,7 @@ from checking import findings_of
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, OneCycleLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 STEPS = 20
 
@@ -2496,6 +2496,279 @@ def test_only_the_entries_of_the_program_are_counted():
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda one: one.__qualname__.replace(".<locals>.program", ""))
 def test_nothing_is_told_of_what_looks_alike_and_is_right(program):
     assert [str(one) for one in findings_of(program)] == []
+
+
+class DropsResults(nn.Module):
+    def __init__(self, write):
+        super().__init__()
+        self.first, self.last, self.drop, self.write = nn.Linear(4, 8), nn.Linear(8, 3), nn.Dropout(0.5), write
+
+    def forward(self, x):
+        h = self.first(x)
+        self.write(self, h)
+        return self.last(h)
+
+
+def masks_in_vain(module, h):
+    h.masked_fill(h < 0, 0.0)
+
+
+def drops_in_vain(module, h):
+    F.dropout(h, p=0.5)
+
+
+def drops_by_a_module_in_vain(module, h):
+    module.drop(h)
+
+
+def cuts_in_vain(module, h):
+    h.detach()
+
+
+def masks_in_place(module, h):
+    h.masked_fill_(h < 0, 0.0)
+
+
+def drops_in_place(module, h):
+    F.dropout(h, 0.5, True, True)
+
+
+def tries_a_view(module, h):
+    try:
+        h.view(-1)
+    except RuntimeError:
+        raise AssertionError from None
+
+
+def writes(write):
+    def program():
+        model = DropsResults(write)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            step(model, optimizer)
+        return model
+
+    return program
+
+
+REMEDIES_OF_DROPPED = {
+    masks_in_vain: "h = h.masked_fill(h < 0, 0.0)",
+    drops_in_vain: "h = F.dropout(h, p=0.5)",
+    drops_by_a_module_in_vain: "h = module.drop(h)",
+    cuts_in_vain: "h = h.detach()",
+}
+
+
+@pytest.mark.parametrize("write", REMEDIES_OF_DROPPED)
+def test_a_result_that_a_statement_drops_is_told_with_the_line_to_write(write):
+    (found,) = findings_of(writes(write))
+    assert (found.cause, found.remedy) == ("result-dropped", REMEDIES_OF_DROPPED[write])
+
+
+@pytest.mark.parametrize("write", [masks_in_place, drops_in_place, tries_a_view])
+def test_a_statement_that_changes_a_tensor_or_tries_something_drops_nothing(write):
+    assert findings_of(writes(write)) == []
+
+
+def seeded(seed_of, dropout=0.5):
+    def program():
+        model = network(dropout)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x, y = batch()
+        for number in range(STEPS):
+            torch.manual_seed(seed_of(number))
+            step(model, optimizer, x, y)
+        return model
+
+    return program
+
+
+def evaluated_with_a_seed(around):
+    def program():
+        model = network(0.5)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(STEPS):
+            with around():
+                torch.manual_seed(3)
+                model(torch.randn(4, 4))
+            step(model, optimizer)
+        return model
+
+    return program
+
+
+def test_a_seed_that_is_set_before_each_forward_is_told():
+    (found,) = findings_of(seeded(lambda number: 3))
+    assert found.cause == "same-random-numbers" and not found.certain
+    assert [one.statement for one in found.sites][-1] == "torch.manual_seed(seed_of(number))"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        seeded(lambda number: number),
+        seeded(lambda number: 3, dropout=0.0),
+        evaluated_with_a_seed(torch.random.fork_rng),
+        evaluated_with_a_seed(torch.no_grad),
+        seeded(lambda number: number // 4),
+    ],
+)
+def test_seeds_that_differ_or_draw_nothing_are_right(program):
+    assert findings_of(program) == []
+
+
+class OneSample(Dataset):
+    def __init__(self):
+        self.x, self.y = torch.randn(60, 4), torch.arange(60) % 3
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, number):
+        return self.x[0], self.y[0]
+
+
+class OneOnPurpose(OneSample):
+    def __getitem__(self, _):
+        return self.x[0], self.y[0]
+
+
+def samples_of(kind):
+    def program():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = DataLoader(kind(), batch_size=10, shuffle=True)
+        for x, y in loader:
+            step(model, optimizer, x, y)
+        return model
+
+    return program
+
+
+def test_a_dataset_that_does_not_use_its_index_is_told():
+    (found,) = findings_of(samples_of(OneSample))
+    assert found.cause == "equal-samples" and "__getitem__() does not use its index" in found.message
+    assert findings_of(samples_of(OneOnPurpose)) == []
+
+
+def each_by_itself(parts, x, y):
+    for part in parts:
+        loss = F.cross_entropy(part(x), y)
+    return loss
+
+
+def all_together(parts, x, y):
+    loss = 0.0
+    for part in parts:
+        loss = loss + F.cross_entropy(part(x), y)
+    return loss
+
+
+def loss_by(function):
+    def program():
+        parts = nn.ModuleList([nn.Linear(4, 3) for _ in range(3)])
+        optimizer = torch.optim.SGD(parts.parameters(), 0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = function(parts, *batch())
+            loss.backward()
+            optimizer.step()
+        return parts
+
+    return program
+
+
+def test_a_loss_that_a_function_overwrites_and_returns_is_told():
+    found = findings_of(loss_by(each_by_itself))
+    assert "loss-overwritten" in [one.cause for one in found]
+    assert findings_of(loss_by(all_together)) == []
+
+
+def in_bfloat16():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sigmoid())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        x, _ = batch()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.binary_cross_entropy_with_logits(model(x), (x[:, :3] > 0).float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def test_a_cast_between_an_activation_and_its_loss_hides_nothing():
+    assert [one.cause for one in findings_of(in_bfloat16)] == ["double-softmax"]
+
+
+def distilled(dim):
+    def program():
+        model, teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            x, _ = batch()
+            with torch.no_grad():
+                goal = teacher(x).softmax(dim)
+            loss = F.kl_div(model(x).log_softmax(dim), goal, reduction="batchmean")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model, teacher
+
+    return program
+
+
+def test_a_log_softmax_over_the_batch_is_told():
+    assert [one.cause for one in findings_of(distilled(0))] == ["softmax-over-batch"]
+    assert findings_of(distilled(1)) == []
+
+
+def images_by(dims):
+    def program():
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x in torch.rand(24, 6, 6, 3).split(6):
+            step(model, optimizer, dims(x), torch.arange(6) % 3)
+        return model
+
+    return program
+
+
+def test_a_view_of_some_images_of_a_set_mixes_channels():
+    found = findings_of(images_by(lambda x: x.view(-1, 3, 6, 6)))
+    assert [one.cause for one in found] == ["view-mixes"]
+    assert findings_of(images_by(lambda x: x.permute(0, 3, 1, 2))) == []
+
+
+Move = namedtuple("Move", "state action")
+
+
+def remembered_by(keep):
+    def program():
+        model, memory, state = network(), deque(maxlen=100), torch.zeros(4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in range(STEPS * 2):
+            state += torch.randn(4)
+            memory.append(Move(keep(state), number % 3))
+            step(model, optimizer)
+        return model, memory
+
+    return program
+
+
+def test_named_tuples_of_one_tensor_are_counted():
+    assert [one.cause for one in findings_of(remembered_by(lambda state: state))] == ["entries-are-one-tensor"]
+    assert findings_of(remembered_by(torch.clone)) == []
+
+
+def flat(logits, target):
+    losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
+    mask = (target.flatten() == 0).float()
+    return (losses * mask).sum() / mask.sum()
+
+
+def test_a_flat_mask_that_keeps_the_padding_is_told():
+    assert [one.cause for one in findings_of(padding_in(flat))] == ["mask-inverted"]
 
 
 LAST = ")\n    optimizer"

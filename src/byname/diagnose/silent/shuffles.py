@@ -101,10 +101,14 @@ class Seeds(Topic):
 
     def begin(self, block: Undo) -> None:
         patch(block, torch, "manual_seed", self._seeds)
+        for owner in (torch, torch.random):  # as fork_rng() does at its end
+            patch(block, owner, "set_rng_state", lambda call, _: self._begin_anew())
+
+    def _begin_anew(self) -> None:
+        self._seeded = self._began = None
 
     def _seeds(self, call: ObservedCall, result: Any) -> None:
-        is_put_back = any("rng" in name for one in outwards(call.frame) for name in one.f_code.co_names)
-        if torch.is_grad_enabled() and not is_put_back and len(self._same) < _MANY:
+        if torch.is_grad_enabled():
             self._seeded = call.given(0, "seed"), call.programs_line
 
     def ran(self, call: ObservedCall) -> None:
@@ -114,10 +118,11 @@ class Seeds(Topic):
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Report a forward that drew random numbers, and began in the same state in several steps in a row."""
-        seeded, began, self._seeded, self._began = self._seeded, self._began, None, None
+        seeded, began, same, self._same = self._seeded, self._began, self._same, []
+        self._begin_anew()
         if seeded is not None and began is not None and _state() != began[0] and followed.kind != "LBFGS":
             key = id(followed), seeded[0], seeded[1].place, began[0]
-            self._same = [*self._same, key] if [key] == self._same[-1:] else [key]
+            self._same = [*same, key] if [key] == same[-1:] else [key]
             if len(self._same) == _MANY and (site := seeded[1].site) is not None:
                 self.say(SAME_DRAWS, site, seeds=site, times=_MANY, drawn=began[1].site)
 

@@ -21,9 +21,9 @@ DROPPED = row("result-dropped",
     "`{dropped.statement}`{noticed:at} changes nothing: the statement drops what {name}() returns", "{remedy}")
 # fmt: on
 
-_NEW = frozenset(
-    "masked_fill scatter detach dropout relu tanh sigmoid softmax log_softmax normalize clamp clip squeeze unsqueeze "
-    "transpose permute reshape view flatten".split()
+_NEW = re.compile(
+    "masked_fill|scatter|detach|dropout|relu|tanh|sigmoid|(log_)?softmax|normalize|clamp|clip|(un)?squeeze|transpose|"
+    "permute|reshape|view|flatten"
 )
 """Functions and methods that are called for their result only."""
 
@@ -48,11 +48,11 @@ class Unused(Topic):
 
 
 def _calls_of(log: Log) -> Iterator[tuple[Line, str, Any]]:
-    """Yield the calls since the last step whose result is gone: line, name, and the module that was called, if any."""
+    """Yield the calls since the last step whose result is gone: line, name and innermost module."""
     since = log.steps[-1].number if log.steps else 0
     for raw in takewhile(lambda raw: raw[0] >= since, reversed([*log.calls])):
-        if raw[3] is not None and raw[3]() is None and raw[6] is not None and raw[5] < 2:
-            yield Line(*raw[6:]), Call.of(raw).name, raw[4]() if raw[5] and raw[4] is not None else None
+        if raw[3] is not None and raw[3]() is None and raw[6] is not None and not raw[5]:
+            yield Line(*raw[6:]), Call.of(raw).name, raw[4] and raw[4]()
     for cut in takewhile(lambda cut: cut.number >= since, reversed([*log.cuts])):
         if cut.name == "detach" and cut.result is not None and cut.result() is None:
             yield cut.line, cut.name, None
@@ -62,12 +62,12 @@ def _instead(line: Line, name: str, module: Any) -> str:
     """Return what to write instead of a call for its result that is a whole statement; empty if it is none."""
     node: Any = getattr(line.spot, "node", None)
     statement: Any = getattr(node, "parent", None)
-    if not isinstance(node, ast.Call) or not isinstance(statement, ast.Expr) or isinstance(statement.parent, ast.Try):  # type: ignore[attr-defined]
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) and isinstance(statement, ast.Expr) else ""
+    own = attributes_of(module) if type(module).__module__.startswith("torch.nn.") else {}  # else the line is in it
+    is_known = not parameters_in(module) if own else _NEW.fullmatch(name) and called.endswith(name)
+    if not called or not is_known or own.get("_forward_hooks") or own.get("inplace"):
         return ""
-    called, own = ast.unparse(node.func), attributes_of(module) if module is not None else {}
-    is_plain = type(module).__module__.startswith("torch.nn.") and not (own.get("_forward_hooks") or own.get("inplace"))
-    is_known = is_plain and not parameters_in(module) if own else name in _NEW and called.endswith(name)
-    if not is_known or {one.arg for one in node.keywords} & {"inplace", "out"}:
+    if isinstance(statement.parent, ast.Try) or {one.arg for one in node.keywords} & {"inplace", "out"}:
         return ""
     is_function = own or re.search(r"(^|\b(F|functional|torch)\.)\w+$", called)
     given = (*node.args, node)[0] if is_function else getattr(node.func, "value", node)
