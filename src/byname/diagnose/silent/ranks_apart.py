@@ -36,7 +36,7 @@ APART = row("ranks-apart",
     "{name} has other values in rank {rank} than in rank 0 since step {since} of {kind}{noticed:at}{why}: "
     "{count} of {all} parameters differ, and {keeper:-}{keeps}", "{remedy}")
 ALIKE = row("ranks-alike",
-    "{called:-}suspicious: rank {rank} is given the same batches{noticed:at} as rank 0 in each of {times} steps, and "
+    "suspicious: rank {rank} is given the same batches{noticed:at} as rank 0 in each of {times} steps, and "
     "computes the same loss: it does the same work again",
     "DataLoader(..., sampler=DistributedSampler(dataset)), or a seed that depends on the rank where data is drawn")
 # fmt: on
@@ -52,8 +52,7 @@ class Ranks(Topic):
         super().__init__(watch)
         self._wrapped: dict[int, bool] = {}
         self._bare: list[tuple[weakref.ref[Any], Line]] = []
-        self._times = 0
-        self._is_local = False
+        self._times, self._is_local = 0, False
         self._wrappers: dict[int, weakref.ref[Any] | None] = {}
         self._sums: dict[int, dict[int, list[tuple[float, float]]]] = {}
         self._apart: dict[tuple[int, int], list[int]] = {}
@@ -97,8 +96,7 @@ class Ranks(Topic):
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Report the second step after a bare call, and compare the parameters of the ranks."""
         self._tell_of_bare(followed)
-        averaged, self._averaged = self._averaged, {}
-        given, self._given = self._given, []
+        averaged, given, self._averaged, self._given = self._averaged, self._given, {}, []
         if not torch.distributed.is_initialized() or self._times or self._is_local:
             return
         if followed.steps == 1:
@@ -157,8 +155,7 @@ class Ranks(Topic):
         alike = self._alike.setdefault(key, [])
         alike.append(mine[0] if len(mine) > 1 and mine == [one for one, _ in theirs] else None)
         if len(alike) == _LOOKS + 1 == len({*alike} - {None}):
-            site = [*self._loaders, self._called][0].site
-            self.say(ALIKE, site, rank=key[1], times=len(alike), called=self._called.site)
+            self.say(ALIKE, [*self._loaders, self._called][0].site, rank=key[1], times=len(alike))
 
     def _tell_of_apart(
         self, followed: FollowedOptimizer, wrapper: Any, facts: dict[str, Any], differ: list[int]
@@ -169,17 +166,15 @@ class Ranks(Topic):
             known = {id(one) for one in wrapper._module_parameters}
         strange = [at for at in differ if id(parameters[at]) not in known]
         first = parameters[(strange or differ)[0]]
-        why = ""
+        added, keeps = "it was added after the wrapping and ", "DistributedDataParallel would keep them equal"
         remedy = "begin with equal weights and change them in all ranks alike; call the wrapped model in each step"
-        if strange:
-            why = ", since it was added after the wrapping and its gradients are not averaged"
-            remedy = "wrap the model in DistributedDataParallel when it is complete"
-        keeps = "DistributedDataParallel would keep them equal"
+        remedy = "wrap the model in DistributedDataParallel when it is complete" if strange else remedy
         if line is not None:
-            why = ", since its gradients are not averaged" if strange else ""
+            added = ""
             remedy = "begin with equal weights: dist.broadcast(one.data, src=0) for each, before the first step"
             remedy = "average the gradients of all parameters" if strange else remedy
             keeps = "all_reduce() of the gradients keeps equal only what began equal"
+        why = f", since {added}its gradients are not averaged" if strange else ""
         facts |= {"keeper": None if line is None else line.site, "keeps": keeps}
         counts = {"count": len(differ), "all": len(parameters), "kind": followed.kind}
         names = {"name": FailureContext().names([first])[0], "why": why, "remedy": remedy}

@@ -16,9 +16,8 @@ import torch
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import looking
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, patch, row, values_of
-from byname.reading.frames import Line, variables_of
+from byname.reading.frames import variables_of
 from byname.reading.objects import attributes_of, found_in
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 from byname.source.code import ThisCode, names_bound, statements_of
 from byname.source.location import PROGRAM, WRITTEN_BY, Site, is_library, site_of
@@ -95,36 +94,31 @@ class Seeds(Topic):
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
-        self._seeded: tuple[Any, Line] | None = None  # since the last step
-        self._began: tuple[int, Line] | None = None  # the state of the generator at the first forward since then
+        self._now: dict[str, Any] = {}  # since the last step: the seed, its line, the generator's state in the forward
         self._same: list[Any] = []  # what held in the last steps in a row
 
     def begin(self, block: Undo) -> None:
         patch(block, torch, "manual_seed", self._seeds)
         for owner in (torch, torch.random):  # as fork_rng() does at its end
-            patch(block, owner, "set_rng_state", lambda call, _: self._begin_anew())
-
-    def _begin_anew(self) -> None:
-        self._seeded = self._began = None
+            patch(block, owner, "set_rng_state", lambda call, _: self._now.clear())
 
     def _seeds(self, call: ObservedCall, result: Any) -> None:
         if torch.is_grad_enabled():
-            self._seeded = call.given(0, "seed"), call.programs_line
+            self._now |= {"seed": call.given(0, "seed"), "line": call.programs_line}
 
     def ran(self, call: ObservedCall) -> None:
         """Note the state at the first forward of a step."""
-        if self._began is None and self._seeded is not None and not call.depth:
-            self._began = _state(), call.line
+        if self._now.keys() == {"seed", "line"} and not call.depth:
+            self._now |= {"state": _state(), "drawn": call.line.site}
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Report a forward that drew random numbers, and began in the same state in several steps in a row."""
-        seeded, began, same, self._same = self._seeded, self._began, self._same, []
-        self._begin_anew()
-        if seeded is not None and began is not None and _state() != began[0] and followed.kind != "LBFGS":
-            key = id(followed), seeded[0], seeded[1].place, began[0]
+        now, same, self._now, self._same = self._now, self._same, {}, []
+        if "state" in now and _state() != now["state"] and followed.kind != "LBFGS":
+            key = id(followed), now["seed"], now["line"].place, now["state"]
             self._same = [*same, key] if [key] == same[-1:] else [key]
-            if len(self._same) == _MANY and (site := seeded[1].site) is not None:
-                self.say(SAME_DRAWS, site, seeds=site, times=_MANY, drawn=began[1].site)
+            if len(self._same) == _MANY and (site := now["line"].site) is not None:
+                self.say(SAME_DRAWS, site, seeds=site, times=_MANY, drawn=now["drawn"])
 
 
 def ignores_index(loader: Any) -> str:
@@ -136,10 +130,10 @@ def ignores_index(loader: Any) -> str:
     return "" if any(code.co_varnames[1] in one for one in given) else "and __getitem__() does not use its index"
 
 
-def _state() -> int:
-    """Return a number for the state of PyTorch's generator of random numbers."""
-    with DisableTorchFunction():
-        return hash(torch.get_rng_state().numpy().tobytes())
+def _state() -> bytes:
+    """Return the state of PyTorch's generator of random numbers."""
+    with looking():
+        return torch.get_rng_state().numpy().tobytes()
 
 
 def _shuffled_apart(code: CodeType) -> Iterator[tuple[_Draw, _Draw]]:
