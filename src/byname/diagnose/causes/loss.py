@@ -20,7 +20,7 @@ from byname.source.location import Site
 COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
 BY_HAND = {"PowBackward", "AbsBackward", "MulBackward"}
 """Nodes that a loss written by hand applies to a difference."""
-MOVES = {f"{name}Backward" for name in ("View", "UnsafeView", "Transpose", "Permute", "Squeeze", "T", "ToCopy")}
+MOVES = {"ViewBackward", "UnsafeViewBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "TBackward"}
 
 
 class Loss:
@@ -79,9 +79,9 @@ def dim_of(node: Any) -> int:
 
 
 def input_of(node: Any) -> Any:
-    """Return the node that computed the first input of another, past those that only move values."""
+    """Return the node that computed the first input of another, past those that only move values or cast them."""
     given = node.next_functions[0][0]
-    while kind_of(given) in MOVES:
+    while kind_of(given) in {*MOVES, "ToCopyBackward"}:
         given = given.next_functions[0][0]
     return given
 

@@ -258,7 +258,7 @@ class Sequences(Topic):
         found += [("a softmax by hand", node, dim) for node in loss.of_kinds(("DivBackward",)) for dim in summed(node)]
         for what, node, dim in found:
             shape = shape_of(node)
-            is_first = dim in (0, (1 << 64) - len(shape)) and len(shape) > 1
+            is_first = dim in (0, (1 << 64) - len(shape)) and math.prod(shape[1:]) > 1  # else of a list of scores
             if is_first and shape[0] == self._batch > 1 and self._batch not in shape[1:]:
                 self.say(SOFTMAX_MIXES, loss.site(node), shape=str(shape), what=what)
 
