@@ -65,7 +65,7 @@ def _instead(line: Line, name: str, module: Any) -> str:
     called = ast.unparse(node.func) if isinstance(node, ast.Call) and isinstance(statement, ast.Expr) else ""
     own = attributes_of(module) if type(module).__module__.startswith("torch.nn.") else {}  # else the line is in it
     is_known = not parameters_in(module) if own else _NEW.fullmatch(name) and called.endswith(name)
-    if not called or not is_known or own.get("_forward_hooks") or own.get("inplace"):
+    if not called or not is_known or any(map(own.get, ("_forward_hooks", "_forward_pre_hooks", "inplace"))):
         return ""
     if isinstance(statement.parent, ast.Try) or {one.arg for one in node.keywords} & {"inplace", "out"}:
         return ""
