@@ -263,8 +263,9 @@ _SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
 
 def _overwritten(loss: Loss) -> Iterator[Facts]:
     """Yield the variable of a loss if a loop overwrites it in each round, and so keeps the last value only."""
-    line, lookup = line_of(loss.frame), loss.context.lookup
-    calls = [lookup.call(node) for one in loss.context.roots if (node := fact(one, "grad_fn")) is not None]
+    line = line_of(loss.frame)
+    nodes = [fact(one, "grad_fn") for one in loss.context.roots if is_tensor(one)] if loss.context.has_graph else []
+    calls = [loss.context.lookup.call(node) for node in nodes if node is not None]
     made = [one.line.code for one in calls if one is not None and one.line.code not in (None, line.code)]
     places = [(line.code, line.spot.receiver or "", line.spot.site.line)] if line.spot is not None else []
     for code in made[:1]:  # a function that returns the loss

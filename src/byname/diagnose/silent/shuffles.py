@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.nonfinite.reasons import looking
+from byname.diagnose.nonfinite.reasons import is_readable, looking
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, patch, row, values_of
 from byname.reading.frames import variables_of
 from byname.reading.objects import attributes_of, found_in
-from byname.reading.tensor import is_tensor
+from byname.reading.tensor import PLAIN, is_tensor
 from byname.source.code import ThisCode, names_bound, statements_of
 from byname.source.location import PROGRAM, WRITTEN_BY, Site, is_library, site_of
 from byname.source.tracebacks import outwards
@@ -133,7 +133,8 @@ def ignores_index(loader: Any) -> str:
 def _state() -> bytes:
     """Return the state of PyTorch's generator of random numbers."""
     with looking():
-        return torch.get_rng_state().numpy().tobytes()
+        state = torch.get_rng_state()
+        return state.numpy().tobytes() if type(state) in PLAIN and is_readable(state) else b""  # not under functorch
 
 
 def _shuffled_apart(code: CodeType) -> Iterator[tuple[_Draw, _Draw]]:

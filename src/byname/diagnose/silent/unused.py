@@ -64,7 +64,9 @@ def _instead(line: Line, name: str, module: Any) -> str:
     statement: Any = getattr(node, "parent", None)
     called = ast.unparse(node.func) if isinstance(node, ast.Call) and isinstance(statement, ast.Expr) else ""
     own = attributes_of(module) if type(module).__module__.startswith("torch.nn.") else {}  # else the line is in it
-    is_known = not parameters_in(module) if own else _NEW.fullmatch(name) and called.endswith(name)
+    last = called.rpartition(".")[2]  # of a module part of its class, or it may be the last one of those called
+    is_plain = len(last) > 3 and type(module).__name__.lower().startswith(last.lower()[:4])
+    is_known = is_plain and not parameters_in(module) if own else _NEW.fullmatch(name) and last == name
     if not called or not is_known or any(map(own.get, ("_forward_hooks", "_forward_pre_hooks", "inplace"))):
         return ""
     if isinstance(statement.parent, ast.Try) or {one.arg for one in node.keywords} & {"inplace", "out"}:
