@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections import deque
 from typing import Any
 
 import torch
@@ -60,14 +59,14 @@ class Ranks(Topic):
         self._by_hand: dict[int, tuple[Line, set[int]]] = {}
         self._equal: dict[tuple[int, int], set[int]] = {}
         self._given: list[float] = []  # the sums of the inputs and of the loss of this step
-        self._called, self._loaders = NO_LINE, deque[Line](maxlen=1)
+        self._called = self._loader = NO_LINE
         self._alike: dict[tuple[int, int], list[Any]] = {}
 
     def begin(self, block: Undo) -> None:
         """Watch where gradients are averaged by hand."""
         for owner in (torch.distributed, getattr(torch.distributed, "distributed_c10d", torch.distributed)):
             patch(block, owner, "all_reduce", self._reduces)
-        patch(block, DataLoader, "__iter__", lambda call, _: self._loaders.append(call.programs_line))
+        patch(block, DataLoader, "__iter__", lambda call, _: setattr(self, "_loader", call.programs_line))
 
     def _reduces(self, call: ObservedCall, result: Any) -> None:
         given, group = call.given(0, "tensor"), call.given(2, "group")
@@ -155,7 +154,7 @@ class Ranks(Topic):
         alike = self._alike.setdefault(key, [])
         alike.append(mine[0] if len(mine) > 1 and mine == [one for one, _ in theirs] else None)
         if len(alike) == _LOOKS + 1 == len({*alike} - {None}):
-            self.say(ALIKE, [*self._loaders, self._called][0].site, rank=key[1], times=len(alike))
+            self.say(ALIKE, self._loader.site or self._called.site, rank=key[1], times=len(alike))
 
     def _tell_of_apart(
         self, followed: FollowedOptimizer, wrapper: Any, facts: dict[str, Any], differ: list[int]

@@ -21,10 +21,7 @@ DROPPED = row("result-dropped",
     "`{dropped.statement}`{noticed:at} changes nothing: the statement drops what {name}() returns", "{remedy}")
 # fmt: on
 
-_NEW = re.compile(
-    "masked_fill|scatter|detach|dropout|relu|tanh|sigmoid|(log_)?softmax|normalize|clamp|clip|(un)?squeeze|transpose|"
-    "permute|reshape|view|flatten"
-)
+_NEW = re.compile("masked_fill|detach|dropout|relu|sigmoid|(log_)?softmax|normalize|clamp|squeeze|transpose|permute")
 """Functions and methods that are called for their result only."""
 
 
