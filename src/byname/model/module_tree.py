@@ -102,10 +102,9 @@ def all_inside(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     waiting = [*modules]
     while waiting:
         module = waiting.pop()
-        if (key := id(module)) not in found:
-            found[key] = module
-            if children := children_of(module):
-                waiting += [one for one in tuple(children.values()) if isinstance(one, nn.Module)]
+        if id(module) not in found:
+            found[id(module)] = module
+            waiting += [one for one in tuple(children_of(module).values()) if isinstance(one, nn.Module)]
     return found
 
 

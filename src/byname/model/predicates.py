@@ -179,9 +179,10 @@ class OfModule(Predicate):
 
     def _text(self) -> str:
         one = self.which
-        return (
-            f"select.module({_class_text(one) if isinstance(one, type) else f'<{type(one).__name__} at {id(one):#x}>'})"
-        )
+        if not isinstance(one, type):
+            return f"select.module(<{type(one).__name__} at {id(one):#x}>)"
+        in_torch = getattr(nn, one.__name__, None) is one
+        return f"select.module({f'nn.{one.__name__}' if in_torch else one.__qualname__})"
 
     def _wanted(self) -> str:
         return self.which.__name__ if isinstance(self.which, type) else self._text()
@@ -292,8 +293,3 @@ class Where(Predicate):
 def goes_by_class(selector: Selector) -> bool:
     """Return whether it is known of each module of ``torch.nn``, before anything runs, if a selector means it."""
     return not any(isinstance(one, Where | Counted | Attention | PartOfAttention) for one in all_of(selector))
-
-
-def _class_text(kind: type) -> str:
-    in_torch = getattr(nn, kind.__name__, None) is kind
-    return f"nn.{kind.__name__}" if in_torch else kind.__qualname__

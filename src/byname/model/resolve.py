@@ -75,7 +75,7 @@ def resolve(place: Place, model: nn.Module) -> Meaning:
             )
         return meaning
     if of_value.spots:
-        return Meaning([spot.with_gradient() for spot in of_value.spots], of_value.notes)
+        return Meaning([spot._replace(gradient=True) for spot in of_value.spots], of_value.notes)
     for module in (module for level in levels for module in level.values()) if alone else ():
         if is_script(module):
             raise BadArgumentError(unseen_in_script(str(place), module))

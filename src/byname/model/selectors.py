@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -326,14 +327,11 @@ class Counted(Selector):
         return frozenset(index for index in found if calls[index].path in wanted)
 
     def _test(self) -> Test:
-        inner, numbers = self.inner._test(), count()
-        return lambda call: inner(call) and self._takes_number(next(numbers))
+        inner, numbers, taken = self.inner._test(), count(), range(sys.maxsize)[self.start : self.stop]
+        return lambda call: inner(call) and next(numbers) in taken
 
     def of(self, ordered: list[Any]) -> list[Any]:
         return ordered[self.start : self.stop]
-
-    def _takes_number(self, number: int) -> bool:
-        return (self.start or 0) <= number and (self.stop is None or number < self.stop)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -53,9 +53,6 @@ class Spot(NamedTuple):
         """Return the path of an item of the value, or of the item's gradient."""
         return self.path + after_a_name(items) + (".grad" if self.gradient else "")
 
-    def with_gradient(self) -> Spot:
-        return self._replace(gradient=True)
-
 
 @dataclass(slots=True)
 class Meaning:

@@ -70,7 +70,7 @@ def _held(model: nn.Module) -> Iterator[HeldState]:
                 calls = (ModelCall(spot.path, "", kind, module), *around[path])
                 yield HeldState(spot, tensor, calls)
                 if kind == "parameter":
-                    yield HeldState(spot.with_gradient(), tensor, calls)
+                    yield HeldState(spot._replace(gradient=True), tensor, calls)
 
 
 def _found(selector: Selector, held: list[HeldState]) -> set[int]:

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Any
 
 from torch import nn
-from torch.jit import ScriptModule
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
 from byname.model.call_graph import Flow, ModelCall
@@ -141,7 +140,7 @@ def calls_of(modules: dict[str, nn.Module]) -> list[ModelCall]:
 
 def without_scripts(spots: list[Spot]) -> list[Spot]:
     """Return the places that can be observed, without those in scripted modules that wildcards matched."""
-    if not any(issubclass(kind, ScriptModule) for kind in {type(spot.module) for spot in spots}):
+    if not any(map(is_script, {type(spot.module): spot.module for spot in spots}.values())):
         return spots
     lost = [spot for spot in spots if is_script(spot.module)]
     for spot in lost:

@@ -217,10 +217,8 @@ def remove_all(taps: Iterable[Any]) -> None:
     try:
         _remove(left, errors)
     finally:
-        if left:
-            _remove(left, errors)  # those that an interrupt has left untried
-    if errors:
-        raise_first(errors)
+        _remove(left, errors)  # those that an interrupt has left untried
+    raise_first(errors)
 
 
 def _remove(left: list[Any], errors: list[BaseException]) -> None:

@@ -137,7 +137,6 @@ ALWAYS: Moment = ("_forward_hooks", "_forward_hooks_always_called", False)
 ALWAYS_FIRST: Moment = (*ALWAYS[:2], True)
 
 Wanted: TypeAlias = tuple[nn.Module, Hook, Moment]
-"""A hook to install."""
 
 
 class Hooks:

@@ -202,7 +202,7 @@ class Binding:
         self._own_what_nests()
         self._hook_chosen()
         self._hook_asked()
-        inside = self._inside_owners()
+        inside = all_inside(owner.module for owner in self._owners.values())
         others = [module for key, module in inside.items() if key not in self._owners]
         self.functions.hook(self._hooks, [*self._owners.values()], others)
         self._asking.install()
@@ -230,9 +230,6 @@ class Binding:
             if id(module) in self._asked_of and id(module) not in self._modules:
                 at_end = by_class and id(module) in self._leaves
                 hook_calls(self._asking, self._running, module, self._asked(path, module), at_end=at_end)
-
-    def _inside_owners(self) -> dict[int, nn.Module]:
-        return all_inside(owner.module for owner in self._owners.values())
 
     def _hook_chosen(self) -> None:
         self._outputs.remove()
@@ -292,7 +289,7 @@ class Binding:
         for key, owner in self._owners.items():
             owner.idle = owner.ran and key not in self._matched
         self._owners = {key: owner for key, owner in self._owners.items() if not owner.idle}
-        self._hooks.keep(self._inside_owners())
+        self._hooks.keep(all_inside(owner.module for owner in self._owners.values()))
         if self._online:
             self._asking.keep({key for key in self._paths if key not in self._modules})
             self._hook_chosen()
