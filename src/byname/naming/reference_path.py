@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -196,7 +197,9 @@ class Ways:
     def along(cls, paths: Iterable[ReferencePath]) -> Ways:
         """Return the ways that these paths alone make to object 0."""
         ways = cls({}, {})
-        ways._paths[_DETOURS][0] = list(paths)
+        for path in paths:
+            alone = ReferencePath(path.root._replace(value=None, code=None))  # without the objects on the way
+            ways._paths[_DETOURS].setdefault(0, []).append(functools.reduce(ReferencePath.then, path.links, alone))
         return ways
 
     def paths(self, number: int, detours: int = _DETOURS) -> list[ReferencePath]:
