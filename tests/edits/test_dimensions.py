@@ -96,8 +96,8 @@ def test_a_fused_projection_has_no_heads_and_the_features_that_the_error_names_w
     )
 
 
-@pytest.mark.parametrize(("layer", "width"), [("q_b_proj", 8)])
-def test_the_heads_of_latent_queries_have_another_width(layer, width):
+@pytest.mark.parametrize(("layer", "width"), [("q_b_proj", 8), ("kv_b_proj", 10)])
+def test_the_heads_of_latent_queries_keys_and_values_have_another_width(layer, width):
     model, path = MODELS["deepseek"]().eval(), f"model.layers.0.self_attn.{layer}"
     expected = by_hook(model, path, zero(..., slice(width, 2 * width)), IDS)
     assert torch.equal(ablated(model, path, IDS, heads=1), expected)

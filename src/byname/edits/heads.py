@@ -27,7 +27,8 @@ def heads_of(root: nn.Module, event: Event, value: Tensor, around: Surroundings,
     path, numbers = event.path, _numbers(root, found)
     mixes = event.kind == "input" and path.split(".")[-2] in _PROJECTIONS
     size = None if isinstance(found, str) else value.shape[-1] // found.number if mixes else found.size
-    if dim is not None or value.ndim == 4:
+    beside = value.ndim == 4 and event.kind == "module" and value.shape[1] == 1 and 1 not in numbers  # kv_b_proj
+    if dim is not None or (value.ndim == 4 and not beside):
         at = 1 if dim is None else dim
         if numbers and -value.ndim <= at < value.ndim and value.shape[at] not in numbers:
             raise _unknown(path, value, numbers, f"dimension {at} is not that of the {max(numbers)} heads", size)
@@ -41,7 +42,7 @@ def heads_of(root: nn.Module, event: Event, value: Tensor, around: Surroundings,
         raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; use `{mixed}.input`")
     if not isinstance(found, Heads):
         raise _unknown(path, value, numbers, found, None)
-    if value.ndim not in (2, 3):
+    if value.ndim not in (2, 3) and not beside:
         raise _unknown(path, value, numbers, f"it has {value.ndim} dimensions", None)
     width = value.shape[-1]
     for count in (found.number, found.keys):
@@ -60,10 +61,11 @@ def _is_size(heads: Heads, size: int, event: Event) -> bool:
 
 
 def _numbers(root: nn.Module, found: Heads | str) -> set[int]:
-    """Return the sizes that a dimension of heads may have: of all, of keys, or of the queries that share one key."""
+    """Return the sizes that a dimension of heads may have: of all, of keys, or of several queries that share a key."""
     if isinstance(found, str):
         return {count for one in modules_by_path(root).values() for count in head_counts(one)}
-    return {found.number, found.keys or found.number, found.number // (found.keys or 1)}
+    keys = found.keys or found.number
+    return {found.number, keys, found.number // keys if found.number > keys else keys}
 
 
 def _in_second(around: Surroundings, value: Tensor, numbers: set[int], found: Heads | str) -> bool:
