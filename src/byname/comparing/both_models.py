@@ -20,6 +20,7 @@ from byname.model.select import select
 from byname.model.where import unwrapped
 from byname.reading.modules import own_parameters, parameters_in
 from byname.reading.objects import attributes_of
+from byname.reading.tensor import storage_key
 from byname.recording.series import Series
 from byname.recording.values.copy import plain_copy
 from byname.text import note_on
@@ -61,6 +62,7 @@ class ModelRun:
         self.turns: dict[tuple[str, int], int] = {}
         self.operations: dict[str, dict[str, str]] = {}
         self.layers: dict[str, _Key] = {}
+        self._unfilled: dict[int, Tensor] = {}
         self._paths = {id(module): path for path, module in self.modules.items()}
 
     def _is_dense(self, path: str, tensor: Tensor) -> bool:
@@ -89,6 +91,7 @@ class ModelRun:
                 except Exception as error:
                     note_on(error, f"byname: raised while {self.name} ran the given example=")
                     raise
+        self._unfilled.clear()
         self.notes |= dict.fromkeys(f"{self.name}: {note}" for note in handle.notes)
 
     def __call__(self, event: Event) -> None:
@@ -96,6 +99,8 @@ class ModelRun:
         if event.recomputed:
             return
         for path, tensor in labelled(event.path, event.value):
+            if event.kind == "operation" and self._is_unfilled(event.path.rpartition(".")[2], tensor):
+                continue
             try:
                 value = plain_copy(tensor, path=path)
             except NotStorableError as error:
@@ -104,6 +109,13 @@ class ModelRun:
             if not self._is_dense(path, value):
                 continue
             self._keep(event, path, value)
+
+    def _is_unfilled(self, operation: str, tensor: Tensor) -> bool:
+        """Return whether a tensor is, or shares, memory that `torch.empty` or its kind gave: anything may lie there."""
+        at = storage_key(tensor)
+        if operation.startswith(("empty", "new_empty")):
+            self._unfilled[at] = tensor  # kept, so that no other storage gets this key
+        return at in self._unfilled
 
     def _keep(self, event: Event, path: str, value: Tensor) -> None:
         several = self.values.setdefault(path, [])
