@@ -33,7 +33,7 @@ def test_the_note_lists_what_fills_the_memory_under_the_names_where_it_failed():
     assert "state of `trainer.optimizer` (6)" in note
     assert "parameters of `trainer.model` (2)" in note
     assert "holding most, with their graphs: `trainer.history[*]['loss']`" in note
-    assert "remedy: this one request is larger than all that is alive" in note
+    assert "remedy: this one request is larger than all that is alive" in note and "byname.growth()" in note
     assert len(note.splitlines()) <= 24
 
 

@@ -329,14 +329,14 @@ def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
     asked = 0.0 if found is None else float(found[1]) * 1024 ** _UNITS.index(found[2])
     alive, details = what_fills_the_memory()
     words = f"the {bytes_text(int(asked))}" if asked else "what was asked for"
-    yield {"asked": words, "details": details, "remedy": _ASK_FOR_LESS if asked > alive else _LET_GO}
+    yield {"asked": words, "details": details, "remedy": _ASK_FOR_LESS * (asked > alive) + _LET_GO}
 
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _ASK_FOR_LESS = (
     "this one request is larger than all that is alive: look at the shape of what the line computes; compute it for "
     "fewer samples at a time, or by an operation that does not build it whole, as scaled_dot_product_attention does "
-    "not build its weights"
+    "not build its weights; "
 )
 _LET_GO = (
     "let go of what is no longer needed: byname.growth() tells what grows from step to step, byname.holders(tensor) "
