@@ -7,13 +7,13 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
 from byname.diagnose.cause import Cause, Facts, Raised, Sentence, tell, variable
-from byname.diagnose.context import FailureContext, made_at, value_of
+from byname.diagnose.context import FailingExpression, FailureContext, made_at
 from byname.memory.blocks import cuda_is_in_use
 from byname.naming.name import Name
 from byname.reading.frames import variables_of
@@ -41,15 +41,13 @@ def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
         yield {"tensor": name, "made": made, "computed": cuts[: made is None], "copy": copy}
 
 
-def _tensors_given(context: FailureContext) -> list[torch.Tensor]:
-    """Return the tensors that the call or operator that raised the error was given, as far as its source names them."""
+def _failing_call(context: FailureContext) -> FailingExpression | None:
+    """Return the call, item or operator that raised the error, in the program or in a module of PyTorch."""
     passed = next((one for one in context.passed if _calls_operations(one.file)), None)
     node = None if passed is None else locate(passed.code, passed.instruction).node
     if passed is None or node is None:
-        return []
-    variables = variables_of(passed.frame)
-    given = [one for part in _given_to(node) for one in _tensors_in(value_of(part, variables))]
-    return [*{id(one): one for one in given}.values()]
+        return None
+    return FailingExpression(node, passed.code, variables_of(passed.frame))
 
 
 def _calls_operations(file: str) -> bool:
@@ -58,6 +56,13 @@ def _calls_operations(file: str) -> bool:
 
 
 _MODULES = str(Path(nn.__file__).parent)
+
+
+def _tensors_given(context: FailureContext) -> list[torch.Tensor]:
+    """Return the tensors that the failing call was given, as far as its source names them."""
+    failing = _failing_call(context)
+    given = [] if failing is None else [one for part in _given_to(failing.node) for one in _held(failing.value(part))]
+    return [*{id(one): one for one in given}.values()]
 
 
 def _given_to(node: ast.AST) -> Iterator[ast.expr]:
@@ -70,8 +75,8 @@ def _given_to(node: ast.AST) -> Iterator[ast.expr]:
         for one in part if isinstance(part, list) else [part]:
             if isinstance(one, ast.List | ast.Tuple | ast.keyword | ast.Starred):
                 yield from _given_to(one)
-            elif field == "func" and isinstance(one, ast.Attribute):
-                yield from [one.value] if isinstance(one.value, _REFERENCES) else ()
+            elif field == "func":
+                yield from [one.value] if _is_of_variable(one) else ()
             elif isinstance(one, _REFERENCES):
                 yield one
 
@@ -80,7 +85,11 @@ _OPERANDS = ("func", "left", "right", "comparators", "target", "value", "slice",
 _REFERENCES = (ast.Name, ast.Attribute, ast.Subscript)
 
 
-def _tensors_in(value: Any) -> list[torch.Tensor]:
+def _is_of_variable(function: Any) -> TypeGuard[ast.Attribute]:
+    return isinstance(function, ast.Attribute) and isinstance(function.value, _REFERENCES)
+
+
+def _held(value: Any) -> list[torch.Tensor]:
     held = value if type(value) in (list, tuple) else [value]
     return [one for one in held if is_tensor(one)]
 
@@ -146,21 +155,48 @@ _REGISTER = (
 )
 
 
+def _indexing(context: FailureContext) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the tensor that the failing call or item indexes, and that of the indices; None if one is unknown.
+
+    Which arguments they are goes by their place: ``table[ids]``, ``table.gather(1, ids)``, ``torch.gather(table, 1,
+    ids)``, and, inside of PyTorch's functions, ``embedding(weight, ids)`` and ``cross_entropy(scores, labels)``.
+    """
+    failing = _failing_call(context)
+    if failing is None:
+        return None
+    node, parts = failing.node, list[ast.expr]()
+    if isinstance(node, ast.Subscript):
+        parts = [node.value, node.slice]
+    elif isinstance(node, ast.Call):
+        arguments, by_name = node.args, [one.value for one in node.keywords if one.arg == "index"]
+        if _is_of_variable(node.func) and is_tensor(failing.value(node.func.value)):
+            arguments = [node.func.value, *arguments]
+        at = 1 if _is_in_pytorch(failing) else 2
+        parts = [*arguments[:1], *(by_name or arguments[at : at + 1])]
+    found = [value for one in parts if isinstance(one, _REFERENCES) and is_tensor(value := failing.value(one))]
+    return (found[0], found[1]) if len(found) == 2 and fact(found[1], "dtype") in _INTEGERS else None
+
+
+def _is_in_pytorch(failing: FailingExpression | None) -> bool:
+    return failing is not None and is_torch(failing.code.co_filename)
+
+
 def _index_out_of_range(context: FailureContext) -> Iterator[Facts]:
     """Yield the tensor of indices in which one is out of range, that index, and what has no such entry."""
-    given = _tensors_given(context)
+    indexed, indices = _indexing(context) or (None, None)
+    if indexed is None or indices is None or not _is_readable(indices):
+        return
     told = [int(number) for number in context.match.groups() if number]
-    for indices in (one for one in given[1:] if fact(one, "dtype") in _INTEGERS and _is_readable(one)):
-        kind, size = _entries(context.message, given[0], told)
-        with modes_disabled():
-            wrong = (indices == told[0]) if told else ((indices < 0) | (indices >= size))
-            first = wrong.nonzero()[:1].tolist()
-            low, high = (int(indices.min()), int(indices.max())) if first else (0, 0)
-        for place in first:
-            value = told[0] if told else int(indices[tuple(place)])
+    if not (told or _is_in_pytorch(_failing_call(context))):
+        return  # index_select: of which dimension its message does not tell
+    kind, size = _entries(context.message, fact(indexed, "shape"), told)
+    with modes_disabled():
+        wrong = (indices == told[0]) if told else ((indices < 0) | (indices >= size))
+        for place in wrong.nonzero()[:1].tolist() if kind else ():
+            value, low, high = int(indices[tuple(place)]), int(indices.min()), int(indices.max())
             span = f", from 0 to {size - 1:,}" if size else ""
             facts = {"value": value, "size": f"{size:,} {kind}{span}", "place": f" at {place}"}
-            names = _names_of(context, indices, given[0])
+            names = _names_of(context, indices, indexed)
             yield {**facts, **names, "remedy": _index_remedy(kind, value, size, low, high)}
 
 
@@ -171,13 +207,16 @@ def _is_readable(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and _device(tensor) == "cpu" and fact(tensor, "layout") is torch.strided
 
 
-def _entries(message: str, indexed: torch.Tensor, told: list[int]) -> tuple[str, int]:
-    """Return what an index counts, and how many of these there are."""
-    shape = fact(indexed, "shape")
+def _entries(message: str, shape: torch.Size, told: list[int]) -> tuple[str, int]:
+    """Return what an index counts, and how many of these there are; no word where the shape is not what is indexed."""
     if message.startswith("Target"):
         return "classes", shape[min(1, len(shape) - 1)]
-    dimension = f" in dimension {told[1]}" if len(told) == 3 else ""
-    return (f"entries{dimension}", told[-1]) if told else ("rows", shape[0])
+    if not told:
+        return "rows", shape[0]
+    dimension, size = told[1] if len(told) == 3 else None, told[-1]
+    if size not in (shape if dimension is None else shape[dimension : dimension + 1]):  # `table` in table[0][ids]
+        return "", size
+    return "entries" if dimension is None else f"entries in dimension {dimension}", size
 
 
 def _names_of(context: FailureContext, indices: torch.Tensor, indexed: torch.Tensor) -> Facts:
@@ -200,12 +239,11 @@ def _index_remedy(kind: str, value: int, size: int, low: int, high: int) -> str:
 def _refused_on_gpu(context: FailureContext) -> Iterator[Facts]:
     """Yield what is known of a kernel that refused its arguments, which PyTorch tells at some later call."""
     if "device-side assert" in context.message or _has_refused():
-        given = _tensors_given(context)
-        indices = [one for one in given[1:] if fact(one, "dtype") in _INTEGERS]
-        if not indices or os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+        indexed, indices = _indexing(context) or (None, None)
+        if indexed is None or indices is None or os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
             yield {"what": _LATE, "remedy": _BLOCKING}
         else:
-            facts = {**_names_of(context, indices[0], given[0]), "shape": str(tuple(given[0].shape))}
+            facts = {**_names_of(context, indices, indexed), "shape": str(tuple(indexed.shape))}
             what = tell("an index in {indices}{made:-} is out of range for {indexed}, of shape {shape}", **facts)
             yield {"what": what, "remedy": "run it on the CPU, and byname shows the index"}
 
