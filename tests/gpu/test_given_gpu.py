@@ -37,13 +37,20 @@ def test_a_plain_attribute_that_stays_on_the_cpu():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: nn.Linear(4, 4), lambda: nn.LSTM(4, 4), lambda: nn.Sequential(nn.Linear(4, 4))]
+    ("make", "name"),
+    [
+        (lambda: nn.Linear(4, 4), "batch"),
+        (lambda: nn.LSTM(4, 4), "batch"),
+        (lambda: nn.Sequential(nn.Linear(4, 4)), "batch"),
+        (Encoder, "x"),
+    ],
+    ids=["linear", "lstm", "sequential", "encoder"],
 )
-def test_a_batch_that_stays_on_the_cpu(make):
+def test_a_batch_that_stays_on_the_cpu(make, name):
     model, batch = make().cuda(), torch.randn(2, 4)
     why = explained(lambda: model(batch))
-    assert "`batch` is on cpu" in why.message and "on cuda:0" in why.message, why
-    assert "batch.to('cuda:0')" in why.remedy or "move it there with .to('cuda:0')" in why.remedy, why
+    assert f"`{name}` is on cpu" in why.message and "on cuda:0" in why.message, why
+    assert f"{name}.to('cuda:0')" in why.remedy or "move it there with .to('cuda:0')" in why.remedy, why
 
 
 def test_images_for_a_convolution_that_stay_on_the_cpu():
