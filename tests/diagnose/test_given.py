@@ -105,3 +105,22 @@ def test_of_indices_that_are_computed_in_the_expression_nothing_is_said_nor_of_o
 def test_a_number_as_an_index_is_left_to_pytorchs_words():
     table = torch.zeros(4, 3)
     assert explained(lambda: table[7]).cause == "unknown"
+
+
+@pytest.mark.parametrize(
+    "message", ["CUDA error: device-side assert triggered", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"]
+)
+def test_what_a_gpu_says_late_is_told_as_late_and_by_name_where_each_kernel_is_waited_for(message, monkeypatch):
+    embedding, ids = nn.Embedding(5, 2), torch.tensor([7])
+    with pytest.raises(IndexError) as caught:
+        embedding(ids)
+    told = {}
+    for blocking in ("0", "1"):
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+        told[blocking] = byname.explain(RuntimeError(message).with_traceback(caught.value.__traceback__))
+    if "CUBLAS" in message:  # which says so of other faults, too
+        assert {why.cause for why in told.values()} == {"unknown"}
+        return
+    assert "a kernel that was started before, at this or an earlier line" in told["0"].message
+    assert "CUDA_LAUNCH_BLOCKING=1" in told["0"].remedy
+    assert "an index in `ids` is out of range for `embedding.weight`, of shape (5, 2)" in told["1"].message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
 from torch import nn
@@ -262,25 +262,40 @@ _SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
 
 
 def _overwritten(loss: Loss) -> Iterator[Facts]:
-    """Yield the variable of a loss if a loop overwrites it in each round, and so keeps the last value only."""
+    """Yield the variable of a loss if a loop overwrites it in each round, and so keeps the last value only.
+
+    The loop is before the call of backward, or in a function that has returned the loss.
+    """
     line = line_of(loss.frame)
+    ends: list[tuple[CodeType, str, int]] = []  # code, variable, line
+    if line.code is not None and line.spot is not None:
+        ends.append((line.code, line.spot.receiver or "", line.spot.site.line))
+    for code in _codes_making(loss) - {line.code}:
+        returns = [one for one in statements_of(code) if isinstance(one, ast.Return)]
+        ends += [(code, one.value.id, one.lineno) for one in returns if isinstance(one.value, ast.Name)]
+    for code, name, number in ends:
+        for last in _kept_of_loops(code, name, number):
+            site = site_of(code, last, name, code.co_qualname)
+            yield {"name": variable(name), "noticed": site, "backward": line.site}
+
+
+def _codes_making(loss: Loss) -> set[CodeType]:
+    """Return the code that made the loss, if a tracker saw it."""
     nodes = [fact(one, "grad_fn") for one in loss.context.roots if is_tensor(one)] if loss.context.has_graph else []
     calls = [loss.context.lookup.call(node) for node in nodes if node is not None]
-    made = [one.line.code for one in calls if one is not None and one.line.code not in (None, line.code)]
-    places = [(line.code, line.spot.receiver or "", line.spot.site.line)] if line.spot is not None else []
-    for code in made[:1]:  # a function that returns the loss
-        ends = [one for one in statements_of(code) if isinstance(one, ast.Return)]
-        places += [(code, one.value.id, one.lineno) for one in ends if isinstance(one.value, ast.Name)]
-    for code, name, number in places:
-        before = [one for one in statements_of(code) if one.lineno < number]  # type: ignore[arg-type]
-        for at, loop in enumerate(before):
-            if isinstance(loop, ast.For) and (loop.end_lineno or 0) < number:
-                last, first = _overwriting(loop, name), [one for one in before[:at] if _assigns(one, name)]
-                later = [one for one in before[at:] if one.lineno > (loop.end_lineno or 0) and _assigns(one, name)]
-                is_sum = _ZERO.match(ast.unparse(first[-1].value)) if first else _is_of_each_round(last, loop)
-                if last is not None and not later and is_sum:
-                    site = site_of(code, last, name, code.co_qualname)  # type: ignore[arg-type,union-attr]
-                    yield {"name": variable(name), "noticed": site, "backward": line.site}
+    return {one.line.code for one in calls if one is not None and one.line.code is not None}
+
+
+def _kept_of_loops(code: CodeType, name: str, number: int) -> Iterator[ast.Assign]:
+    """Yield the assignments of a loss in loops before a line, of which it keeps that of the last round only."""
+    before = [one for one in statements_of(code) if one.lineno < number]
+    for at, loop in enumerate(before):
+        if isinstance(loop, ast.For) and (loop.end_lineno or 0) < number:
+            last, first = _overwriting(loop, name), [one for one in before[:at] if _assigns(one, name)]
+            later = [one for one in before[at:] if one.lineno > (loop.end_lineno or 0) and _assigns(one, name)]
+            is_sum = _ZERO.match(ast.unparse(first[-1].value)) if first else _is_of_each_round(last, loop)
+            if last is not None and not later and is_sum:
+                yield last
 
 
 def _is_of_each_round(assignment: ast.Assign | None, loop: ast.For) -> bool:

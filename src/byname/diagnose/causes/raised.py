@@ -329,7 +329,7 @@ def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
     asked = 0.0 if found is None else float(found[1]) * 1024 ** _UNITS.index(found[2])
     alive, details = what_fills_the_memory()
     words = f"the {bytes_text(int(asked))}" if asked else "what was asked for"
-    yield {"asked": words, "details": details, "remedy": _ASK_FOR_LESS * (asked > alive) + _LET_GO}
+    yield {"asked": words, "details": details, "remedy": _ASK_FOR_LESS + _LET_GO if asked > alive else _LET_GO}
 
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
