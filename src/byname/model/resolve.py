@@ -47,7 +47,7 @@ from byname.model.module_tree import (
 )
 from byname.model.operations import is_elementary, is_operation, is_part_of_attention, operations_like
 from byname.model.scopes import watchable_variables
-from byname.model.spot import Kind, Meaning, Spot
+from byname.model.spot import Kind, Meaning, Spot, output_of
 from byname.place import ANY, ANY_ITEM, Item, NameSegment, Place, Segment, Segments, Slice, ends_of, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, namespace_of
 
@@ -162,7 +162,7 @@ def _outputs(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
     if _are_items(rest):
         for path, module in called_in(level):
             if not (rest and names_at(module, children_of(module), rest[0])):
-                yield Spot("module", path or "forward", module, "", "", rest, False, alone)
+                yield output_of(path, module, alone, rest)
 
 
 def _inputs(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:

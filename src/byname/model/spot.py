@@ -54,6 +54,11 @@ class Spot(NamedTuple):
         return self.path + after_a_name(items) + (".grad" if self.gradient else "")
 
 
+def output_of(path: str, module: nn.Module, alone: bool, items: Segments = ()) -> Spot:
+    """Return the output of a module as a place; many are made at a time, and arguments by name take twice as long."""
+    return Spot("module", path or "forward", module, "", "", items, False, alone)
+
+
 @dataclass(slots=True)
 class Meaning:
     """The places that a ``where=`` argument means.

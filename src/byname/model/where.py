@@ -13,7 +13,7 @@ from byname.model.call_graph import Flow, ModelCall
 from byname.model.module_tree import REGISTRY, called_in, inside_of, is_script, modules_by_path, unseen_in_script
 from byname.model.resolve import never_called, resolve
 from byname.model.selectors import Selector
-from byname.model.spot import Meaning, Spot, each_once
+from byname.model.spot import Meaning, Spot, each_once, output_of
 from byname.model.states import states_of, with_paths
 from byname.place import Place, parse
 from byname.reading.objects import parents_of
@@ -98,7 +98,7 @@ def _meaning(where: Any, model: nn.Module) -> Meaning:
     called = called_in(dict(found))
     if not called:
         raise NoMatchError(never_called(*found[0]))
-    return Meaning([Spot("module", path or "forward", module, "", "", (), False, alone) for path, module in called])
+    return Meaning([output_of(path, module, alone) for path, module in called])
 
 
 def modules_of(model: nn.Module, where: Any) -> dict[str, nn.Module]:

@@ -225,7 +225,7 @@ class SearchResult:
                         seen.add(before)
                         waiting.append(before)
             for one in sorted(waiting, key=self._levels.__getitem__) if len(waiting) > 1 else waiting:
-                if one in self._roots or [True for link in into[one] if link[3] and link[0] in plain]:
+                if one in self._roots or any(rises and before in plain for before, _, _, rises in into[one]):
                     plain.add(one)
         return number in plain
 

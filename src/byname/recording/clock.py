@@ -288,7 +288,8 @@ class Clock:
         with self._counting:
             self.forwards[mode] += 1
             number = self._steps if self.by_steps else self._next[mode]
-            self._next[mode] += not self.by_steps
+            if not self.by_steps:
+                self._next[mode] += 1
         self.latest = thread.time = Time(mode, number)
         if torch.is_grad_enabled():
             self._differentiable = self.latest

@@ -22,7 +22,7 @@ from byname.model.module_tree import all_inside, inside_of, is_called, modules_b
 from byname.model.operations import ATTENTIONS, is_elementary, is_multi_head, is_part_of_attention
 from byname.model.predicates import goes_by_class, means_parts
 from byname.model.selectors import Selector, is_counted, no_match
-from byname.model.spot import Meaning, Spot, each_once
+from byname.model.spot import Meaning, Spot, each_once, output_of
 from byname.model.where import calls_of
 from byname.place import NameSegment, parse
 from byname.reading.modules import modules_in
@@ -391,7 +391,7 @@ class Binding:
         found = self._modules.setdefault(id(module), [])
         if id(module) not in self._reported:
             self._reported.add(id(module))
-            found.append(reported_place(self._running, Spot("module", path or "forward", module)))
+            found.append(reported_place(self._running, output_of(path, module, alone=True)))
             self._running.paths.setdefault(path or "forward")
 
     def _unmatched(self, pattern: str) -> str:
