@@ -124,3 +124,11 @@ def test_what_a_gpu_says_late_is_told_as_late_and_by_name_where_each_kernel_is_w
     assert "a kernel that was started before, at this or an earlier line" in told["0"].message
     assert "CUDA_LAUNCH_BLOCKING=1" in told["0"].remedy
     assert "an index in `ids` is out of range for `embedding.weight`, of shape (5, 2)" in told["1"].message
+
+
+def test_labels_and_scores_without_names_are_told_as_that():
+    why = explained(lambda: nn.functional.cross_entropy(torch.zeros(2, 3), torch.tensor([1, 5])))
+    assert (
+        why.message.startswith("the tensor of labels holds 5 at [1] at ")
+        and "tensor of scores has 3 classes" in why.message
+    )

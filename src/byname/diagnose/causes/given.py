@@ -196,7 +196,7 @@ def _index_out_of_range(context: FailureContext) -> Iterator[Facts]:
             value, low, high = int(indices[tuple(place)]), int(indices.min()), int(indices.max())
             span = f", from 0 to {size - 1:,}" if size else ""
             facts = {"value": value, "size": f"{size:,} {kind}{span}", "place": f" at {place}"}
-            names = _names_of(context, indices, indexed)
+            names = _names_of(context, indices, indexed, kind)
             yield {**facts, **names, "remedy": _index_remedy(kind, value, size, low, high)}
 
 
@@ -219,10 +219,15 @@ def _entries(message: str, shape: torch.Size, told: list[int]) -> tuple[str, int
     return "entries" if dimension is None else f"entries in dimension {dimension}", size
 
 
-def _names_of(context: FailureContext, indices: torch.Tensor, indexed: torch.Tensor) -> Facts:
-    index, target = context.names([indices, indexed])
-    named = tell("{target}", target=target) if target.path or target.site else "what it indexes"
-    return {"indices": index, "made": made_at(indices), "indexed": named}
+def _names_of(context: FailureContext, indices: torch.Tensor, indexed: torch.Tensor, kind: str = "") -> Facts:
+    """Return the names of two tensors, or what they are where they have none."""
+    words = {"classes": ("the tensor of labels", "the tensor of scores"), "rows": ("the tensor of ids", "the weight")}
+    unnamed = words.get(kind, ("the tensor of indices", "what it indexes"))
+    index, target = (
+        tell("{name}", name=name) if name.path else word
+        for name, word in zip(context.names([indices, indexed]), unnamed, strict=True)
+    )
+    return {"indices": index, "made": made_at(indices), "indexed": target}
 
 
 def _index_remedy(kind: str, value: int, size: int, low: int, high: int) -> str:
