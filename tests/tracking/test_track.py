@@ -290,7 +290,7 @@ def state_of_torch():
         vars(torch.autograd.Function)["apply"],
         vars(nn.Parameter)["__new__"],
         torch.from_numpy,
-        vars(torch.autograd.profiler.record_function)["__exit__"],
+        *(vars(torch.autograd.profiler.record_function)[name] for name in ("__enter__", "__exit__")),
         dict(_global_optimizer_pre_hooks),
         dict(_global_optimizer_post_hooks),
     )
@@ -736,6 +736,38 @@ def test_a_step_with_a_closure_is_watched_inside():
     assert sites(losses[0])["PowBackward0"].statement == "losses.append(model(x).square().sum())"
     assert {change.operation for change in tracker.mutations(model.weight)} == {"LBFGS.step"}
     assert [step.name for step in tracker.logs[0].steps] == ["LBFGS.step"]
+
+
+class Weight(nn.Parameter):
+    """A parameter that notes how many function modes are on the stack as its gradient is read, and may fail then."""
+
+    depths, fails = (), False
+
+    @property
+    def grad(self):
+        Weight.depths += (torch._C._len_torch_function_stack(),)
+        if self.fails:
+            raise RuntimeError("no gradient")
+
+    @grad.setter
+    def grad(self, value):
+        Weight.depths += (torch._C._len_torch_function_stack(),)
+
+
+def test_gradients_are_dropped_with_the_modes_off_and_set_to_zero_with_them_on(monkeypatch):
+    monkeypatch.setattr(Weight, "depths", ())
+    weight = Weight(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with byname.track() as tracker:
+        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
+        assert Weight.depths == (0, 1)
+        weight.fails = True
+        with pytest.raises(RuntimeError, match="no gradient"):
+            optimizer.zero_grad()
+        loss = (weight * 3).sum()
+    assert sites(loss)["MulBackward0"].target == "loss"
+    assert not tracker.logs[0].changes
 
 
 def test_a_scaler_and_a_schedule_step_on_the_users_line():

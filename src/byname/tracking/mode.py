@@ -175,7 +175,7 @@ class TrackingMode(TorchFunctionMode):
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
         """Call a function of another kind, such as one that changes its arguments, or one that is not known yet."""
         if kind is GRADIENT and type(args[0]) in PLAIN and not modes_left() and fact(args[0], "is_leaf"):
-            return func(*args, **kwargs)  # as `zero_grad` does for each parameter; a leaf keeps its gradient
+            return func(*args, **kwargs)  # a leaf keeps its gradient
         is_known = kind is not None
         if kind is None:
             kind = self._get_to_know(func)

@@ -1,9 +1,10 @@
 """Patches: wrappers that record the calls a function mode does not see, in place while some thread is watched.
 
 They wrap ``nn.Module._call_impl`` (for the running module and its result), custom ``Function.apply``,
-``nn.Parameter(...)``, ``torch.from_numpy``, ``torch.compile``, ``torch.jit.trace``, the end of an optimizer's step, and
-the showing of warnings. The old constructors (``torch.FloatTensor(...)``) cannot be wrapped; byname first sees such a
-tensor when ``requires_grad`` is set on it, and then reads from the source where it was made.
+``nn.Parameter(...)``, ``torch.from_numpy``, ``torch.compile``, ``torch.jit.trace``, ``record_function`` (around an
+optimizer's step and ``zero_grad()``), and the showing of warnings. The old constructors (``torch.FloatTensor(...)``)
+cannot be wrapped; byname first sees such a tensor when ``requires_grad`` is set on it, and then reads from the source
+where it was made.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class _Unseen:
             Patch(nn.Module, "_call_impl", _once(self._running)),
             Patch(torch, "compile", _once(self._compiling)),
             Patch(torch.jit, "trace", _once(self._unwatched)),
+            Patch(torch.autograd.profiler.record_function, "__enter__", _once(self._steps.beginning)),
             Patch(torch.autograd.profiler.record_function, "__exit__", _once(self._steps.ending)),
             Patch(torch._utils.ExceptionWrapper, "__init__", _once(_cleaning)),
             Patch(warnings, "_showwarnmsg", _once(_about_the_program)),

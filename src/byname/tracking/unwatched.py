@@ -2,7 +2,8 @@
 
 During a step the versions of the parameters are compared before and after. A step begins at PyTorch's global hook, and
 ends when PyTorch leaves the ``record_function`` around it, which also happens if the step raises. A step with a
-closure, or one that is itself differentiable, stays watched.
+closure, or one that is itself differentiable, stays watched. A ``zero_grad()`` that drops the gradients runs with the
+modes off in the same way, and leaves no record.
 
 The guards of compiled code check the stack of function modes and the functions that byname patches. So byname restores
 both from the moment the compiler becomes active for a call until that call returns, and nothing is compiled again.
@@ -12,6 +13,7 @@ instead, in the whole process.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import weakref
@@ -22,7 +24,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.frames import Line, line_of, programs_frame
+from byname.reading.frames import NO_LINE, Line, line_of, programs_frame
 from byname.reading.functions import MAKING, versions_of
 from byname.reading.modes import FUNCTIONS
 from byname.reading.modules import parameters_of
@@ -62,8 +64,26 @@ class OptimizerSteps:
             watched = closure or bool(optimizer.defaults.get("differentiable"))
             self._running[thread] = _begun(optimizer, watches, frame, watched)
 
+    def beginning(self, enter: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a replacement for PyTorch's ``record_function.__enter__`` that takes the modes off in ``zero_grad()``.
+
+        It makes two calls for each parameter, and there is nothing to record of a gradient that is only dropped.
+        """
+
+        @dynamo_skip
+        def beginning(record: Any) -> Any:
+            entered, frame = enter(record), sys._getframe(1)
+            if frame.f_code is _ZERO_GRAD and frame.f_locals["set_to_none"]:
+                thread = threading.get_ident()
+                watches = list(self._watches.get(thread, ()))
+                if watches and thread not in self._running and not torch_function_disabled():
+                    self._running[thread] = _Step(frame, "", NO_LINE, watches, [], (), FUNCTIONS.take_off(watches))
+            return entered
+
+        return beginning
+
     def ending(self, leave: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a replacement for PyTorch's ``record_function.__exit__`` that ends the step after it."""
+        """Return a replacement for PyTorch's ``record_function.__exit__`` that ends what has begun after it."""
 
         @dynamo_skip
         def ending(record: Any, *error: Any) -> Any:
@@ -76,6 +96,9 @@ class OptimizerSteps:
                     _end(step)
 
         return ending
+
+
+_ZERO_GRAD = inspect.unwrap(torch.optim.Optimizer.zero_grad).__code__
 
 
 def _begun(optimizer: torch.optim.Optimizer, watches: list[TrackingMode], frame: FrameType, watched: bool) -> _Step:
