@@ -109,7 +109,7 @@ def ready_to_write(to: str | os.PathLike[str]) -> Path:
     if not isinstance(to, str | os.PathLike) or not isinstance(os.fspath(to), str):
         raise BadArgumentError(f"to= is the path of an HTML file, not {type(to).__name__}")
     file = Path(to)
-    if file.suffix.lower() not in (".html", ".htm"):
+    if file.suffix.lower() not in _ENDINGS:
         raise BadArgumentError(f"a report is an HTML file: to={printable(str(file))!r} should end in .html")
     if not file.absolute().parent.is_dir():
         raise NoFolderError(f"the report {file} cannot be written: there is no folder {file.parent}")
@@ -244,6 +244,9 @@ def _row_of(thing: object, table: Sequence[tuple[type, Maker]]) -> Maker | None:
     return next((maker for kind, maker in table if issubclass(type(thing), kind)), None)
 
 
+_ENDINGS = (".html", ".htm")
+
+
 def _checked(things: Iterable[Any]) -> Iterator[Any]:
     """Yield the things one after the other, also those in lists and tuples.
 
@@ -253,6 +256,8 @@ def _checked(things: Iterable[Any]) -> Iterator[Any]:
     for thing in things:
         if type(thing) in (list, tuple):
             yield from _checked(thing)
+        elif is_path(thing) and str(thing).lower().endswith(_ENDINGS):
+            raise BadArgumentError(f"{printable(str(thing))!r} is a page, not a recording: to write one, give it as to=")
         elif is_path(thing) or _row_of(thing, (*TOGETHER, *KINDS)):
             yield thing
         else:
