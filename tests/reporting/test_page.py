@@ -323,7 +323,11 @@ def test_the_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         ((object(),), "report.html", "no section for a object"),
         ((torch.ones(2),), "report.html", "no section for a Tensor"),
         ((series("loss", [1.0]),), "run.h5", "should end in .html"),
-        ((series("loss", [1.0]), "page.html"), "report.html", "'page.html' is a page, not a recording: to write one, "),
+        (
+            (series("loss", [1.0]), "page.html"),
+            "report.html",
+            "'page.html' is a page, not a recording; to= names the page",
+        ),
         ((series("loss", [1.0]),), 5, "not int"),
     ],
 )

@@ -257,7 +257,7 @@ def _checked(things: Iterable[Any]) -> Iterator[Any]:
         if type(thing) in (list, tuple):
             yield from _checked(thing)
         elif is_path(thing) and str(thing).lower().endswith(_ENDINGS):
-            raise BadArgumentError(f"{printable(str(thing))!r} is a page, not a recording: to write one, give it as to=")
+            raise BadArgumentError(f"{printable(str(thing))!r} is a page, not a recording; to= names the page")
         elif is_path(thing) or _row_of(thing, (*TOGETHER, *KINDS)):
             yield thing
         else:
