@@ -55,6 +55,7 @@ def _large_values(folder: Path, times: int = 2_000, rounds: int = 9) -> list[Row
         "empty": _steps(model, values, times, lambda: _nothing(model)),
         "raw": _steps(model, values, times, lambda: _written(model, folder / "raw")),
         "h5py": _steps(model, values, times, lambda: _in_blocks(model, folder / "hand.h5")),
+        "hook": _steps(model, values, times, lambda: _kept(model)),
         "file": _steps(model, values, times, lambda: _recorded(model, "layers.0", to=file, overwrite=True)),
         "memory": _steps(model, values, times, lambda: _recorded(model, "layers.0")),
     }
@@ -62,6 +63,7 @@ def _large_values(folder: Path, times: int = 2_000, rounds: int = 9) -> list[Row
     words = {
         "raw": ("written by os.write", None),
         "h5py": (f"copied, and written by h5py in blocks of {_BLOCK}", None),
+        "hook": ("kept by a hook that clones", None),
         "file": ("recorded to a file", 55),
         "memory": ("recorded in memory", 30),
     }
@@ -185,6 +187,13 @@ def _written(model: nn.Module, path: Path) -> Iterator[After]:
     with _hooked(model, lambda _, value: os.write(descriptor, value.numpy().data.cast("B"))):
         yield lambda: None
     os.close(descriptor)
+
+
+@contextmanager
+def _kept(model: nn.Module) -> Iterator[After]:
+    kept: list[Tensor] = []
+    with _hooked(model, lambda _, value: kept.append(value.clone())):
+        yield lambda: None
 
 
 @contextmanager
