@@ -47,7 +47,7 @@ class RunCommand:
     name = "run"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--check", action="store_true", help="check each loss before its line's first backward")
+        parser.add_argument("--check", action="store_true", help="find what never learns or learns the wrong thing")
         parser.add_argument(
             "--ignore",
             action="append",
