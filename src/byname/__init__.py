@@ -1,4 +1,15 @@
-"""Every tensor of a running PyTorch program under the name the program itself gives it."""
+"""See inside a running PyTorch program: every tensor under the name that the program gives it.
+
+- Why backward failed, and what never learns: `explaining`, `explain`, `check`.
+- What a tensor is called, and where it comes from: `name`, `names`, `tag`, `leaves`, `saved`, `graph`, `path`, `track`.
+- What fills the memory, and who holds it: `census`, `growth`, `holders`.
+- What values there are: `capture`, `record`, `open`, `observe`, `analyse`, `summary`, `points`, `draw`, `diff`.
+- What if they were others: `interject`, `patch`, `ablate`, `steer`, `skip`, `sweep`, `edited`, `replace`, `rewrite`.
+- Which places of a model these take: `select`.
+- Pages, and other tools: `report`, `plug`.
+
+``byname --help`` lists what needs no line of code in the program.
+"""
 
 from __future__ import annotations
 
