@@ -200,6 +200,22 @@ def test_a_model_that_an_evaluation_before_the_first_step_leaves_in_its_mode_is_
     assert found.remedy.startswith("call model.train() after each evaluation")
 
 
+def loaded(model):
+    model.load_state_dict(Normed().state_dict())
+    return model.eval()
+
+
+def test_a_model_that_is_loaded_in_evaluation_mode_and_trained_so_is_told():
+    def program(model=None):
+        return epochs(nothing, nothing, model or loaded(Normed()))
+
+    (found,) = findings_of(program)
+    assert found.cause == "left-in-evaluation" and not found.certain
+    assert [site.statement for site in found.sites] == ["optimizer.step()", "return model.eval()"]
+    assert findings_of(lambda: program(loaded(Normed()).train())) == []
+    assert findings_of(lambda: epochs(lambda model, _: model.eval(), nothing)) == []
+
+
 def test_a_mode_that_the_training_loop_chooses_after_an_evaluation_is_healthy():
     def program():
         model = Normed()

@@ -610,6 +610,11 @@ def targets_that_are_turned():
     return loss, model
 
 
+def margins_by_relu():
+    model = nn.Linear(4, 1)
+    return lambda: (model(torch.randn(8, 4)) - 100).relu().mean(), model
+
+
 def margins_that_are_kept():
     model = nn.Linear(4, 1)
     return lambda: (model(torch.randn(8, 4)) - 100).clamp(min=0).mean(), model
@@ -619,6 +624,7 @@ def margins_that_are_kept():
     "made",
     [
         margins_that_are_kept,
+        margins_by_relu,
         convolutions_with_a_mask,
         labels_that_are_all_equal,
         tags_that_are_all_equal,

@@ -2482,6 +2482,28 @@ def test_a_relu_that_is_dead_from_the_start_is_named():
     assert found.cause == "zero-gradient" and "gave only zeros in the first backward" in found.message
 
 
+def clamped_at(rate):
+    def program():
+        model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 1))
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        for _ in range(4 * STEPS):
+            x = torch.rand(64, 4)
+            loss = F.mse_loss(model(x).clamp(0, 1), x.mean(1, keepdim=True))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
+def test_a_clamp_that_passes_no_gradient_is_named_and_no_relu():
+    (found,) = findings_of(clamped_at(20.0))
+    assert found.cause == "gradients-die" and "relu" not in found.message
+    assert "clamp() at test_wrong_lessons.py" in found.message and found.remedy.startswith("leave the clamp out")
+    assert findings_of(clamped_at(0.01)) == []
+
+
 def test_zeros_in_all_that_is_trained_are_two_layers_in_a_row():
     (found,) = findings_of(adapted_from(nn.init.zeros_))
     assert "`model.down.weight` and `model.up.weight` are 0 themselves, two layers in a row" in str(found)

@@ -15,7 +15,7 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer, has_modes, is_training
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, called_as, patch, row, values_of
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, called_as, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of, users_frame
 from byname.reading.modules import modules_in, parameters_in
@@ -35,6 +35,10 @@ STAYS_IN_EVALUATION = row("left-in-evaluation",
     "without gradients{noticed:at} before them: no dropout, and fixed statistics, as after {module.path}.eval() "
     "without a {module.path}.train()",
     "call {module.path}.train() after each evaluation, or as each epoch begins; it is right if this is meant")
+NEVER_TRAINS = row("left-in-evaluation",
+    "suspicious: {module} and its {modal} are in evaluation mode in all {steps} steps{stepped:at}, since eval() before "
+    "them{noticed:at}, and no train() follows: no dropout, and fixed statistics",
+    "call {module.path}.train() before the training; it is right if this is meant")
 DROPS_IN_EVALUATION = row("dropout-in-evaluation",
     "suspicious: dropout(){noticed:at} drops values although {module} is in evaluation mode, after eval(): the "
     "function does so unless it is given training=False", "F.dropout(..., training=self.training), or an nn.Dropout")
@@ -44,7 +48,7 @@ DROPS_UNREACHED = row("dropout-in-evaluation",
     "make it once in __init__, as an attribute or in an nn.ModuleList; or F.dropout(..., training=self.training)")
 # fmt: on
 
-_LOOKS = 64
+_MODEL, _LOOKS = variable("the model"), 64
 """Forwards of a line whose modules and inputs are looked at."""
 _WORDS = re.compile(
     r"valid|\bval_|_val\b|\bval\b|test|eval|accura|\bacc\b|correct|metric|score|criterion|loss|cross_entropy|argmax|predict"
@@ -71,13 +75,17 @@ class _Forwards:
 
 @dataclass
 class _Early:
-    """A module that an evaluation before the first step ran in evaluation mode, and the optimizer that trains it."""
+    """A module that is in evaluation mode before the first step, and the optimizer that trains it.
+
+    An evaluation ran it so, or the program put it into that mode.
+    """
 
     line: Line
     modules: list[weakref.ref[nn.Module]]  # itself, then those that compute otherwise in training
     modal: tuple[Name, ...]
     owner: FollowedOptimizer | None = None
     is_meant: bool = False
+    is_put: bool = False
 
 
 class EvaluationMode(Topic):
@@ -93,11 +101,18 @@ class EvaluationMode(Topic):
         patch(block, nn.Module, "train", self._put)
 
     def _put(self, call: ObservedCall, result: Any) -> None:
-        early = self._early.get(id(call.args[0])) if not self._watch.made else None
-        if early is not None:
-            code = call.programs_line.code
-            trains = call.given(1, "mode", True) or code is None or "backward" in code.co_names
-            early.is_meant = early.is_meant or trains
+        line, trains, early = call.programs_line, call.given(1, "mode", True), self._early.get(id(call.args[0]))
+        beside = line.code is None or "backward" in line.code.co_names
+        if self._watch.made and early is not None and early.is_put:  # again, beside its steps
+            early.is_meant = early.is_meant or early.line.place == line.place
+        elif self._watch.made:
+            return
+        elif early is not None:
+            early.is_meant = early.is_meant or trains or (beside and not early.is_put)
+        elif not trains and call.frame.f_code is not call.called.__code__:  # else it is inside of another
+            early = self._note_early(call.args[0], line)
+            early.is_put, drops = True, any("Norm" not in one.path for one in early.modal)
+            early.is_meant = early.is_meant or (beside and not drops) or _is_in_a_loop(line)
 
     def evaluated(self, call: ObservedCall) -> None:
         """Note a call without gradients of a module that an optimizer trains, or before the first step of any."""
@@ -105,10 +120,7 @@ class EvaluationMode(Topic):
         if inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
             return
         if not self._watch.made and _evaluates(call.line):
-            modes = [one for one in modules_in(call.called) if has_modes(one)]
-            kinds = tuple(map(variable, sorted({type(one).__name__ for one in modes})))
-            references = [*map(weakref.ref, [call.called, *modes])]
-            self._early[id(call.called)] = _Early(call.line, references, kinds, is_meant=not modes)
+            self._note_early(call.called, call.line)
         known = self._lines.get(call.line.place)
         if known is None:
             keys = set(map(id, parameters_in(call.called)))
@@ -124,6 +136,13 @@ class EvaluationMode(Topic):
         repeats = now == known.last and values is not None
         known.is_meant = repeats or now[0] - known.last[0] == 1 or not modal
         known.modal, known.looks, known.last = known.modal or sorted(modal), known.looks + 1, now
+
+    def _note_early(self, module: nn.Module, line: Line) -> _Early:
+        modes = [one for one in modules_in(module) if has_modes(one)]
+        kinds = tuple(map(variable, sorted({type(one).__name__ for one in modes})))
+        references = [*map(weakref.ref, [module, *modes])]
+        early = self._early[id(module)] = _Early(line, references, kinds, is_meant=not modes)
+        return early
 
     def applied(self, call: ObservedCall) -> None:
         """Report a dropout that eval() does not reach: one called as a function, or a module that is in no other."""
@@ -150,7 +169,8 @@ class EvaluationMode(Topic):
             alive = [one for known in looked_at if (one := known()) is not None]
             early.is_meant = any(map(is_training, alive)) or len(alive) < len(looked_at)
             trained = parameters_in(alive[0]) if followed.steps == 1 and not early.is_meant else []
-            if trained and followed.keys.issuperset(map(id, trained)):  # no layer on top of what is frozen
+            mine = frozenset(map(id, trained))
+            if mine and (followed.keys == mine if early.is_put else followed.keys >= mine):  # else one part is frozen
                 early.owner = followed
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
@@ -158,13 +178,22 @@ class EvaluationMode(Topic):
         for early in [one for one in self._early.values() if not one.is_meant]:
             if early.owner is not None and early.owner.steps >= 2 * ENOUGH:
                 facts = {"steps": early.owner.steps, "stepped": early.owner.site, "modal": early.modal}
-                module = variable(called_as(early.line) or "the model")
-                self.say(STAYS_IN_EVALUATION, early.line.site, module=module, **facts)
+                module = argument(early.line, -1, "") if early.is_put else variable(called_as(early.line))
+                cause, module = NEVER_TRAINS if early.is_put else STAYS_IN_EVALUATION, module if module.path else _MODEL
+                self.say(cause, early.line.site, module=module, **facts)
         for known in self._lines.values():
             if not known.is_meant and known.owner.steps > 1 and _evaluates(known.line):
                 name = variable(called_as(known.line) or "model")
                 modal = tuple(map(variable, known.modal))
                 self.say(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name)
+
+
+def _is_in_a_loop(line: Line) -> bool:
+    """Return whether a statement is in a loop, as one that each epoch repeats."""
+    node: Any = getattr(line.spot, "node", None)
+    while node is not None and not isinstance(node, ast.For | ast.While):
+        node = getattr(node, "parent", None)
+    return node is not None
 
 
 def _evaluates(line: Line) -> bool:
