@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dis
 import gc
 import re
 import sys
@@ -24,7 +23,7 @@ from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import kind_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.silent.shuffles import SHUFFLED_APART, ignores_index, read_by
+from byname.diagnose.silent.shuffles import SHUFFLED_APART, Drawn, draw_of, ignores_index, item_of, read_by
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of
@@ -35,7 +34,6 @@ from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.code import names_bound, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
-from byname.tracking.lookup import note_of
 from byname.undo import Undo
 
 # fmt: off
@@ -115,19 +113,11 @@ class _Same(NamedTuple):
     slice: tuple[str, str, Site] | None
 
 
-class _Drawn(NamedTuple):
-    """Indices that were drawn: a key, the line, and the expression that they index."""
-
-    key: tuple[int, str]
-    line: Line
-    source: str
-
-
 class _Input(NamedTuple):
     """The input of a module: how many samples it has if all are equal, or 0; its draw, the module, the line."""
 
     equal: int
-    drawn: _Drawn | None
+    drawn: Drawn | None
     module: str
     line: Line
 
@@ -194,7 +184,7 @@ class Batches(Topic):
         if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
             equal = len(values) if _rows_equal(values) and distinct(values[0]) >= 3 else 0
         with DisableTorchFunction():
-            return _Input(equal, _draw_of(given), type(call.called).__name__, call.line)
+            return _Input(equal, draw_of(given), type(call.called).__name__, call.line)
 
     def _note_layer(self, call: ObservedCall, given: torch.Tensor) -> None:
         kind = type(call.called).__name__
@@ -236,7 +226,7 @@ class Batches(Topic):
             ignoring = [words for one in self._loaders.values() if (words := ignores_index(one.loader()))]
             self._how = "while their targets differ" if differ else [*ignoring, ""][0]
             with DisableTorchFunction():
-                second = _draw_of(targets)
+                second = draw_of(targets)
             if first is not None and second is not None and first.key != second.key and first.source != second.source:
                 self.say(SHUFFLED_APART, second.line.site, inputs=first.line.site, by="randperm or randint")
 
@@ -387,37 +377,9 @@ def _rows_equal(values: torch.Tensor) -> bool:
     return len(values) > 1 and bool((values == values[:1]).all())
 
 
-def _draw_of(tensor: torch.Tensor) -> _Drawn | None:
-    """Return the draw by which a tensor, or the one that it is a part of, was indexed."""
-    for one in (tensor, fact(tensor, "_base")):
-        item = _item(one)
-        if item is None or (code := item[0].code) is None:
-            continue
-        line, index = item[0], item[1].slice
-        index = index.value if isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Slice) else index
-        text = ast.unparse(index)
-        bound = statements_binding(code, text) if text.isidentifier() else []
-        drawn = [ast.unparse(part.node) for part in bound if isinstance(part.node, ast.Assign)] or [text]
-        function = r"rand(perm|int)\(" if not isinstance(item[1].slice, ast.Tuple) else r"randperm\("
-        if all(re.search(function, words) and "generator" not in words for words in drawn):
-            source = ast.unparse(item[1].value) if "randint(" in drawn[0] else str(id(one))  # one copy of several
-            return _Drawn((id(code) if bound else id(one), text), line, source)
-    return None
-
-
-def _item(tensor: torch.Tensor | None) -> tuple[Line, ast.Subscript] | None:
-    """Return the line that made a tensor as an item of another, according to the source, and the expression."""
-    made = None if tensor is None else note_of(tensor)
-    code, at = (None, 0) if made is None else made.line[:2]
-    if made is None or code is None or not dis.opname[code.co_code[at]].startswith(("BINARY_SUBSCR", "BINARY_OP")):
-        return None
-    spot = made.line.spot
-    return (made.line, spot.node) if spot is not None and isinstance(spot.node, ast.Subscript) else None
-
-
 def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
     """Return the text, the start and the line of the slice that made a tensor, if its start is a variable."""
-    item = _item(tensor)
+    item = item_of(tensor)
     index = None if item is None else item[1].slice
     index = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
     if item is None or item[0].site is None or not isinstance(index, ast.Slice) or index.lower is None:

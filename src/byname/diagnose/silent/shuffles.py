@@ -16,12 +16,13 @@ import torch
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import is_readable, looking
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, patch, row, values_of
-from byname.reading.frames import variables_of
+from byname.reading.frames import Line, variables_of
 from byname.reading.objects import attributes_of, found_in
-from byname.reading.tensor import PLAIN, is_tensor
+from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.code import ThisCode, names_bound, statements_of
-from byname.source.location import PROGRAM, WRITTEN_BY, Site, is_library, site_of
+from byname.source.location import PROGRAM, WRITTEN_BY, Site, is_library, site_of, statements_binding
 from byname.source.tracebacks import outwards
+from byname.tracking.lookup import note_of
 from byname.undo import Undo
 
 # fmt: off
@@ -47,6 +48,14 @@ class _Draw(NamedTuple):
     call: str
     at: int
     site: Site
+
+
+class Drawn(NamedTuple):
+    """Indices that were drawn: a key, the line, and the expression that they index."""
+
+    key: tuple[int, str]
+    line: Line
+    source: str
 
 
 class Shuffles(Topic):
@@ -128,6 +137,34 @@ def ignores_index(loader: Any) -> str:
         return ""
     given = [one.argval if type(one.argval) is tuple else (one.argval,) for one in dis.get_instructions(code)]
     return "" if any(code.co_varnames[1] in one for one in given) else "and __getitem__() does not use its index"
+
+
+def draw_of(tensor: torch.Tensor) -> Drawn | None:
+    """Return the draw by which a tensor, or the one that it is a part of, was indexed."""
+    for one in (tensor, fact(tensor, "_base")):
+        item = item_of(one)
+        if item is None or (code := item[0].code) is None:
+            continue
+        line, index = item[0], item[1].slice
+        index = index.value if isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Slice) else index
+        text = ast.unparse(index)
+        bound = statements_binding(code, text) if text.isidentifier() else []
+        drawn = [ast.unparse(part.node) for part in bound if isinstance(part.node, ast.Assign)] or [text]
+        function = r"rand(perm|int)\(" if not isinstance(item[1].slice, ast.Tuple) else r"randperm\("
+        if all(re.search(function, words) and "generator" not in words for words in drawn):
+            source = ast.unparse(item[1].value) if "randint(" in drawn[0] else str(id(one))  # one copy of several
+            return Drawn((id(code) if bound else id(one), text), line, source)
+    return None
+
+
+def item_of(tensor: torch.Tensor | None) -> tuple[Line, ast.Subscript] | None:
+    """Return the line that made a tensor as an item of another, according to the source, and the expression."""
+    made = None if tensor is None else note_of(tensor)
+    code, at = (None, 0) if made is None else made.line[:2]
+    if made is None or code is None or not dis.opname[code.co_code[at]].startswith(("BINARY_SUBSCR", "BINARY_OP")):
+        return None
+    spot = made.line.spot
+    return (made.line, spot.node) if spot is not None and isinstance(spot.node, ast.Subscript) else None
 
 
 def _state() -> bytes:
