@@ -1,5 +1,7 @@
 """Growth is what goes on growing: not what comes once, stops, or belongs to each parameter of an optimizer."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -208,6 +210,21 @@ def test_what_goes_on_growing_is_found_whatever_the_distances_of_the_looks(looks
 def test_what_is_added_once_an_epoch_is_found():
     for period in (40, 90, 180):
         assert [row.name for row in seen_at(doubled(600), lambda step: step // period)] == ["kept[*]"], period  # noqa: B023
+
+
+class Probe(nn.Module):
+    pass
+
+
+def test_attributes_and_buffers_with_a_new_number_each_time_are_one_place():
+    notes, probe, weight = SimpleNamespace(), Probe(), torch.ones(3, requires_grad=True)
+    with byname.growth() as growth:
+        for step in range(5):
+            setattr(notes, f"loss_{step}", weight.exp().sum())
+            probe.register_buffer(f"mean{step}", torch.ones(9))
+            growth.mark()
+    found = {row.name: (row.count, row.cause) for row in growth}
+    assert found == {"notes.loss_*": (5, "stored-graph"), "probe.mean*": (5, "growing-cache")}
 
 
 def test_the_state_that_is_carried_on_is_named_and_not_the_loss_that_is_computed_from_it():

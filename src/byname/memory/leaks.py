@@ -81,8 +81,8 @@ class Evidence:
         return ""
 
     def is_many(self) -> bool:
-        """Return whether the members are entries of a container, and not one new variable."""
-        return "[*]" in self.group.key.pattern
+        """Return whether the members are entries of a container, or numbered attributes, and not one new variable."""
+        return "[*]" in self.group.key.pattern or self.group.key.pattern.endswith("*")
 
     def was_there(self) -> bool:
         """Return whether the group existed and then grew, rather than only appeared."""

@@ -24,7 +24,8 @@ from byname.naming.reference_path import pattern_of
 from byname.naming.search import Ours, Targets
 from byname.reading.tensor import fact
 
-_TEXT_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
+_TEXT_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|\.[^\W\d]\w*?\d+$""")
+"""A text key, or the name of an attribute that ends with a number, as ``setattr(self, f"h_{step}", h)`` makes them."""
 _MANY = 3
 """Number of new keys at one place that make a pattern."""
 
@@ -159,7 +160,11 @@ HIDDEN = Key("", "")
 
 
 def _form_of(key: Key) -> Key:
-    return Key(_TEXT_KEY.sub("[*]", key.pattern), key.scope)
+    return Key(_TEXT_KEY.sub(_wild, key.pattern), key.scope)
+
+
+def _wild(key: re.Match[str]) -> str:
+    return "[*]" if key[0].startswith("[") else f"{key[0].rstrip('0123456789')}*"
 
 
 def widened(known: Iterable[Key], fresh: Iterable[Key], gone: Iterable[Key]) -> Mapping[Key, Key]:
@@ -171,8 +176,8 @@ def widened(known: Iterable[Key], fresh: Iterable[Key], gone: Iterable[Key]) -> 
     for key in known:
         place = wide.get(_form_of(key)) if _TEXT_KEY.search(key.pattern) else None
         if place is not None:
-            start, end = list(_TEXT_KEY.finditer(key.pattern))[place].span()
-            found[key] = key._replace(pattern=f"{key.pattern[:start]}[*]{key.pattern[end:]}")
+            part = list(_TEXT_KEY.finditer(key.pattern))[place]
+            found[key] = key._replace(pattern=f"{key.pattern[: part.start()]}{_wild(part)}{key.pattern[part.end() :]}")
     return found
 
 
