@@ -283,6 +283,35 @@ def test_a_state_that_is_carried_over_is_named_and_its_remedy_mends_the_program(
     assert run(mended, tmp_path) is None
 
 
+SHARED_IN_LOOP = """
+encoder, heads = nn.Linear(3, 4), [nn.Linear(4, 2), nn.Linear(4, 5)]
+z = encoder(torch.ones(2, 3)).tanh()
+for head in heads:
+    loss = head(z).mean()
+    loss.backward()
+"""
+OLD_LOG_PROBS = """
+policy = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+old = policy(torch.ones(4, 3)).log_softmax(-1)
+for _ in range(3):
+    loss = (policy(torch.ones(4, 3)).log_softmax(-1) - old).exp().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_value_made_before_the_loop_is_no_state_carried_over(tmp_path):
+    shared, old = explained(SHARED_IN_LOOP, tmp_path).remedy, explained(OLD_LOG_PROBS, tmp_path).remedy
+    line = re.search("PPO, put `(.*?)` before the loop", old)[1]
+
+    assert "`z` is computed once, before the loop" in shared and "call backward once, after the loop" in shared
+    assert run(OLD_LOG_PROBS.replace("for _", f"{line}\nfor _"), tmp_path) is None
+    written = OLD_LOG_PROBS.replace("    loss =", "    old += policy(torch.ones(4, 3))\n    loss =")
+    assert "before the loop" not in explained(written, tmp_path).remedy
+
+
 def test_a_variable_that_a_loop_binds_anew_is_not_said_to_carry_a_state_that_the_module_keeps(tmp_path):
     source = """
 class Keeps(nn.Module):

@@ -26,7 +26,7 @@ from byname.reading.frames import Line, called_from, locals_of, passed_by, varia
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import source_of
+from byname.source.code import is_bound_before_loop, source_of
 from byname.source.location import Instruction, Site, is_library, is_torch, locate, site_of, statements_binding
 from byname.source.tracebacks import PassedFrame
 from byname.tracking.lookup import site_of_tensor
@@ -184,6 +184,13 @@ class FailureContext:
         own = (*user.code.co_varnames, *user.code.co_cellvars)
         at_top = user.code.co_name == "<module>"
         return at_top or not path.isidentifier() or path in own or bool(statements_binding(user.code, path))
+
+    def is_older_than_loop(self, path: str) -> bool:
+        """Return whether a tensor of that line is made before the innermost loop around it, and unchanged since."""
+        user, value = self._users_frame, self.value_at(path)
+        if user is None or self.noticed is None or not is_tensor(value) or fact(value, "_version") > 0:
+            return False
+        return is_bound_before_loop(user.code, path, self.noticed.line)
 
     @property
     def _outside(self) -> list[PassedFrame]:
