@@ -312,6 +312,28 @@ def test_a_value_made_before_the_loop_is_no_state_carried_over(tmp_path):
     assert "before the loop" not in explained(written, tmp_path).remedy
 
 
+def test_a_value_that_a_list_carries_over_is_detached_where_the_next_iteration_takes_it(tmp_path):
+    source = """
+layer = nn.Linear(3, 3)
+def model(x, memory):
+    new = []
+    for k in range(2):
+        both = x if memory is None else torch.cat([memory[k], x])
+        new.append(x)
+        x = x + layer(both).tanh()[-2:]
+    return x, new
+memory = None
+for _ in range(3):
+    x, memory = model(torch.ones(2, 3), memory)
+    loss = x.sum()
+    loss.backward()
+"""
+    why = explained(source, tmp_path)
+
+    assert "detach it where program.py:6 takes it" in why.remedy and 6 in [site.line for site in why.sites]
+    assert run(source.replace("memory[k]", "memory[k].detach()"), tmp_path) is None
+
+
 def test_a_variable_that_a_loop_binds_anew_is_not_said_to_carry_a_state_that_the_module_keeps(tmp_path):
     source = """
 class Keeps(nn.Module):

@@ -52,6 +52,14 @@ def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -
     return written
 
 
+def _taken_at(context: FailureContext, number: int, earlier: Collection[int]) -> Site | None:
+    """Return the line of this iteration that uses what an earlier backward call went through, if it made none of it."""
+    nodes = [*_upwards(context, number, earlier)]
+    users = [user for node in nodes for user in context.walk.users[node] if user and user not in earlier]
+    site = context.site(users[0]) if users else None
+    return None if site in map(context.site, nodes) else site
+
+
 def _rebound(context: FailureContext, node: int, user: int) -> CarriedOver | None:
     """Return the variable of a statement such as ``h = cell(x, h)``, if that made both a node and its user."""
     spot = context.lookup.spot(context.walk.nodes[user]) if context.lookup else None
@@ -246,6 +254,8 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     carrier = carrier_of(context, number, stamped)
     detach = _DETACH if carrier is None else letting_go(context, carrier.name, carrier.made)
     variable, made, join = carrier or (context.variable(number, stamped), context.site(number), None)
+    taken = _taken_at(context, number, stamped) if carrier is None else None
+    detach = detach if taken is None else f"detach it where {taken} takes it"
     run = freed_by(context.walk.nodes[number])
     freed = None if run is None else run.line.site
     where = "" if join is None else f", which is written{at(join)} and carries the graph on,"
@@ -260,7 +270,7 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     yield {
         "variable": quote(variable),
         "each": culprits_of(*(replace(variable, path=path) for path in variable.path.split(", "))),
-        "lines": [made, join, freed],
+        "lines": [made, taken or join, freed],
         "where": where,
         "by": "an earlier backward freed them" if run is None else f"the backward{at(freed)} freed them",
         "remedy": tell(remedy, it=f"`{variable.path}`" if variable.path else "it", detach=detach),
