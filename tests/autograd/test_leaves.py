@@ -147,6 +147,15 @@ def test_a_compiled_wrapper_is_seen_through_and_the_path_still_evaluates():
         assert eval(leaf.name.path) is leaf.tensor
 
 
+def test_an_item_of_a_compiled_wrapper_is_not_called_exact_for_the_wrapper_has_no_items():
+    model = torch.compile(nn.Sequential(nn.Linear(3, 2)), backend="eager")
+    name = byname.name(model._orig_mod[0].weight)
+
+    assert (name.path, name.exact) == ("model[0].weight", False)
+    with pytest.raises(TypeError, match="not subscriptable"):
+        eval(name.path)
+
+
 @pytest.mark.slow
 def test_compiled_code_is_one_opaque_node():
     def run(weight, x):

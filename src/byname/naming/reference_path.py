@@ -136,7 +136,8 @@ class Text(NamedTuple):
     seen_through: bool
 
     def then(self, step: Reference) -> Text:
-        evaluates = self.evaluates and step.evaluates and not (self.seen_through and step.reads_registry)
+        of_wrapper = step.reads_registry or step.write("").startswith("[")  # wrappers forward attributes only
+        evaluates = self.evaluates and step.evaluates and not (self.seen_through and of_wrapper)
         source = step.write(self.source)
         if step.label:
             return Text(source, step.label, step.note(self.words), evaluates, step.seen_through)
