@@ -22,6 +22,13 @@ def tensors(model, x):
     return torch.randn(4, 5, 8) if x.is_floating_point() else torch.randint(0, 32, (4, 5))
 
 
+def test_a_sparse_value_keeps_its_shape():
+    model, x = nn.Sequential(nn.Identity(), nn.Identity()), torch.randn(3, 4).to_sparse()
+    with byname.ablate(model, "0"):
+        ablated = model(x)
+    assert ablated.is_sparse and torch.equal(ablated.to_dense(), torch.zeros(3, 4))
+
+
 @pytest.mark.parametrize(("make", "path"), PLACES)
 def test_zero_and_mean_are_those_of_a_hook_by_hand(make, path):
     model, x = make()

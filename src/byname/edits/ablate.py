@@ -94,8 +94,8 @@ def ablate(
 
 
 def _zero(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
-    zero: Tensor = event.value.new_zeros(())
-    return zero
+    value: Tensor = event.value  # a sparse or jagged one takes no number
+    return value.new_zeros(()) if value.layout is torch.strided else torch.zeros_like(value)
 
 
 def _captures(model: nn.Module, reference: Any, where: Any, **options: Any) -> Iterator[Mapping[str, Any]]:
