@@ -170,6 +170,14 @@ class Selector:
             "path, such as 'layers.*.grad'"
         )
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in self.__slots__:  # a copy or a notebook asks, of one that may lack its fields
+            raise AttributeError(name)
+        words = ["after", "before", "first", "first_before", "last", "next_after", "pattern", "scores"]
+        has = [one for one in words if hasattr(type(self), one)] + ["grad", "path"] * self.only_states
+        hint = f"; for those of one name use & select.path('**.{name}')" * self.only_states
+        raise AttributeError(f"{self} has no {name!r}; it has {closest(name, has)}{hint}")
+
     def __and__(self, other: Selector) -> Selector:
         return Pair("&", self, _selector("&", other))
 
