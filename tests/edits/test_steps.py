@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import byname
-from byname.errors import BadArgumentError, InterjectionError
+from byname.errors import BadArgumentError, InterjectionError, NothingSeenWarning
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32, "pad_token_id": 0}
 GENERATED = {"max_new_tokens": 5, "pad_token_id": 0, "eos_token_id": None, "return_dict_in_generate": True}
@@ -157,7 +157,8 @@ def test_the_encoder_runs_in_the_prompt():
         found = model.generate(**options)
     with byname.ablate(model, "encoder.block.0[0]"):
         assert same(model.generate(**options), found)
-    with byname.ablate(model, "encoder.block.0[0]", steps=1):
+    never = pytest.warns(NothingSeenWarning, match="no value passed there with steps=1")
+    with never, byname.ablate(model, "encoder.block.0[0]", steps=1):
         assert same(model.generate(**options), byname.edited(model).generate(**options))
 
 
@@ -255,6 +256,25 @@ def test_iterations_of_a_training_are_those_by_hooks(steps):
         assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.parametrize(
+    ("edit", "limits"),
+    [
+        (lambda model: byname.patch(model, "1", torch.zeros(3), steps=[1, 2]), r"steps=\[1, 2\]"),
+        (lambda model: byname.skip(model, "1", steps=1), "steps=1"),
+        (lambda model: byname.skip(model, "1", steps=1, channels=0), "steps=1"),
+        (lambda model: byname.ablate(model, ["0", "1"], call=2, steps=0), "call=2 and steps=0"),
+    ],
+)
+def test_an_edit_of_steps_or_calls_that_never_come_says_so(edit, limits):
+    layer, x = nn.Linear(3, 3), torch.ones(1, 3)
+    model = nn.Sequential(layer, nn.Tanh(), layer)
+    with pytest.warns(NothingSeenWarning, match=f"`1`: no value passed there with {limits}$"), edit(model) as handle:
+        model(x)
+    assert handle.notes[-1].endswith("`1`: no value passed there with " + limits.replace("\\", ""))
+    with byname.ablate(model, "0", call=1), byname.skip(model, "1", steps=0):  # these come
+        model(x)
+
+
 class Checkpointed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -327,7 +347,7 @@ def test_channels_of_a_module_that_works_in_place_are_skipped():
 def test_what_does_not_fit_is_refused():
     model, ids = gpt2()
     for steps in ("all", -1, 1.5, True, range(0), [-1, 2], {}):
-        with pytest.raises(BadArgumentError, match="steps= takes the number of a step"):
+        with pytest.raises(BadArgumentError, match="the number of a step from 0, a range or another sequence"):
             byname.ablate(model, "lm_head", steps=steps)
     with pytest.raises(
         BadArgumentError, match="GPT2Model has no generate; attach the edit to the model that generates"
@@ -336,8 +356,8 @@ def test_what_does_not_fit_is_refused():
     with byname.ablate(model.transformer, "h.0", steps=0), pytest.raises(InterjectionError, match="to a part of it"):
         model.generate(ids, **GENERATED)
     with (
-        byname.ablate(model, "lm_head", steps=0),
         pytest.raises(InterjectionError, match="outside of a forward of GPT2"),
+        byname.ablate(model, "lm_head", steps=0),
     ):
         model.lm_head(torch.zeros(1, 8))
 

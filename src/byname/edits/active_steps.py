@@ -6,7 +6,7 @@ import inspect
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
@@ -19,9 +19,11 @@ from byname.errors import BadArgumentError, InterjectionError
 from byname.reading.frames import runs
 from byname.reading.modules import modules_in
 from byname.source.tracebacks import outwards
+from byname.text import printable
 from byname.undo import Undo
 from byname.watch.forwards import follow_forwards
 from byname.watch.hooks import MethodStandIn
+from byname.watch.requested import Entry
 
 
 class ActiveSteps:
@@ -37,12 +39,16 @@ class ActiveSteps:
         steps: an int, a range or another sequence of ints; ``"prompt"``, step 0 of ``generate``; or a function
             ``f(step) -> bool``.
 
+    Attributes:
+        words: the argument in words.
+
     Raises:
         BadArgumentError: it is none of these; or it is ``"prompt"``, and the model has no ``generate``.
     """
 
     def __init__(self, root: nn.Module, steps: Any) -> None:
         self._wanted = _checked(steps)
+        self.words = f"steps={printable(getattr(steps, '__name__', repr(steps))[:60])}"
         self._prompt = type(steps) is str
         self._root = root
         generating = [one for one in modules_in(root) if _generates(one)]
@@ -193,9 +199,14 @@ def _checked(steps: Any) -> Callable[[int], Any]:
         function: Callable[[int], Any] = steps
         return function
     raise BadArgumentError(
-        "steps= takes the number of a step from 0, a range of them, 'prompt', or a function f(step) -> bool, not "
-        f"{steps!r:.60}"
+        "steps= takes the number of a step from 0, a range or another sequence of such ints, 'prompt', or a function "
+        f"f(step) -> bool, not {steps!r:.60}"
     )
+
+
+def why_unused(used: Collection[str], limits: str, entry: Entry) -> str:
+    """Return why an edit of some calls or steps has changed nothing at places that ran; empty if it has."""
+    return "" if any(path in used for path in entry.paths) else f"no value passed there with {limits}"
 
 
 def _generates(module: nn.Module) -> bool:

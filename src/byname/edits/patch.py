@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from byname.edits.active_steps import ActiveSteps
+from byname.edits.active_steps import ActiveSteps, why_unused
 from byname.edits.capture import Capture
 from byname.edits.heads import heads_of
 from byname.edits.reused import reused_attachments
@@ -168,18 +168,24 @@ def edit(
     stamp = None if counted is None else counted.stamp
     callback = Edit(root, made, selection, call, counted)
     reused = reused_attachments()
-    if reused is not None and type(where) is str and all(one is None for one in (steps, example, before)):
+    if reused is not None and type(where) is str and all(one is None for one in (steps, example, before, call)):
         return reused.attach(model, where, attention, callback)
     callback.handle = handle = attach(
         model, where, callback, example=example, attention=attention, before=before, stamp=stamp, enabled=False
     )
+    if limits := [f"call={call}"] * (call is not None) + ([] if counted is None else [counted.words]):
+        handle.requested.seen = partial(why_unused, callback.used, " and ".join(limits))
     if counted is not None:
         handle.add(counted)
     return handle.switched(True)
 
 
 class Edit:
-    """The callback of an edit, for one call and some steps of the model, or for all; `handle` is its attachment's."""
+    """The callback of an edit, for one call and some steps of the model, or for all; `handle` is its attachment's.
+
+    Attributes:
+        used: the places where it held for a value.
+    """
 
     handle: Handle
 
@@ -191,6 +197,7 @@ class Edit:
         self._selection = selection
         self._call = call
         self._steps = steps
+        self.used: set[str] = set()
         self.known: tuple[dict[Any, int | None], dict[str, Surroundings]] = {}, {}
 
     def __call__(self, event: Event) -> Tensor | None:
@@ -198,6 +205,7 @@ class Edit:
             return None
         if self._steps is not None and not self._steps.hold(event.path, event.before):
             return None
+        self.used.add(event.path)
         value = event.value
         if not is_tensor(value):
             items = [f"`{event.path}{join(at)}`" for at, _ in tensors_in(value)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from byname.edits.active_steps import ActiveSteps
+from byname.edits.active_steps import ActiveSteps, why_unused
 from byname.edits.patch import Edit, edit
 from byname.edits.selection import SelectedPart, Selection
 from byname.errors import BadArgumentError, InterjectionError
@@ -76,10 +77,12 @@ def skip(model: nn.Module, where: Any, value: Any = "input", *, channels: Any = 
         for sentence in sentences:
             handle.note(sentence)
         handle.add(_on_failure(root, sentences))
+    used: set[str] = set()
     if counted is not None:
         handle.add(counted)
+        handle.requested.seen = partial(why_unused, used, counted.words)
     for path, module in modules.items():
-        handle.add(_Skipped(path, module, value, counted))
+        handle.add(_Skipped(path, module, value, counted, used))
     return handle.switched(True)
 
 
@@ -147,15 +150,17 @@ def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
 class _Skipped(MethodStandIn):
     """What is called in the place of a module's forward, and returns a value in some steps, or in all."""
 
-    def __init__(self, path: str, module: nn.Module, value: Any, steps: ActiveSteps | None) -> None:
+    def __init__(self, path: str, module: nn.Module, value: Any, steps: ActiveSteps | None, used: set[str]) -> None:
         super().__init__(module)
         self._path = path
         self._value = value
         self._steps = steps
+        self._used = used
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._steps is not None and not self._steps.hold(self._path):
             return self.beneath(args, kwargs)
+        self._used.add(self._path)
         module = self._module()
         before = [] if module is None else [*_cache_layers(module, (*args, *kwargs.values()))]
         result = _given(self._path, self._value, args, kwargs)
