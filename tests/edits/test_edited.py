@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from tiny import gpt2, llama, logits, plain, untouched
+from torch import nn
 from watching import differences, run
 
 import byname
@@ -99,6 +100,14 @@ def test_errors():
         byname.edited(3)
     with pytest.raises(BadArgumentError, match="returns a handle"):
         byname.edited(model, lambda one: one)
+    before, check = model(x), untouched(model)
+    for edit in (
+        lambda one: byname.skip(model, "blocks.1"),
+        lambda one: byname.replace(model, "blocks.1", nn.Identity),
+    ):
+        with pytest.raises(BadArgumentError, match="this one changes the model itself"):
+            byname.edited(model, edit)
+        assert torch.equal(model(x), before) and check()
     with pytest.raises(NoMatchError):
         byname.edited(model, lambda one: byname.skip(one, "blocks.1"), lambda one: byname.skip(one, "blocks.9"))
     model.lock = threading.Lock()

@@ -10,10 +10,12 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.module_tree import is_script
+from byname.model.where import unwrapped
 from byname.reading.modules import modules_in, state_of
 from byname.reading.objects import attributes_of
 from byname.tracing.preserve import distinct_tensors
 from byname.watch.handle import Handle
+from byname.watch.hooks import attachments_of
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -39,15 +41,21 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
         edits: functions ``f(view) -> Handle``, applied in order, such as ``lambda view: byname.skip(view, "h.3")``.
 
     Raises:
-        BadArgumentError: an edit does not return a handle, or the model cannot be copied.
+        BadArgumentError: an edit changes the model itself, or does not return a handle; or the model cannot be copied.
     """
     if not isinstance(model, nn.Module):
         raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
     view = view_of(model)
-    done: list[Handle] = []
+    root, done = unwrapped(model), list[Handle]()
+    before = attachments_of(root), modules_in(root)
     try:
         for make in edits:
             done.append(checked_handle(make(view)))
+            if before != (attachments_of(root), modules_in(root)):
+                raise BadArgumentError(
+                    "an edit of a view changes its argument, as lambda view: byname.skip(view, 'h.3') does; this one "
+                    "changes the model itself"
+                )
     except BaseException:
         for handle in done[::-1]:
             handle.give_up()
