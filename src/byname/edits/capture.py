@@ -220,11 +220,11 @@ class Capture(Mapping[str, Any]):
         return path in self._held.calls
 
     def _missing(self, path: str) -> str:
-        if not self._held.calls:
+        if not self._held.calls and self._why_no_output is _NOT_RUN:
             return f"nothing was captured yet at `{path}`: call the capture with the model's inputs"
         waited = self._gradients and str(path).endswith(".grad")
         hint = "; a gradient is there once a backward has reached it" if waited else ""
-        return f"nothing was captured at `{path}`; there are {closest(str(path), self)}{hint}"
+        return f"nothing was captured at `{path}`; there are {closest(str(path), self) or 'none'}{hint}"
 
     def rows(self) -> list[Row]:
         """Return one dict per place: ``path, type, shape, dtype, device, bytes, calls``."""
