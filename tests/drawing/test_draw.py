@@ -674,8 +674,9 @@ def test_a_drawing_is_saved_as_svg_or_dot_and_as_nothing_else(tmp_path):
 def test_what_is_no_module_is_refused():
     with pytest.raises(TypeError, match="draw.. takes an nn.Module, not str"):
         byname.draw("model")
-    with pytest.raises(ValueError, match="depth= is the number of levels.*-1"):
-        byname.draw(nn.Linear(2, 2), depth=-1)
+    for depth in (-1, "all"):
+        with pytest.raises(ValueError, match=f"depth= is the number of levels.* not {depth!r}"):
+            byname.draw(nn.Linear(2, 2), depth=depth)
 
 
 class Twice(nn.Module):

@@ -57,6 +57,7 @@ NO_CODE = "byname runs no code in order to look"
         ("forward.cache.keyz.grad", "`forward.cache` holds a Cache without `keyz`; it has keys, layers"),
         ("forward.cache.length", f"`forward.cache` holds a Cache, whose `length` is computed by a property: {NO_CODE}"),
         ("forward.cache.layers[0]['q']", "`forward.cache.layers[0]` holds a dict without 'q'; it has 'k'"),
+        ("forward.cache['keys']", "`forward.cache` holds a Cache, which has no items in a path; it has keys, layers"),
         ("forward.cache.layers[3]", "`forward.cache.layers` holds a list without 3; it has 0"),
         ("forward.values['nope']", "`forward.values` holds a dict without 'nope'; it has 'relu', 'w'"),
         ("forward.pair[7]", "`forward.pair` holds a tuple without 7; it has 0, 1"),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import byname
-from byname.errors import BadPathError, InterjectionError, NoMatchError
+from byname.errors import BadPathError, InterjectionError, NoMatchError, NothingSeenWarning
 
 
 class Steps(nn.Module):
@@ -82,6 +82,8 @@ def test_the_last_cannot_be_changed_and_the_error_says_what_can():
 def test_beyond_what_ran_is_an_error_that_says_how_many_there_were():
     with pytest.raises(NoMatchError, match="`x` was assigned 4 times in this call"):
         told(Steps(), "forward.x@9")
+    with pytest.warns(NothingSeenWarning, match="no such assignment of `x` was reached in 1 forward"):
+        assert not told(Steps(), "*.x@9")
 
 
 def test_a_call_with_fewer_assignments_later_is_no_error():

@@ -120,8 +120,8 @@ def draw(
     """
     if not issubclass(type(model), nn.Module):
         raise NotAModuleError(f"draw() takes an nn.Module, not {type(model).__name__}")
-    if depth is not None and depth < 0:
-        raise BadArgumentError(f"depth= is the number of levels of modules, from 0, not {depth}")
+    if depth is not None and not (isinstance(depth, int) and depth >= 0):
+        raise BadArgumentError(f"depth= is the number of levels of modules, from 0, not {depth!r:.40}")
     model, _ = inside_of(model)
     flow = None if example is None else trace(model, example)
     opened, shut = _paths(model, open), _paths(model, closed)

@@ -228,7 +228,7 @@ def _without(value: Any, rest: Segments, where: str) -> str:
         return f"{called}, whose `{word}` is {how}: byname runs no code in order to look"
     has = _has(value, word)
     if not {dict, list, tuple, deque}.intersection(parents_of(kind)):
-        return f"{called} without {f'`{word}`' if word else _key(wanted)}; {has}"
+        return f"{called}{f' without `{word}`' if word else ', which has no items in a path'}; {has}"
     if wanted is ANY_ITEM or isinstance(wanted, Slice):
         return f"{called} with no {'such ' if isinstance(wanted, Slice) else ''}items; {has}"
     return f"{called} without {f'attributes `{word}`' if word else _key(wanted)}; {has}{_as_item(wanted, rest, where)}"

@@ -168,7 +168,8 @@ class Requested:
         kinds = {spot.kind for spot in spots}
         if kinds == {"variable"}:
             method, name = spots[0].method, spots[0].name
-            way = "it did not return" if name == "return" else f"no assignment of `{name}` was reached"
+            such = "such " * (spots[0].nth is not None)  # others may have been
+            way = "it did not return" if name == "return" else f"no {such}assignment of `{name}` was reached"
             return f"{way} {ran}" if method == "forward" else f"{way} {ran}; {_not_called(spots[0])}"
         if kinds <= {"parameter", "buffer"}:
             return f"it was None {ran}" if kinds else f"nothing that was selected ran {ran}"
