@@ -108,6 +108,12 @@ def test_errors():
         with pytest.raises(BadArgumentError, match="this one changes the model itself"):
             byname.edited(model, edit)
         assert torch.equal(model(x), before) and check()
+    hook = model.register_forward_hook(lambda one, args, output: model.head(args[0]))
+    with pytest.raises(
+        BadArgumentError, match="whose closure has a Model of the model, and the copy would use the orig"
+    ):
+        byname.edited(model)
+    hook.remove()
     with pytest.raises(NoMatchError):
         byname.edited(model, lambda one: byname.skip(one, "blocks.1"), lambda one: byname.skip(one, "blocks.9"))
     model.lock = threading.Lock()

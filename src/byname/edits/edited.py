@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 from torch import nn
 
 from byname.errors import BadArgumentError, NotAModuleError
+from byname.model.methods import content_of
 from byname.model.module_tree import is_script
 from byname.model.where import unwrapped
 from byname.reading.modules import modules_in, state_of
@@ -41,7 +44,8 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
         edits: functions ``f(view) -> Handle``, applied in order, such as ``lambda view: byname.skip(view, "h.3")``.
 
     Raises:
-        BadArgumentError: an edit changes the model itself, or does not return a handle; or the model cannot be copied.
+        BadArgumentError: an edit changes the model itself, or does not return a handle; or the model cannot be copied,
+            or holds a function, such as a hook, that has one of its modules as a variable.
     """
     if not isinstance(model, nn.Module):
         raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
@@ -73,7 +77,12 @@ def view_of(model: M, shared: Iterable[object] = ()) -> M:
     held = [value for module in modules for value in attributes_of(module).values()]
     scripts = [module for module in modules if is_script(module) and module is not model]
     memo: dict[int, Any] = {id(one): one for one in (*distinct_tensors(held), *scripts, *shared)}
+    known = {id(module) for module in modules}
     try:
+        for own in map(attributes_of, modules):
+            _refuse_closures(
+                [own[name] for name in own if name != "_compiled_call_impl"], known
+            )  # copies are without it
         view = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, AttributeError) as error:
         raise BadArgumentError(
@@ -84,6 +93,30 @@ def view_of(model: M, shared: Iterable[object] = ()) -> M:
     if len(mine) != len(theirs) or any(one is not other for (_, one), (_, other) in zip(mine, theirs, strict=True)):
         raise BadArgumentError(f"a copy of this {type(model).__name__} does not share its parameters and buffers")
     return view
+
+
+def _refuse_closures(values: list[Any], known: set[int]) -> None:
+    """Refuse functions whose closures hold modules of the model: a copy would go on with the original modules."""
+    seen: set[int] = set()
+    while values:
+        value = values.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) is FunctionType:
+            for held in map(content_of, value.__closure__ or ()):
+                owner = held.__self__ if type(held) is MethodType else held
+                if id(owner) in known:
+                    raise TypeError(
+                        f"a module holds the function {value.__qualname__}, whose closure has a {type(owner).__name__} "
+                        "of the model, and the copy would use the original"
+                    )
+        elif isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list | tuple | set):
+            values += value
+        elif isinstance(value, partial):
+            values += [value.func, *value.args, *value.keywords.values()]
 
 
 def checked_handle(handle: Any) -> Handle:

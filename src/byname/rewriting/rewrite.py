@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from functools import partial
-from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +14,6 @@ from byname.edits.edited import view_of
 from byname.errors import BadArgumentError, NoMatchError, RewriteError
 from byname.model.call_graph import Flow, ModelCall
 from byname.model.families import inside_of_others
-from byname.model.methods import content_of
 from byname.model.module_tree import inside_of, is_called, is_script, modules_by_path
 from byname.model.operations import is_multi_head
 from byname.model.selectors import Selector, is_counted
@@ -24,7 +21,6 @@ from byname.model.spot import Spot
 from byname.model.where import calls_of, meaning_of, parts_of, unwrapped
 from byname.place import NameSegment, Place, parse
 from byname.reading.modules import modules_in
-from byname.reading.objects import attributes_of
 from byname.reading.quiet import dynamo_skip
 from byname.rewriting.operation_sites import Operations, operations_of, turn_on, turned_off
 from byname.rewriting.sites import InterjectionSite, here, muted
@@ -270,10 +266,6 @@ def _interjection_sites(module: nn.Module) -> Iterator[InterjectionSite]:
 def _copy_of(root: M) -> M:
     """Return a copy that shares tensors, and the interjections that are in it already."""
     modules = modules_in(root)
-    known = {id(module) for module in modules}
-    for module in modules:
-        held = attributes_of(module)
-        _refuse_closures([held[name] for name in held if name != "_compiled_call_impl"], known)  # copies are without it
     kept = [site.interjection for module in modules for site in _interjection_sites(module)]
     try:
         return view_of(root, kept)
@@ -285,30 +277,6 @@ def _copy_of(root: M) -> M:
 
 
 _INSTEAD = "byname.interject(model, where, interjection) works on the model as it is"
-
-
-def _refuse_closures(values: list[Any], known: set[int]) -> None:
-    """Refuse functions whose closures hold modules of the model: a copy would go on with the original modules."""
-    seen: set[int] = set()
-    while values:
-        value = values.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if type(value) is FunctionType:
-            for held in map(content_of, value.__closure__ or ()):
-                owner = held.__self__ if type(held) is MethodType else held
-                if id(owner) in known:
-                    raise RewriteError(
-                        f"a module holds the function {value.__qualname__}, whose closure has a {type(owner).__name__} "
-                        f"of the model, and the copy would use the original. {_INSTEAD}"
-                    )
-        elif isinstance(value, dict):
-            values += value.values()
-        elif isinstance(value, list | tuple | set):
-            values += value
-        elif isinstance(value, partial):
-            values += [value.func, *value.args, *value.keywords.values()]
 
 
 def _put_in(model: nn.Module, calls: _Calls, interjection: Interjection) -> None:
