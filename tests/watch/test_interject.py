@@ -488,6 +488,23 @@ def test_copies_are_without(model, x, copied):
         assert seen.forwards
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_copy_that_a_forward_makes_has_the_parameters_of_the_model_and_not_those_put_in_their_place(copied, grad):
+    """As a forward makes its target network the first time."""
+    model, copies = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), []
+    model[1].register_forward_hook(lambda module, args, output: copies.append(copied(model[0])))
+    with (
+        torch.set_grad_enabled(grad),
+        byname.interject(model, "0.weight", lambda name, module, value: value * 2),
+        byname.interject(model, "*.{weight,bias}", lambda name, module, value: value * 3),
+    ):
+        model(torch.ones(1, 2))
+    found = copies[0]
+    assert all(torch.equal(getattr(found, name), one) for name, one in model[0].named_parameters())
+    assert type(found.weight) is nn.Parameter and not found._state_dict_pre_hooks and not found._forward_pre_hooks
+
+
 def test_one_forward_is_interjected_while_another_runs_inside_the_interjection(model, x):
     """An interjection may use the model's own parts: its calls are not places."""
     seen = []

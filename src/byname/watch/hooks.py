@@ -136,6 +136,9 @@ ALWAYS: Moment = ("_forward_hooks", "_forward_hooks_always_called", False)
 
 ALWAYS_FIRST: Moment = (*ALWAYS[:2], True)
 
+SAVED: Moment = ("_state_dict_pre_hooks", "_state_dict_pre_hooks", False)
+"""Before ``state_dict``, which has no flags: ``(module, prefix, keep_vars)``."""
+
 Wanted: TypeAlias = tuple[nn.Module, Hook, Moment]
 
 
@@ -252,11 +255,12 @@ _unhooked_copies = _UnhookedCopies()
 _REGISTRIES = {
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+    "_state_dict_pre_hooks": (),
 }
 
 
 def _without_hooks(module: nn.Module) -> Any:
-    """Return the reduced value of a module, for a copy or a pickle, without byname's hooks and forwards."""
+    """Return the reduced value of a module, for a copy or a pickle, without byname's hooks, forwards and parameters."""
     reduced: Any = module.__reduce_ex__(2)
     if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
         return reduced
@@ -265,6 +269,10 @@ def _without_hooks(module: nn.Module) -> Any:
         while isinstance(state.get(name), MethodStandIn):
             below = state.pop(name).below
             state.update({} if below is None else {name: below})
+    held, saved = reduced[2].get("_parameters") or {}, reversed((state.get("_state_dict_pre_hooks") or {}).values())
+    replaced = [one for hook in saved if issubclass(type(hook), Hook) for one in hook.running.standing_in[::-1]]
+    if own := {one.name: one.value for one in replaced if one.registry is held}:  # of several the first one's
+        state["_parameters"] = {**held, **own}
     for registry, flags in _REGISTRIES.items():
         hooks = state.get(registry) or {}
         ours = {key for key, hook in hooks.items() if issubclass(type(hook), Hook)}

@@ -23,20 +23,20 @@ from byname.reading.frames import runs
 from byname.watch.attachment import Running
 from byname.watch.delivery import ReportedPlace
 from byname.watch.handle import remove_all
-from byname.watch.hooks import AFTER, BEFORE, Hook, Hooks, attachments_of
+from byname.watch.hooks import AFTER, BEFORE, SAVED, Hook, Hooks, attachments_of
 from byname.watch.requested import NO_GRADIENT_OF_PARAMETER
 from byname.watch.value_gradients import OnGradient, leaf_hook
 
 
 @dataclass(slots=True)
 class StandIn:
-    """A tensor that replaces a parameter while a forward runs; `saved` is the handle of a ``state_dict`` pre-hook."""
+    """A tensor that replaces a parameter while a forward runs; `saved` has a ``state_dict`` pre-hook."""
 
     registry: dict[str, Any]
     name: str
     value: torch.Tensor
     new: torch.Tensor
-    saved: Any
+    saved: Hooks
 
 
 class States:
@@ -154,7 +154,9 @@ class States:
     def _stand_in(self, spot: Spot, registry: dict[str, Any], value: torch.Tensor, new: torch.Tensor) -> None:
         if (torch.is_grad_enabled() or spot.kind == "computed") and spot.path not in self._refusing:
             self._refuse_again(spot)
-        saved = spot.module.register_state_dict_pre_hook(self._saved)  # type: ignore[no-untyped-call]
+        saved = Hooks(self._running)
+        saved.call(SAVED, spot.module, self._saved)
+        saved.install()
         self._running.standing_in.append(StandIn(registry, spot.name, value, new, saved))
         registry[spot.name] = new
 
