@@ -169,6 +169,19 @@ def test_a_block_that_an_error_left_says_only_that():
     )
 
 
+def test_a_selection_without_a_match_ends_with_one_error_and_the_program_that_catches_it_goes_on(tmp_path):
+    net = Net()
+    where = {"head": {}, byname.select.conv: {"every": 2}, "enc": {"every": 2}}
+    recorder = byname.record(net, where, to=tmp_path / "run.h5")
+    with pytest.raises(NoMatchError, match=r"Nothing more is recorded at `select.conv`, `enc`"):
+        net(X)
+    forwards(net)
+    recorder.close()
+    recording = byname.open(tmp_path / "run.h5")
+    assert (recording["head"].iterations, recording["enc"].iterations) == ([0, 1, 2, 3], [0])
+    assert not recording.complete and "select.conv matches nothing" in recording.missing[0]
+
+
 def test_values_that_belong_to_no_iteration_are_missing(tmp_path):
     model = Net()
     said = pytest.warns(RecordingWarning, match="`enc`: 1 value passed outside of the forwards of Net")

@@ -190,7 +190,7 @@ class Listener(PlaceRecorder):
 
     def prepare(self) -> None:
         """Be in place in the next forward if something may be due in it, in either mode: one has ended."""
-        if not self.handle.enabled:
+        if not (self.handle.enabled or self.handle.removed):
             self.handle.enabled = True
         elif self.handle.paused and self._wanted():
             self.handle.paused = False
@@ -212,7 +212,9 @@ class Listener(PlaceRecorder):
         """Called when the first forward reached none of the places."""
         if self._windows.tell is None:
             self.handle.remove()
-            raise NoMatchError(f"{error}. Nothing is recorded")
+            sentence = f"{error}. Nothing more is recorded at {self.asked}"
+            self._windows.excused[sentence] = None
+            raise NoMatchError(sentence)
         self._windows.tell(error)
 
     def _ended(self, paths: Collection[str], why: str) -> None:
