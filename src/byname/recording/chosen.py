@@ -96,9 +96,9 @@ class Chosen:
                 gone.add(time)  # unless it is found to stay
                 values = {**self._latest, **values}
                 gone = gone - {time} | self._displaced(time, values, hurry)
-                stop = None if why or hurry else self._stop_when
-                if stop is not None and self._asked(stop, "stop_when", time, values):
-                    why = f"stop_when ({reduction_name(stop)}) was true after {time.mode} iteration {time.iteration}"
+                if not (why or hurry) and self._asked(self._stops, "stop_when", time, values):
+                    asked = f"stop_when ({reduction_name(self._stop_when)})"
+                    why = f"{asked} was true after {time.mode} iteration {time.iteration}"
         finally:
             if self._keep is not None:
                 self._windows.drop(gone)
@@ -123,6 +123,9 @@ class Chosen:
             return {time}
         heapq.heappush(self._kept, (math.inf if math.isnan(number) else number, -next(self._order), time))
         return {heapq.heappop(self._kept)[2]} if len(self._kept) > self._keep else set()
+
+    def _stops(self, values: Mapping[str, Any]) -> bool:
+        return bool(self._stop_when and self._stop_when(values))
 
     def _at_path(self, values: Mapping[str, Any]) -> Any:
         return values[self._path]
