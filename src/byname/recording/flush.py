@@ -281,7 +281,7 @@ class Windows:
                 steps.callback(self.gatherer.close)
             self.close()
             if self.gatherer is not None:
-                self._collect(self.gatherer.closing(timeout=_HURRY if hurry else None))
+                self._collect(self.gatherer.closing(timeout=_HURRY if hurry else None, missing=[*self.lost]))
 
     def _collect(self, windows: Iterable[dict[str, Series]]) -> None:
         """Hand on the windows of all processes that have come together."""

@@ -10,7 +10,7 @@ import byname
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
 TRAIN = """
-import warnings
+import contextlib, warnings
 import byname
 from byname.errors import RecordingWarning
 from torch import nn
@@ -110,10 +110,17 @@ seen = []
 with byname.record(model, where, to=f"{folder}/run.h5", gather_every=3, after_gather=sizes) as recorder:
     train(model, range(7))
 tell(seen=[list(one) for one in seen if one[0] == "forward.h"], notes=recorder.notes, threads=threading.active_count())
+warnings.simplefilter("ignore", RecordingWarning)
+with contextlib.suppress(KeyError), byname.record(model, "forward.h", to=f"{folder}/left.h5", gather_every=2):
+    train(model, range(3))
+    if rank:
+        raise KeyError("in rank 1 alone")
 leave()
 """,
     )
-    assert [one.name for one in tmp_path.glob("*.h5")] == ["run.h5"]
+    assert sorted(one.name for one in tmp_path.glob("*.h5")) == ["left.h5", "run.h5"]
+    with byname.open(tmp_path / "left.h5") as recording:
+        assert recording.missing == ("rank 1: the recorded program was left in iteration 2 by a KeyError",)
     assert first[0]["seen"] == [["forward.h", 6, [0, 1]], ["forward.h", 6, [0, 1]], ["forward.h", 2, [0, 1]]]
     assert second[0]["seen"] == []
     assert (first[0]["notes"], second[0]["notes"]) == ([], [])

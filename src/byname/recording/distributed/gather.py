@@ -6,12 +6,13 @@ The steps, and the behaviour of gloo that they follow from, are in the README of
 from __future__ import annotations
 
 import atexit
+import json
 import math
 import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -117,11 +118,12 @@ class Gatherer:
     def stored(self) -> None:
         """Say that all that `ready` gave is safe, so that the ranks it came from let go of it."""
 
-    def closing(self, timeout: float | None = None) -> Iterator[dict[str, Series]]:
+    def closing(self, timeout: float | None = None, missing: Sequence[str] = ()) -> Iterator[dict[str, Series]]:
         """Wait for what the ranks still have to send, and give it, window by window. Nothing is offered any more.
 
         A window counts as stored when the next one is asked for. It takes as long as the slowest rank needs to close
-        too, and at most the timeout (that of the whole, where none is given): then that rank is given up.
+        too, and at most the timeout (that of the whole, where none is given): then that rank is given up. Rank 0
+        learns what is missing of the values of the others.
         """
         raise NotImplementedError
 
@@ -172,6 +174,7 @@ class Sending(Gatherer):
         self._sent: list[tuple[int, Window, int]] = []
         self._bytes = 0
         self._kept: list[Window] = []
+        self._missing: Sequence[str] = ()
         self._ending = self._ended = self._full = False
         thread = threading.Thread(target=self._run, name="byname sends to rank 0", daemon=True)
         super().__init__(group, timeout, limit, {0: thread})
@@ -196,11 +199,11 @@ class Sending(Gatherer):
             kept, self._kept = self._kept, []
             return kept
 
-    def closing(self, timeout: float | None = None) -> Iterator[dict[str, Series]]:
+    def closing(self, timeout: float | None = None, missing: Sequence[str] = ()) -> Iterator[dict[str, Series]]:
         """Wait until all is sent and stored, or the timeout is over."""
         timeout = self._timeout if timeout is None else timeout
         with self._changed:
-            self._ending = True
+            self._ending, self._missing = True, missing
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: self._ended, timeout):
                 self._end(f"rank 0 had not stored everything {timeout:g} s after this rank had closed")
@@ -215,7 +218,7 @@ class Sending(Gatherer):
             while parcel := self._next():
                 self._deliver(parcel)
             if not self._ended:
-                self._send(*packed([]))
+                self._send(*packed([], self._missing))
             reason = ""
         except Exception as error:  # noqa: BLE001 - whatever it was, the windows are kept, and the training goes on
             reason = f"rank 0 cannot be reached ({first_line(error)})"
@@ -249,8 +252,7 @@ class Sending(Gatherer):
 
     def _send(self, head: Tensor, body: Tensor) -> None:
         send_tensor(self._group, head, 0)
-        if len(body):
-            send_tensor(self._group, body, 0)
+        send_tensor(self._group, body, 0)
         receive_tensor(self._group, torch.empty(ACKNOWLEDGED, dtype=torch.uint8), 0)
 
     def _end(self, reason: str) -> None:
@@ -335,7 +337,7 @@ class Receiving(Gatherer):
             self._handed.clear()
             self._changed.notify_all()
 
-    def closing(self, timeout: float | None = None) -> Iterator[dict[str, Series]]:
+    def closing(self, timeout: float | None = None, missing: Sequence[str] = ()) -> Iterator[dict[str, Series]]:
         """Give what is left, and what comes until all ranks have closed or the timeout is over."""
         timeout = self._timeout if timeout is None else timeout
         give_up = time.monotonic() + timeout
@@ -382,10 +384,13 @@ class Receiving(Gatherer):
     def _receive(self, peer: int) -> bool:
         """Take one parcel, until it is stored; return whether more may come."""
         words, length = body_length(receive_tensor(self._group, torch.empty(HEADER, dtype=torch.int64), peer))
-        if not length:
+        body = receive_tensor(self._group, torch.empty(length, dtype=torch.uint8), peer)
+        if not words:
             send_tensor(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
+            with self._changed:
+                self._sentences += [f"rank {peer}: {one}" for one in json.loads(bytes(body.numpy()))]
             return False
-        parcel = unpacked(words, receive_tensor(self._group, torch.empty(length, dtype=torch.uint8), peer))
+        parcel = unpacked(words, body)
         with self._changed:
             if self._deaf:
                 return False

@@ -6,6 +6,7 @@ doing, when more arrives than it has room for (PyTorch 2.13).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -57,11 +58,11 @@ def first_line(error: BaseException) -> str:
 
 Window = Mapping[str, Series]
 Parcel = Sequence[tuple[int, Window]]
-"""Windows with their numbers, in order; an empty one says that no more will come."""
+"""Windows with their numbers, in order; an empty one says that no more will come, and what is missing."""
 
 HEADER = 3
 """Numbers in the first tensor."""
-_MARK = 0x62796E616D6502
+_MARK = 0x62796E616D6503
 """What a header begins with: who sends, and in which form."""
 _LONGEST = 1 << 40
 """Bytes of one parcel that no sender comes near."""
@@ -77,14 +78,14 @@ def weight(window: Window) -> int:
     return sum(size_of(series.values) + 64 * len(series) for series in window.values()) + 64
 
 
-def packed(parcel: Parcel) -> tuple[Tensor, Tensor]:
-    """Return the two tensors to send: a header, and the windows as bytes."""
-    if not parcel:
-        return header(0, 0), torch.empty(0, dtype=torch.uint8)
+def packed(parcel: Parcel, missing: Sequence[str] = ()) -> tuple[Tensor, Tensor]:
+    """Return the two tensors to send: a header, and the windows as bytes; or if there is none, what is missing."""
     frames, pieces = FrameWriter(), []
     for number, window in parcel:
         stacked = [series.path for series in window.values() if type(series.values) is Tensor]
         pieces += frames.packed(window.values(), {"number": number, "stacked": stacked})
+    if not parcel:
+        pieces = [json.dumps([*missing]).encode()]
     body = torch.frombuffer(bytearray().join(pieces), dtype=torch.uint8)
     return header(len(parcel), len(body)), body
 
@@ -95,7 +96,7 @@ def header(windows: int, length: int) -> Tensor:
 
 
 def body_length(head: Tensor) -> tuple[int, int]:
-    """Return what a header says: the number of windows, and the bytes of the second tensor; (0, 0) is the end.
+    """Return what a header says: the number of windows, 0 at the end, and the bytes of the second tensor.
 
     Raises:
         RecordingError: if it is not one that this version writes.
