@@ -346,6 +346,11 @@ def test_infinity_is_a_magnitude_and_no_rank():
     assert spectrum["eigenvalues"].isnan().all()
 
 
+def test_the_first_of_equal_magnitudes_is_told_by_its_sample_and_the_channel_in_it():
+    outliers = figures_of(Outliers(), [torch.tensor([[0.0, -3.0, 3.0]]), torch.tensor([[3.0, 0.0, 0.0]])])
+    assert (outliers["max_abs_sample"], outliers["max_abs_channel"]) == (0, 1)
+
+
 def test_what_is_not_defined_is_nan():
     nothing = [torch.zeros(0, 3)]
     features, outliers = figures_of(FeatureStatistics(), nothing), figures_of(Outliers(), nothing)

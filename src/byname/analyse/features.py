@@ -171,11 +171,12 @@ class Outliers(OfChannels):
         moments, peaks = kept["moments"], kept["peaks"]
         largest, samples = peaks.max(), peaks.argmax()
         top = max(largest[samples >= 0].tolist(), default=math.nan)
-        first = (largest == top).nonzero().flatten().tolist()
+        there = ((int(samples[channel]), channel) for channel in (largest == top).nonzero().flatten().tolist())
+        sample, channel = min(there, default=(None, None))  # the first sample, and its first channel
         return {
             "max_abs": top,
-            "max_abs_sample": min(samples[first].tolist(), default=None),
-            "max_abs_channel": min(first, default=None),
+            "max_abs_sample": sample,
+            "max_abs_channel": channel,
             "kurtosis": _pooled_kurtosis(moments),
             "channel_max_abs": largest,
             "channel_kurtosis": moments.kurtosis(),
