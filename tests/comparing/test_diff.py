@@ -143,6 +143,7 @@ def test_shapes_and_dtypes():
     thirds = run(series("x", [torch.full((2, 3), 1 / 3)]))
     found = byname.diff(thirds, run(series("x", [torch.full((2, 3), 1 / 3).bfloat16()])))
     assert found.equal and found.items[0].state == "within tolerance"  # rounding is no difference between two dtypes
+    assert "are equal within the tolerances of their dtypes: 1 value of 1 place" in str(found)
     ragged = series("x", [torch.ones(2), torch.ones(3)]), series("x", [torch.ones(2), torch.zeros(3)])
     assert byname.diff(run(ragged[0]), run(ragged[1])).first.iteration == 1
 

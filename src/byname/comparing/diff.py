@@ -68,7 +68,7 @@ class Diff(Rows[PlaceDiff]):
             return f"{a} (a) and {b} (b) differ first in {what}{self.first.where()}: {self.first.much()}"
         both = [one for one in self.items if one.state in (EQUAL, WITHIN)]
         values = f"{counted(sum(one.records for one in both), 'value')} of {counted(len(both), 'place')}"
-        what = "are equal" if self.equal else "are equal where both have values"
+        what = f"are {_alike(both) if self.exact else 'equal'}{'' if self.equal else ' where both have values'}"
         return f"{a} (a) and {b} (b) {what}{'' if self.exact else ', within the tolerance'}: {values}"
 
     def _notes(self) -> Sequence[str]:
