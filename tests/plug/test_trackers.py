@@ -141,6 +141,9 @@ def test_what_has_no_numbers_is_refused():
     for thing in (3, None, [1, 2], torch.ones(2), {"a": 1}):
         with pytest.raises(BadArgumentError, match="cannot be sent"):
             send(thing, Kept())
+    for join in (live, lambda tracker: send([], tracker)):
+        with pytest.raises(BadArgumentError, match=r"`object` has no method log.*plug\.tensorboard\(writer=...\)"):
+            join(object())
 
 
 def test_tensorboard_is_written_and_read_back(model, tmp_path):

@@ -48,7 +48,7 @@ def send(thing: Any, tracker: ExperimentTracker, *, step: int = 0) -> int:
         step: of what has no iteration of its own.
 
     Raises:
-        BadArgumentError: the thing is none of these.
+        BadArgumentError: the thing or the tracker is none of these.
 
     >>> import byname, torch
     >>> class Printed:
@@ -60,10 +60,10 @@ def send(thing: Any, tracker: ExperimentTracker, *, step: int = 0) -> int:
     1 {'loss': 0.25}
     2
     """
-    sent = 0
+    sent, log = 0, _log_of(tracker)
     for at, values in _numbers(thing, step):
         if values:
-            tracker.log(values, at)
+            log(values, at)
             sent += len(values)
     note = getattr(tracker, "note", None)
     if note is not None:
@@ -89,20 +89,30 @@ def live(tracker: ExperimentTracker) -> Callable[[str, Any, int], None]:
     0 {'forward.input': 2.0}
     """
 
-    failed = False
+    failed, log = False, _log_of(tracker)
 
     def on_value(path: str, value: Any, iteration: int) -> None:
         nonlocal failed
         values = {} if failed else _of_value(path, value)
         try:
             if values:
-                tracker.log(values, iteration)
+                log(values, iteration)
         except Exception as error:  # noqa: BLE001 - a training does not end because its tracker does
             failed = True
             words = printable(f"{type(error).__name__}: {error}")
             warnings.warn(f"the tracker failed, and gets nothing more: {words}", RecordingWarning, stacklevel=2)
 
     return on_value
+
+
+def _log_of(tracker: Any) -> Callable[[Mapping[str, float], int], Any]:
+    log: Callable[..., Any] | None = getattr(tracker, "log", None)
+    if not callable(log):
+        raise BadArgumentError(
+            f"`{type(tracker).__name__}` has no method log(values, step), which a tracker needs; of a SummaryWriter "
+            "byname.plug.tensorboard(writer=...) makes one"
+        )
+    return log
 
 
 def _numbers(thing: Any, step: int) -> _Named:
