@@ -62,6 +62,9 @@ CASES = {
     "attribute": ("forward.h.relu", {}, forwards,
                   "`forward.h.relu`: `forward.h` holds a dict without attributes `relu`; it has 'relu', 'w'; "
                   "its items are `forward.h['relu']`"),
+    "attribute that is no key": ("forward.h.nope", {}, forwards,
+                                 "`forward.h.nope`: `forward.h` holds a dict without attributes `nope`; "
+                                 "it has 'relu', 'w'"),
     "branch": ("forward.rare", {}, forwards,
                "`forward.rare`: no assignment of `rare` was reached in 3 forwards of Net"),
     "module": ("spare", {}, forwards, "`spare`: it was not called in 3 forwards of Net"),

@@ -231,7 +231,7 @@ def _without(value: Any, rest: Segments, where: str) -> str:
         return f"{called}{f' without `{word}`' if word else ', which has no items in a path'}; {has}"
     if wanted is ANY_ITEM or isinstance(wanted, Slice):
         return f"{called} with no {'such ' if isinstance(wanted, Slice) else ''}items; {has}"
-    return f"{called} without {f'attributes `{word}`' if word else _key(wanted)}; {has}{_as_item(wanted, rest, where)}"
+    return f"{called} without {f'attributes `{word}`' if word else _key(wanted)}; {has}{_as_item(value, rest, where)}"
 
 
 def _has(value: Any, word: str) -> str:
@@ -244,9 +244,10 @@ def _has(value: Any, word: str) -> str:
     return "it has " + (", ".join(shown[:_SHOWN]) + ", ..." * (len(shown) > _SHOWN) or "none")
 
 
-def _as_item(wanted: Segment, rest: Segments, where: str) -> str:
+def _as_item(value: Any, rest: Segments, where: str) -> str:
     """Return a hint at the path of an item, if the pattern asked for an attribute or for the key ``*``; else empty."""
-    if isinstance(wanted, NameSegment):
+    wanted = rest[0]
+    if isinstance(wanted, NameSegment) and (is_wild(wanted) or items_in(value, (Item(wanted.plain),))):
         item = "*" if is_wild(wanted) else repr(wanted.plain)
     elif isinstance(wanted, Item) and isinstance(wanted.key, str) and is_wild(NameSegment(wanted.key)):
         item = "*"
