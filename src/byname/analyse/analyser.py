@@ -65,6 +65,8 @@ class Switched(Protocol):
     """An observation, as an analyser sees it, which switches it on and off with itself, and tells it its targets."""
 
     handle: Handle
+    label: str
+    """What stands before its paths in the results."""
     number: int
     """Observations made later have a higher one."""
     places: dict[str, str]

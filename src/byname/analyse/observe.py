@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from byname.analyse.analyser import Analyser, Sample, checked_analyser
 from byname.analyse.statistic import computing
-from byname.errors import BynameError
+from byname.errors import BadArgumentError, BynameError
 from byname.model.feature_dims import Surroundings
 from byname.model.items import tensors_in
 from byname.model.module_tree import modules_by_path
@@ -21,7 +21,7 @@ from byname.model.spot import Spot
 from byname.model.states import with_paths
 from byname.model.where import meaning_of, unwrapped
 from byname.reading.quiet import DisableTorchFunction
-from byname.text import note_on
+from byname.text import note_on, printable
 from byname.tracing.muted import is_muted
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
@@ -69,7 +69,7 @@ def observe(
 
     Raises:
         NoMatchError: if no place matches, or the path of the analyser's targets does not.
-        BadArgumentError: if `analyser` is not an analyser.
+        BadArgumentError: if `analyser` is not an analyser, or observes one of the places already.
     """
     checked_analyser(analyser)
     root = unwrapped(model)
@@ -89,8 +89,9 @@ def observe(
     handle.requested.seen = observation.why_nothing
     handle.requested.if_never_run = True
     try:
+        observation.refuse_twice()
         observation.targets_are(analyser.targets)
-    except BynameError:  # their path is none of this model's
+    except BynameError:  # as the path of the targets is none of this model's
         handle.remove()
         raise
     handle.add(observation)
@@ -109,7 +110,7 @@ class Observation:
         self._gradients = [(spot.kind, spot.path) for spot in spots if spot.gradient]
         self._modules: dict[str, nn.Module] = {}
         self._kinds: dict[str, tuple[nn.Module, PlaceKind]] = {}
-        self._label = f"{label}." if label else ""
+        self.label = f"{label}." if label else ""
         self.number = next(_numbers)
         self.places: dict[str, str] = {}
         self._wanted = False
@@ -120,6 +121,16 @@ class Observation:
         self._given: set[str] = set()
         self._waited: set[str] = set()
         self._noted: set[str] = set()
+
+    def refuse_twice(self) -> None:
+        """Raise an error if the analyser observes a place already: it would count its values twice."""
+        same = [one for one in self._analyser.observations if one.model is self._model and one.label == self.label]
+        twice = [path for path in self.handle.paths if any(path in one.handle.paths for one in same)]
+        if twice:
+            raise BadArgumentError(
+                f"this {type(self._analyser).__name__} observes `{printable(twice[0])}` already, and would count each "
+                "value twice: remove the handle of the other observation before, or give another analyser"
+            )
 
     def why_nothing(self, entry: Entry) -> str:
         """Return why the analyser got nothing of the values that passed; empty if it got something."""
@@ -185,7 +196,7 @@ class Observation:
     def _place(self, path: str) -> str:
         place = self.places.get(path)
         if place is None:
-            place = self.places[path] = self._label + path if self._label else self._analyser.name_of(self, path)
+            place = self.places[path] = self.label + path if self.label else self._analyser.name_of(self, path)
         return place
 
     def _put(self, sample: Callable[..., Sample], value: Tensor, *, gradient: bool) -> None:

@@ -27,6 +27,7 @@ from byname.analyse import (
     Similarity,
     Spectrum,
 )
+from byname.errors import BadArgumentError
 
 EACH = {
     "features": lambda: FeatureStatistics(),
@@ -254,6 +255,18 @@ def test_a_copy_of_an_analyser_has_seen_the_same_and_is_observed_nowhere(make, d
         model(torch.randn(5, 3)).sum().backward()
     assert twin.paths == analyser.paths
     assert twin.result() != told
+
+
+def test_a_place_that_is_observed_twice_by_one_analyser_is_refused_since_its_values_would_count_twice():
+    model, analyser = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), FeatureStatistics()
+    with byname.observe(model, "1", analyser), byname.observe(model, "1", analyser, label="again"):
+        with pytest.raises(BadArgumentError, match="observes `1` already, and would count each value twice"):
+            byname.observe(model, nn.ReLU, analyser)
+        model(torch.ones(2, 4))
+    assert {path: figures["samples"] for path, figures in analyser.result().items()} == {"1": 2, "again.1": 2}
+    with byname.observe(model, "1", analyser):
+        model(torch.ones(2, 4))
+    assert analyser.result()["1"]["samples"] == 4
 
 
 def test_two_models_with_the_same_paths_are_told_apart():
