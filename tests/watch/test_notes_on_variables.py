@@ -126,7 +126,7 @@ class Block(nn.Module):
 
 ENTERED = (
     "on entry, and each time it was assigned or changed in place; to change only the argument, change "
-    "what the module is called with (`register_forward_pre_hook`), or use `byname.watch.attach`, whose `event.call` counts the values"
+    "what the module is called with (`register_forward_pre_hook`), or use `byname.attach`, whose `event.call` counts the values"
 )
 
 

@@ -95,7 +95,7 @@ def _changed_again(path: str, count: int, entered: bool) -> str:
         return changed + each_time
     return (
         f"{changed}on entry, and {each_time}; to change only the argument, change what the module is called with "
-        "(`register_forward_pre_hook`), or use `byname.watch.attach`, whose `event.call` counts the values"
+        "(`register_forward_pre_hook`), or use `byname.attach`, whose `event.call` counts the values"
     )
 
 
