@@ -138,7 +138,7 @@ class Place:
 
     def matches(self, path: str | Place) -> bool:
         """Return whether a path without wildcards fits this one."""
-        concrete = (parse(path) if isinstance(path, str) else path).segments
+        concrete = as_place(path).segments
         return len(concrete) in ends_of(self.segments, concrete)
 
     def __str__(self) -> str:
@@ -154,6 +154,10 @@ def parse(path: str) -> Place:
     if not isinstance(path, str):
         raise BadPathError(f"a path is a string such as 'layers.*.attn', not {type(path).__name__}")
     return _parsed(path)
+
+
+def as_place(path: str | Place) -> Place:
+    return path if isinstance(path, Place) else parse(path)
 
 
 def join(segments: Iterable[Segment]) -> str:

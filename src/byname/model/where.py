@@ -15,7 +15,7 @@ from byname.model.resolve import never_called, resolve
 from byname.model.selectors import Selector
 from byname.model.spot import Meaning, Spot, each_once, output_of
 from byname.model.states import states_of, with_paths
-from byname.place import Place, parse
+from byname.place import Place, as_place
 from byname.reading.objects import parents_of
 
 
@@ -83,10 +83,8 @@ def _is_part(one: Any) -> bool:
 
 
 def _meaning(where: Any, model: nn.Module) -> Meaning:
-    if isinstance(where, str):
-        return resolve(parse(where), model)
-    if isinstance(where, Place):
-        return resolve(where, model)
+    if isinstance(where, str | Place):
+        return resolve(as_place(where), model)
     alone, modules = isinstance(where, nn.Module), modules_by_path(model)
     if alone:
         where = inside_of(where)[0]

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -47,7 +48,7 @@ class Chosen:
         self._windows = windows
         self._keep = keep
         self._path = str(by) if isinstance(by, str | Place) else ""
-        self._by: ByValues = self._at_path if isinstance(by, str | Place) or by is None else by
+        self._by: ByValues = itemgetter(self._path) if isinstance(by, str | Place) or by is None else by
         self._stop_when = stop_when
         self._coming: dict[Time, dict[str, Any]] = {}
         self._latest: dict[str, Any] = {}
@@ -126,9 +127,6 @@ class Chosen:
 
     def _stops(self, values: Mapping[str, Any]) -> bool:
         return bool(self._stop_when and self._stop_when(values))
-
-    def _at_path(self, values: Mapping[str, Any]) -> Any:
-        return values[self._path]
 
     def _asked(
         self, function: Callable[[Any], Any], name: str, time: Time, values: dict[str, Any], *, hurry: bool = False

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from byname.codec import TENSOR_BYTES, size_of
 from byname.errors import BadArgumentError, NoMatchError, NotStorableError
 from byname.model.methods import Namespace
-from byname.place import Place, parse
+from byname.place import Place, as_place
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
 from byname.recording.callbacks import callables, values_called
@@ -203,7 +203,7 @@ class Listener(PlaceRecorder):
         """
         if not self._always and self._times and not self.handle.paused and not self._wanted():
             over = self._options.over(*self._clock.coming())
-            self.handle.paused = over or not self.handle.has_note(RUN_EAGERLY)
+            self.handle.paused = over or RUN_EAGERLY not in self.handle.notes
 
     def _wanted(self) -> bool:
         return any(map(self._options.due, self._clock.coming()))
@@ -291,7 +291,7 @@ class Listener(PlaceRecorder):
             path,
             _entry(self._where, path),
             compared=not of_parameter,  # a gradient that was accumulated is in other memory, or was written to
-            by_content=_is_buffer(event),
+            by_content=path.rpartition(".")[2] in event.module.__dict__["_buffers"],
             state="parameter" if event.kind == "parameter" and not gradient else "",
             exact=path in self._exact,
             gradient=gradient,
@@ -312,8 +312,7 @@ def _in_words(where: Any) -> str:
 def _entries(where: Any) -> list[tuple[Place | None, str]]:
     """Return the entries of what was asked for: those that are paths, and the words of each."""
     return [
-        (parse(one) if isinstance(one, str) else one if isinstance(one, Place) else None, printable(_worded(one)))
-        for one in several(where)
+        (as_place(one) if isinstance(one, str | Place) else None, printable(_worded(one))) for one in several(where)
     ]
 
 
@@ -337,10 +336,6 @@ def _numbers(by_steps: bool, gradient: bool, of_parameter: bool) -> ValueNumbers
     if of_parameter or (by_steps and not gradient):
         return NumbersInOrder()
     return StepNumbers() if by_steps else BackwardNumbers() if gradient else None
-
-
-def _is_buffer(event: Event) -> bool:
-    return event.path.rpartition(".")[2] in event.module.__dict__["_buffers"]
 
 
 def _is_parameters(event: Event) -> bool:

@@ -16,7 +16,7 @@ from byname.errors import BadArgumentError, NoMatchError
 from byname.model.methods import Namespace
 from byname.model.states import with_paths
 from byname.model.where import unwrapped
-from byname.place import Place, parse
+from byname.place import Place, as_place
 from byname.recording.analyser_listener import Asked, analyser_listeners, without_analysers
 from byname.recording.callbacks import Callbacks, callables
 from byname.recording.chosen import ByValues, Chosen
@@ -190,23 +190,15 @@ def _with_first(first: str | Place, where: Any) -> Any:
     return [first, *(() if where is None else several(where))]
 
 
-def _is_path(one: Any) -> bool:
-    return isinstance(one, str | Place)
-
-
-def _place(path: str | Place) -> Place:
-    return parse(path) if isinstance(path, str) else path
-
-
 def _program(asked: Asked, root: Namespace | None) -> ProgramFunctions:
     program = ProgramFunctions(root)
     for options, places in asked:
         if options.mode == "eval":
             raise BadArgumentError("mode='eval' needs a model: without one, every iteration has mode 'train'")
         for one in several(places):
-            if not _is_path(one):
+            if not isinstance(one, str | Place):
                 raise BadArgumentError(f"without a model a place is a path such as 'train.step.loss', not {one!r:.80}")
-            program.find(_place(one))
+            program.find(as_place(one))
     if not program.spots:
         raise BadArgumentError("without a model, record needs a path such as 'train.step.loss'; none was given")
     return program
@@ -222,9 +214,8 @@ def _listeners(
         program = ProgramFunctions()
         rooted: list[tuple[nn.Module, list[Any], Options]] = []
         for options, places in asked:
-            of_functions = [
-                one for one in several(places) if _is_path(one) and program.find_unless_in(root, _place(one))
-            ]
+            paths = [one for one in several(places) if isinstance(one, str | Place)]
+            of_functions = [one for one in paths if program.find_unless_in(root, as_place(one))]
             own = [one for one in several(places) if one not in of_functions]
             rooted += [(root, own, options), (program.root, of_functions, options)]
         try:

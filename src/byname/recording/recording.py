@@ -181,7 +181,10 @@ class Recording(Mapping[str, Any]):
     def __init__(self, sources: Sequence[RecordingFile], missing: Sequence[str]) -> None:
         self._sources = list(sources)
         self.run: dict[str, Any] = dict(sources[0].run)
-        self.missing = tuple(map(printable, (*missing, *_of_all(self._sources))))
+        for source in sources:
+            name = f"{printable(source.file.path.name)}: " if len(sources) > 1 else ""
+            missing = [*missing, *(f"{name}{sentence}" for sentence in source.missing)]
+        self.missing = tuple(map(printable, missing))
         self.ended = all(source.ended for source in sources)
         self.complete = all(source.complete for source in sources) and not self.missing
 
@@ -275,15 +278,6 @@ class Recording(Mapping[str, Any]):
 
 _SPARE = ("bytes", "ranks", "kind", "mean", "iterations", "how", "shape")
 """The columns that a narrow terminal may do without."""
-
-
-def _of_all(sources: Sequence[RecordingFile]) -> list[str]:
-    """Return what each file says is missing, with its name where there are several."""
-    return [
-        sentence if len(sources) == 1 else f"{printable(source.file.path.name)}: {sentence}"
-        for source in sources
-        for sentence in source.missing
-    ]
 
 
 def _span(places: Sequence[StoredPlace]) -> str:

@@ -70,7 +70,7 @@ class Iterations:
         states: States,
         began: Callable[[], None],
         ended: Callable[[], None],
-        over: Callable[[], object] | None = None,
+        over: Callable[[], object] = do_nothing,
         follow: Callable[[], bool] = bool,
     ) -> None:
         self._running = running
@@ -139,5 +139,4 @@ class Iterations:
                 self._states.end()
                 if self._whole and here.whole == self._time:  # otherwise a thread installed or removed it
                     self._ended()
-            if self._over is not None:
-                self._over()
+            self._over()

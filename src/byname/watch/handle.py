@@ -75,22 +75,15 @@ class Handle:
     def notes(self) -> tuple[str, ...]:
         """Sentences about side effects of observing, and about places that could not be reached.
 
-        A side effect is, for example, a fast path of PyTorch that is not taken meanwhile.
+        A side effect is, for example, a fast path of PyTorch that is not taken meanwhile. The first call searches the
+        whole model for some of them.
         """
-        return tuple(printable(str(note)) for note in self._all_notes())
-
-    def _all_notes(self) -> Notes:
-        """Return all notes. The first call searches the whole model for some of them."""
         if self._noticed is not None:
             noticed, self._noticed = self._noticed, None
             known = [*self._notes]
             self._notes.clear()  # the dict is kept, since others add to it
             self._notes.update(dict.fromkeys([*noticed(), *known]))
-        return self._notes
-
-    def has_note(self, sentence: str) -> bool:
-        """Return whether a sentence is among the notes."""
-        return sentence in self._all_notes()
+        return tuple(printable(str(note)) for note in self._notes)
 
     def note(self, note: str | PlaceNote) -> None:
         """Add a fact or a sentence to the notes, once."""

@@ -20,7 +20,7 @@ from byname.model.selectors import Selector, is_counted, no_match
 from byname.model.spot import Spot
 from byname.model.states import states_of
 from byname.model.where import calls_of, parts_of, unwrapped
-from byname.place import NameSegment, Place, ends_of, parse
+from byname.place import NameSegment, Place, as_place, ends_of, parse
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
 from byname.table import SHOWN, Row, Rows, closest, counted, text, to_html
@@ -222,7 +222,7 @@ class _Listing:
     def wanted(self, where: Any) -> list[Point]:
         """Return the places that one path, selector, class or module selects."""
         if isinstance(where, str | Place):
-            return self._at(parse(where) if isinstance(where, str) else where)
+            return self._at(as_place(where))
         if isinstance(where, Selector):
             return self._selected(where)
         return self._of_calls(self._modules_of(OfModule(where)))
