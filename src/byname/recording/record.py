@@ -58,7 +58,7 @@ def record(
     by: str | Place | ByValues | None = None,
     stop_when: ByValues | None = None,
 ) -> Recorder:
-    """Records the values of places of a model, or of variables of functions, over a run, in memory or to an HDF5 file.
+    """Record the values at places of a model, or of variables of functions, over a run, in memory or in an HDF5 file.
 
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
@@ -100,11 +100,11 @@ def record(
             iterations are counted separately.
         on_change: False stores each value, changed or not.
         reduce: ``"mean"``, ``"std"``, ``"norm"``, ``"min"``, ``"max"``, ``"histogram"``, several of them, or a
-            function: what is stored in the place of a tensor, computed where the tensor is.
-        dtype: what tensors are converted to; None keeps them exactly.
-        count: what an iteration is: ``"forward"`` of the whole model (without a model, a call of the function named
-            first), ``"step"`` (each call of `Recorder.step`), or an optimizer, whose steps count.
-        on_value: ``on_value(path, value, iteration)`` returns what is recorded in the value's place.
+            function. Its result replaces the tensor; it is computed on the device of the tensor.
+        dtype: the dtype to convert tensors to; None keeps them exactly.
+        count: the unit of an iteration: ``"forward"`` of the whole model (without a model, a call of the function
+            named first), ``"step"`` (each call of `Recorder.step`), or an optimizer, whose steps count.
+        on_value: ``on_value(path, value, iteration)``; its result is recorded instead of the value.
         gather_every: gather the values of all processes at rank 0 each time this many iterations are over.
         before_gather: ``before_gather(path, series)`` returns what is gathered in the place of such a window.
         after_gather: the same for the window of all processes, in rank 0.

@@ -28,7 +28,7 @@ from byname.watch.requested import WARNED, sentences_by_reason
 
 
 class Recorder:
-    """Records until it is closed; what `byname.record` returns, and a context manager.
+    """A running recording, and a context manager that closes it; `byname.record` returns one.
 
     Args:
         clock: counts the iterations.
@@ -38,8 +38,8 @@ class Recorder:
         chosen: judges the iterations.
 
     Attributes:
-        paths: the places that are observed, as far as they are known: operations and figures once they were reached.
-        notes: what is worth knowing, in sentences: what could not be recorded, what has changed by looking.
+        paths: the observed places, without wildcards; those of operations and figures once they were reached.
+        notes: sentences about values that could not be recorded, and about side effects of observing.
     """
 
     def __init__(
@@ -67,11 +67,7 @@ class Recorder:
         self._exit = weakly(self._at_exit)  # which keeps no recorder that everybody else has let go of
 
     def begin(self, make: Callable[[], Store]) -> Recorder:
-        """Itself, which records from now on. Where this raises or is interrupted, nothing is left on the model.
-
-        Args:
-            make: makes the store.
-        """
+        """Begin to record into the store that `make` returns. An error or interrupt leaves nothing on the model."""
         try:
             with defer_signals():
                 self._windows.store = make()
@@ -95,12 +91,10 @@ class Recorder:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The places without wildcards."""
         return self._paths or tuple(dict.fromkeys(path for one in self._listeners for path in one.paths))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences."""
         noted = (note for listener in self._listeners for note in listener.handle.notes)
         return tuple(dict.fromkeys(map(printable, [*self._notes, *noted, *self._windows.lost])))
 
@@ -119,12 +113,12 @@ class Recorder:
         self._windows.tell = report
 
     def warn(self, sentence: str) -> None:
-        """Warns of something, and has it in the notes."""
+        """Add a sentence to the notes, and warn of it."""
         self._notes = (*self._notes, sentence)
         warn(sentence, RecordingWarning)
 
     def step(self) -> None:
-        """Counts a step, where steps are counted: what comes now belongs to the next iteration.
+        """Count a step, with ``count="step"``: the next values belong to the next iteration.
 
         Raises:
             BadArgumentError: if forwards or an optimizer's steps are counted.
@@ -141,7 +135,7 @@ class Recorder:
         self._windows.flush()
 
     def close(self) -> None:
-        """Ends the recording: the model is as before, and everything is stored. Once more does nothing.
+        """End the recording: store everything, and leave the model as it was. A second call does nothing.
 
         Ctrl-C waits until that is done; pressed again it stops it, and `close` goes on from there when it is called
         once more. If it stops the making of the HDF5 file, the log stays, and `byname.finish` makes the file of it.
@@ -232,10 +226,7 @@ class Recorder:
             self._ended = {path: applied(self._at_end, path, series, "at_end") for path, series in found.items()}
 
     def _at_exit(self) -> None:
-        """Called when the program ends and has not closed this.
-
-        A fork only lets go of the log.
-        """
+        """Close the recording when the program ends; in a forked process only let go of the log."""
         if os.getpid() == self._process:
             self._close(getattr(sys, "last_value", None))
         else:

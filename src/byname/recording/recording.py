@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 def open(path: str | os.PathLike[str]) -> Recording:
-    """Opens what `byname.record` wrote: one file, or the files of all ranks of a run as one.
+    """Open a recording: one file, or the files of all ranks of a run as one.
 
-    Nothing is read before it is asked for, so that a recording may be larger than memory. It can be opened while it is
-    being written, and after its process was killed; `Recording.complete` and `Recording.missing` tell.
+    byname reads values when you ask for them, so a recording may be larger than memory. You can open it while it is
+    being written, and after its process was killed; see `Recording.complete` and `Recording.missing`.
 
     Args:
-        path: of the file; for a run of several ranks the path that was recorded to, such as ``"run.h5"`` for
+        path: the file; for a run of several ranks the path that was recorded to, such as ``"run.h5"`` for
             ``run.rank0.h5``, ``run.rank1.h5`` and so on.
 
     Raises:
         NotARecordingError: if the file is something else.
         NoRecordingError: if there is no such file; a FileNotFoundError, too.
         RecordingError: if it is damaged, or cannot be read.
-        BadArgumentError: if the path is none.
+        BadArgumentError: if it is no path.
 
     Examples:
         >>> import tempfile
@@ -166,10 +166,10 @@ def _same_run(one: RecordingFile, other: RecordingFile) -> bool:
 
 
 class Recording(Mapping[str, Any]):
-    """The recorded values of a run; `byname.open` gives one.
+    """The recorded values of a run, as `byname.open` returns them.
 
-    ``recording[path]`` is a `Series`, and with a wildcard a dict of these. Nothing is read before it is asked for.
-    What is seen is what the file held when it was opened, also while it is being written; open it again to see more.
+    ``recording[path]`` is a `Series`, and with a wildcard a dict of these. It has the values that the file held when it
+    was opened, even if it is still being written; open it again to see more.
 
     Attributes:
         run: the attributes of the run: versions, arguments, times and what else was noted.
@@ -206,7 +206,7 @@ class Recording(Mapping[str, Any]):
         return asked_for(path, self.paths, self._series)
 
     def rows(self, *, ranges: bool = False) -> list[Row]:
-        """One dict a place: path, kind, shape, records, iterations, ranks and bytes; how, if not by default.
+        """Return a dict for each place: path, kind, shape, records, iterations, ranks, bytes, and options as ``how``.
 
         Args:
             ranges: whether to read all numbers for their smallest, largest and mean; how many are NaN, if any.
@@ -214,24 +214,24 @@ class Recording(Mapping[str, Any]):
         return [self._row(path, ranges) for path in self.paths]
 
     def head(self, most: int = SHOWN, *, width: int | None = None, ranges: bool = False) -> str:
-        """The table of the places.
+        """Return the table of the places as text.
 
         Args:
             most: how many rows.
-            width: in characters; by default that of the terminal which shows the standard output.
-            ranges: whether to read all numbers for their ranges.
+            width: in characters; by default that of the terminal.
+            ranges: as in `rows`.
         """
         rows = self.rows(ranges=ranges)
         return text(rows, title=self._title(), notes=self.missing, spare=_SPARE, width=width, most=most)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a DataFrame, one a place; those of records are ``recording["*"].to_pandas()``. Needs pandas."""
+        """Return the rows, one for each place, as a DataFrame; ``recording["*"].to_pandas()`` has the records."""
         with needs("to_pandas()", "pandas"):
             import pandas
         return pandas.DataFrame(self.rows())
 
     def close(self) -> None:
-        """Closes the files; series that were taken out can then no longer be read."""
+        """Close the files; series of the recording can then no longer be read."""
         for source in self._sources:
             source.file.close()
 
