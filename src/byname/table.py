@@ -78,7 +78,6 @@ class Column(NamedTuple):
 
     @property
     def heading(self) -> str:
-        """The heading."""
         return self.title or self.key.replace("_", " ")
 
     def value(self, one: Any) -> Any:

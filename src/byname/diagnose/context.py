@@ -164,7 +164,6 @@ class FailureContext:
         return FailingExpression(node, frame.code, variables_of(frame.frame))
 
     def failing_parts(self) -> Iterator[tuple[FailingExpression, ast.AST]]:
-        """Yield the expression that failed with each of its parts."""
         if self.failing is not None:
             yield from ((self.failing, node) for node in ast.walk(self.failing.node))
 

@@ -32,7 +32,6 @@ class ReusedAttachment:
         self._lasts = self.handle.paths == (where,) and not where.endswith(".grad")
 
     def switch_on(self, edit: Any) -> None:
-        """Begin to call an `Edit`."""
         self._edit, self._first, self._reached = edit, -1, False
         self._forwards = self.handle.requested.forwards
         edit.handle, edit.known = self.handle, self.known
@@ -78,7 +77,6 @@ class ReusedAttachments:
                 known.clear()
 
     def put_on(self, edit: Callable[..., Handle], model: nn.Module, point: Mapping[str, Any]) -> Handle:
-        """Make an edit of a point, and return its handle."""
         token, hook = _OF_SWEEP.set(self), register_module_forward_pre_hook(self._switch_off)
         try:
             return checked_handle(edit(model, **point))
@@ -94,7 +92,6 @@ class ReusedAttachments:
             latest.handle.enabled = False
 
     def attach(self, model: nn.Module, where: str, attention: str | None, edit: Any) -> Handle:
-        """Return the handle of an `Edit` at one place."""
         one = self._idle.pop((id(model), where, attention), None)
         if one is not None and one is self._latest:
             self._latest = None

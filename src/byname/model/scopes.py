@@ -48,7 +48,6 @@ class Scope:
 
 
 def opened_scope(node: Function | ast.ClassDef, parent: Scope | None, number: int) -> Scope:
-    """Return the scope that a definition opens."""
     path = "" if parent is None else f"{parent.path}{node.name}."
     declared = [one for one in statements_in(node.body) if isinstance(one, ast.Global | ast.Nonlocal)]
     outside = frozenset(name for one in declared if isinstance(one, ast.Global) for name in one.names)

@@ -64,7 +64,6 @@ class ValueType:
         return self.shape if self.unpadded is None else self.unpadded
 
     def facts(self) -> list[Any]:
-        """Return all of it as JSON."""
         shard = None if self.shard is None else asdict(self.shard)
         return [self.kind, self.dtype, self.shape, self.unpadded, shard, *([] if self.row is None else [self.row])]
 

@@ -89,7 +89,6 @@ def _section(
 
 
 def _drawn(series: Series, draft: PageDraft) -> tuple[PlotPanel, list[Curve]]:
-    """Return what is drawn of a series, and its curves."""
     curves = curves_of(series, POINTS, READ) if len(series) else []
     words = None if curves or not len(series) else TablePanel.of(export.shown(series, 40)[0], skip=("shape", "rank"))
     place = PlotPanel(

@@ -251,7 +251,6 @@ class Shown:
 
 
 def _interjection_sites(module: nn.Module) -> Iterator[InterjectionSite]:
-    """Yield the interjections at a module and at its operations."""
     for hook in module._forward_hooks.values():
         if isinstance(site := getattr(hook, "__self__", None), ModuleSite):
             yield site

@@ -159,7 +159,6 @@ class PlaceOfItems(ReportedPlace):
         return items_in(value, spot.items, spot.without) if spot.without else found
 
     def report_item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
-        """Report one item; return what replaces it."""
         place = self._places.get(segments)
         if place is None:
             place = self._places[segments] = _place(self.running, self.spot, segments)

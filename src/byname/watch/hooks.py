@@ -109,7 +109,6 @@ class MethodStandIn:
         return self.__wrapped__(self._module(), *args, **kwargs)
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the method returns."""
         raise NotImplementedError
 
 

@@ -81,7 +81,6 @@ class WatchedRun:
 
     @property
     def made(self) -> Line:
-        """The line that made the node."""
         call = self.context.lookup.call(self.node) if self.context.lookup else None
         return NO_LINE if call is None else call.line
 

@@ -274,7 +274,6 @@ def _name_of(tensor: torch.Tensor) -> Name:
 
 
 def _result_of(origin: Origin) -> Name | None:
-    """Return the name of the call's result."""
     result = None if origin.result is None else origin.result()
     named = None if result is None else find(Targets([result]), deep=False).own_name(result)
     spot, code = origin.line.spot, origin.line.code
