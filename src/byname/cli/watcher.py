@@ -53,7 +53,7 @@ class Hooked(Protocol):
         """Start to call back."""
 
     def end(self) -> None:
-        """Stop."""
+        """Call back no more."""
 
 
 class Watcher:

@@ -18,7 +18,7 @@ from byname.reading.frames import Line, caller
 from byname.source.location import Site
 
 COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
-BY_HAND = {"PowBackward", "AbsBackward", "MulBackward"}
+NORMS = {"PowBackward", "AbsBackward", "MulBackward"}
 """Nodes that a loss written by hand applies to a difference."""
 MOVES = {"ViewBackward", "UnsafeViewBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "TBackward"}
 
@@ -55,6 +55,10 @@ class Loss:
 
     def site(self, node: Any) -> Site | None:
         return self.context.site(self.context.walk.numbers[node])
+
+    def between(self, given: Any, used: Any, **facts: Any) -> Facts:
+        """Return facts about a node and a later one, with the line of each."""
+        return {**facts, "given": self.site(given), "used": self.site(used)}
 
 
 def is_first(loss: Loss) -> bool:
@@ -123,14 +127,13 @@ def _squashed_twice(loss: Loss) -> Iterator[Facts]:
         given, (before, what, words) = input_of(node), _SQUASHED[kind_of(node)]
         if activation_of(given) == before:
             other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
-            facts = {"what": what, "loss": words, "other": other}
-            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
+            yield loss.between(given, node, what=what, loss=words, other=other)
 
 
 def _no_logarithms(loss: Loss) -> Iterator[Facts]:
     """Yield the operation that gives no log-probabilities to a loss that expects them."""
     found = [("nll_loss", node, input_of(node)) for node in loss.of_kinds(_TAKES_LOGARITHMS)]
-    for node in loss.of_kinds(BY_HAND):
+    for node in loss.of_kinds(NORMS):
         given = next((one for one, _ in node.next_functions[1:] if activation_of(one) in _NO_LOGARITHM), None)
         call = None if given is None else loss.context.lookup.call(node)
         if call is not None and call.name == "kl_div":
@@ -139,8 +142,7 @@ def _no_logarithms(loss: Loss) -> Iterator[Facts]:
         if (kind := activation_of(given)) in _NO_LOGARITHM:
             remedy = "use cross_entropy, which takes logits" if name == "nll_loss" else "apply log_softmax to it before"
             remedy = "use log_softmax in place of softmax" if kind == "SoftmaxBackward" else remedy
-            facts = {"loss": name, "what": _NO_LOGARITHM[kind], "remedy": remedy}
-            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
+            yield loss.between(given, node, loss=name, what=_NO_LOGARITHM[kind], remedy=remedy)
 
 
 def _rates(loss: Loss) -> Iterator[Facts]:
@@ -148,7 +150,7 @@ def _rates(loss: Loss) -> Iterator[Facts]:
     for node in loss.of_kinds(("ExpBackward",)):
         given, call = input_of(node), loss.context.lookup.call(node)
         if kind_of(given) in _RATES and call is not None and call.name == "poisson_nll_loss":
-            yield {"what": _RATES[kind_of(given)], "given": loss.site(given), "used": loss.site(node)}
+            yield loss.between(given, node, what=_RATES[kind_of(given)])
 
 
 def _over_samples(loss: Loss) -> Iterator[Facts]:
@@ -157,8 +159,7 @@ def _over_samples(loss: Loss) -> Iterator[Facts]:
         given = node.next_functions[0][0]
         shape = shape_of(given) if kind_of(given) == "LogSoftmaxBackward" else ()
         if len(shape) == 2 and shape[0] != shape[1] and dim_of(given) == 0:
-            sites = {"given": loss.site(given), "used": loss.site(node)}
-            yield {"samples": shape[0], "shape": str(shape), **sites}
+            yield loss.between(given, node, samples=shape[0], shape=str(shape))
 
 
 _RANGES = {
@@ -179,8 +180,8 @@ def _unreachable(loss: Loss) -> Iterator[Facts]:
         what, least, most = _RANGES.get(activation_of(given), ("", 0.0, 0.0))
         share, ends = _outside(target, least, most) if what else (0.0, "")
         if share > 0.5:
-            facts = {"what": what, "range": f"{least:g} and {most:g}", "share": f"{share:.0%}", "ends": ends}
-            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
+            reach = f"{least:g} and {most:g}"
+            yield loss.between(given, node, what=what, range=reach, share=f"{share:.0%}", ends=ends)
 
 
 def _held(nodes: Iterable[Any], slot: str) -> list[tuple[Any, torch.Tensor]]:
@@ -190,7 +191,7 @@ def _held(nodes: Iterable[Any], slot: str) -> list[tuple[Any, torch.Tensor]]:
 
 def _by_hand(loss: Loss) -> Iterator[tuple[Any, Any, torch.Tensor]]:
     """Yield the value in a difference with targets in a loss by hand, the node of the difference, and the targets."""
-    for node, difference in _held(loss.of_kinds(BY_HAND), "self"):
+    for node, difference in _held(loss.of_kinds(NORMS), "self"):
         minus = node.next_functions[0][0]
         is_minus = kind_of(minus) == "SubBackward" and all(one is minus for one, _ in node.next_functions)
         terms = [one for one, _ in minus.next_functions] if is_minus and minus._saved_alpha == 1 else [None]
@@ -239,8 +240,7 @@ def _rectified(loss: Loss) -> Iterator[Facts]:
     for node in loss.of_kinds(_BOUNDED):
         given, (kinds, words) = input_of(node), _BOUNDED[kind_of(node)]
         if (kind := activation_of(given)) in kinds:
-            facts = {"what": _RANGES[kind][0], "loss": words}
-            yield {**facts, "given": loss.site(given), "used": loss.site(node)}
+            yield loss.between(given, node, what=_RANGES[kind][0], loss=words)
 
 
 def _turned_round(loss: Loss) -> Iterator[Facts]:

@@ -16,9 +16,9 @@ from byname.autograd.walk import Walk
 from byname.diagnose.cause import Cause, Facts, always, variable
 from byname.diagnose.causes.loss import (
     ACTIVATIONS,
-    BY_HAND,
     COMPARING,
     MOVES,
+    NORMS,
     Loss,
     dim_of,
     is_first,
@@ -52,7 +52,7 @@ def _broadcast(loss: Loss) -> Iterator[Facts]:
 
 def _squares(loss: Loss) -> Iterator[Facts]:
     """Yield a difference of (N, 1) and (N,), which has shape (N, N), in a loss written by hand."""
-    for node in loss.of_kinds(BY_HAND):
+    for node in loss.of_kinds(NORMS):
         minus = node.next_functions[0][0]
         terms = minus.next_functions if kind_of(minus) == "SubBackward" else ()
         shape = shape_of(minus) if terms else ()
@@ -85,7 +85,7 @@ def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...]) -> bool:
     return True
 
 
-_EACH = {*BY_HAND, "WhereBackward", "AddBackward", "SubBackward", "DivBackward", "ClampBackward", "ClampMaxBackward"}
+_EACH = {*NORMS, "WhereBackward", "AddBackward", "SubBackward", "DivBackward", "ClampBackward", "ClampMaxBackward"}
 _MAKES_COLUMNS = {*MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
 _ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|(view|reshape)(?!\(-1\))|\.T\b|\.m?[tT]\(|transpose")
 """Words in statements that broadcast on purpose."""
