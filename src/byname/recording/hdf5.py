@@ -403,7 +403,7 @@ def _text(values: StoredValues, number: int) -> str:
     raw = values.source.read(int(values.at[number]), int(values.sizes[number]))
     kind = values.types[values.which[number]]
     if kind.kind == "nested":
-        return json_of(raw)
+        return json_of(raw).decode()
     if kind.kind == "tensor":
         return json.dumps({"tensor": [kind.dtype, kind.shape, 0]})
     text = str(kind.value(raw)) if kind.kind == "str" else json.dumps(kind.value(raw), default=str)

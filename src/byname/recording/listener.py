@@ -136,7 +136,7 @@ class Listener(PlaceRecorder):
         attention: str | None = None,
     ) -> None:
         super().__init__(options, clock, windows)
-        self.asked = _in_words(where)
+        self.asked = listed([f"`{printable(str(one)[:60])}`" for one in several(where)], 4)
         self._where = _entries(where)
         self._exact = frozenset(str(place) for place, _ in self._where if place is not None)
         self._times: dict[int, Time] = {}
@@ -303,10 +303,6 @@ class Listener(PlaceRecorder):
 _REMEMBERED = 4096
 """Forwards whose iterations are known: a value passes in one of the latest, or after it. Gradients bring their own."""
 _NOT_ASSIGNED = "it was not assigned while recording: the function was not called, or did not reach it"
-
-
-def _in_words(where: Any) -> str:
-    return listed([f"`{printable(str(one)[:60])}`" for one in several(where)], 4)
 
 
 def _entries(where: Any) -> list[tuple[Place | None, str]]:

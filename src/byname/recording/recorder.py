@@ -30,13 +30,6 @@ from byname.watch.requested import WARNED, sentences_by_reason
 class Recorder:
     """A running recording, and a context manager that closes it; `byname.record` returns one.
 
-    Args:
-        clock: counts the iterations.
-        windows: take what the listeners record.
-        listeners: what is attached to the model, and reports of analysers.
-        at_end: the callbacks for everything that was recorded.
-        chosen: judges the iterations.
-
     Attributes:
         paths: the observed places, without wildcards; those of operations and figures once they were reached.
         notes: sentences about values that could not be recorded, and about side effects of observing.

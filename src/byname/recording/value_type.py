@@ -103,10 +103,8 @@ class ValueType:
         if self.kind == "str":
             return raw.tobytes().decode("utf-8", "surrogatepass")
         if self.kind == "nested":
-            words = int(raw[:8].view(_EACH)[0])
-            if not 0 <= words <= raw.size - 8:
-                raise ValueError("a text that is longer than its value")
-            return decoded(raw[8 : 8 + words].tobytes(), raw[8 + words :].data)
+            words = json_of(raw)
+            return decoded(words, raw[8 + len(words) :].data)
         (number,) = raw.view(NUMBERS[self.kind]).tolist()
         return bool(number) if self.kind == "bool" else number
 
@@ -192,9 +190,9 @@ def nested(value: Any) -> bytes:
     return b"".join([len(words).to_bytes(8, "little"), words, *(bytes_of(one).tobytes() for one in tensors)])
 
 
-def json_of(raw: NDArray[numpy.uint8]) -> str:
+def json_of(raw: NDArray[numpy.uint8]) -> bytes:
     """Return the JSON in the bytes of a nested value."""
     words = int(raw[:8].view(_EACH)[0]) if raw.size >= 8 else -1
     if not 0 <= words <= raw.size - 8:
         raise RecordingError("the text of a nested value is longer than the value")
-    return raw[8 : 8 + words].tobytes().decode()
+    return raw[8 : 8 + words].tobytes()

@@ -302,20 +302,15 @@ def _check(tensor: torch.Tensor) -> None:
         )
     if torch._C.TensorBase.__dict__["is_quantized"].__get__(tensor):
         raise Refused("is a quantized tensor. Let `on_value` return its `int_repr()` or `dequantize()`")
-    check_dtype(fact(tensor, "dtype"))
+    if (dtype := fact(tensor, "dtype")) not in WITH_NUMBERS:  # PyTorch knows it by name alone
+        raise Refused(
+            f"is a tensor of {dtype}, whose elements PyTorch cannot read. Let `on_value` return its bytes: "
+            "`value.view(torch.uint8)`"
+        )
     if torch._is_functional_tensor(tensor) or not _has_numbers(tensor):
         raise Refused(
             f"is of type {name}, which wraps other tensors and has no memory of its own. Let `on_value` return the "
             "tensor inside"
-        )
-
-
-def check_dtype(dtype: torch.dtype) -> None:
-    """Refuse a dtype that PyTorch knows by name alone: it could neither be printed nor read out of a file."""
-    if dtype not in WITH_NUMBERS:
-        raise Refused(
-            f"is a tensor of {dtype}, whose elements PyTorch cannot read. Let `on_value` return its bytes: "
-            "`value.view(torch.uint8)`"
         )
 
 
