@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from byname.diagnose.finding import Finding
-from byname.naming.name import Name, at, quote, quote_all, quote_at
+from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.quiet import DisableTorchFunction
 from byname.source.location import Site
 
@@ -171,7 +171,8 @@ def _text(value: Any, spec: str) -> str:
     if spec == "at":
         return at(value)
     if isinstance(value, Subject):
-        return quote_at(value.name, value.site)
+        unnamed = value.site is not None and not value.name.path
+        return f"the tensor made at {value.site}" if unnamed else f"{quote(value.name)}{at(value.site)}"
     if isinstance(value, Name):
         return quote(value)
     if isinstance(value, list | tuple) and all(isinstance(one, Name) for one in value):

@@ -157,11 +157,7 @@ class FailureContext:
     @cached_property
     def failing(self) -> FailingExpression | None:
         """The innermost expression of the program that the error passed; None if its source is not at hand."""
-        frame = self.failing_frame
-        node = None if frame is None else locate(frame.code, frame.instruction).node
-        if frame is None or node is None:
-            return None
-        return FailingExpression(node, frame.code, variables_of(frame.frame))
+        return FailingExpression.of(self.failing_frame)
 
     def failing_parts(self) -> Iterator[tuple[FailingExpression, ast.AST]]:
         if self.failing is not None:
@@ -331,6 +327,12 @@ class FailingExpression(NamedTuple):
     node: ast.AST
     code: CodeType
     variables: dict[str, Any]
+
+    @classmethod
+    def of(cls, passed: PassedFrame | None) -> FailingExpression | None:
+        """Return the expression that a frame was computing; None if its source is not at hand."""
+        node = None if passed is None else locate(passed.code, passed.instruction).node
+        return None if passed is None or node is None else cls(node, passed.code, variables_of(passed.frame))
 
     def value(self, node: ast.AST) -> Any:
         """Return the value of one of its parts; None if it is unknown."""

@@ -119,11 +119,6 @@ def explained(error: BaseException) -> Explanation | None:
     return found[0].explanation if found else None
 
 
-def culprits_of(*names: Name) -> tuple[Name, ...]:
-    """Return the variables to blame, each once, without those that have no name."""
-    return tuple(dict.fromkeys([name for name in names if name.path]))
-
-
 def _shown(sites: Iterable[Site]) -> list[str]:
     """Return the printed lines of a story, each site once."""
     each = list({(site.file, site.line, site.statement): site for site in sites}.values())

@@ -108,11 +108,6 @@ def quote_all(names: Iterable[object], most: int = 6) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def quote_at(name: Name, site: Site | None) -> str:
-    """Return a name and the line that belongs to it as text for a sentence."""
-    return f"{quote(name)}{at(site)}" if name.path or site is None else f"the tensor made at {site}"
-
-
 def at(site: Site | None) -> str:
     """Return `` at train.py:12``, or an empty string if the line is not known."""
     return "" if site is None else f" at {site}"

@@ -16,11 +16,10 @@ from byname.diagnose.cause import Cause, Facts, Raised, Sentence, tell, variable
 from byname.diagnose.context import FailingExpression, FailureContext, made_at
 from byname.memory.blocks import cuda_is_in_use
 from byname.naming.name import Name
-from byname.reading.frames import variables_of
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import modes_disabled
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import is_torch, locate
+from byname.source.location import is_torch
 from byname.source.tracebacks import is_byname
 from byname.tracking.log import logs
 
@@ -43,11 +42,7 @@ def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
 
 def _failing_call(context: FailureContext) -> FailingExpression | None:
     """Return the call, item or operator that raised the error, in the program or in a module of PyTorch."""
-    passed = next((one for one in context.passed if _calls_operations(one.file)), None)
-    node = None if passed is None else locate(passed.code, passed.instruction).node
-    if passed is None or node is None:
-        return None
-    return FailingExpression(node, passed.code, variables_of(passed.frame))
+    return FailingExpression.of(next((one for one in context.passed if _calls_operations(one.file)), None))
 
 
 def _calls_operations(file: str) -> bool:

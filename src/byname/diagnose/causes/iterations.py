@@ -15,7 +15,6 @@ from byname.autograd.slots import doubtful, slots_of
 from byname.diagnose.cause import Cause, Facts, Raised, always, any_of, tell
 from byname.diagnose.context import FailureContext, parsed
 from byname.diagnose.engine import BackwardCall, creating_run, first_run, freed_by
-from byname.diagnose.finding import culprits_of
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import modules_in, registered
@@ -269,7 +268,7 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
         remedy = _SAME_ROOT
     yield {
         "variable": quote(variable),
-        "each": culprits_of(*(replace(variable, path=path) for path in variable.path.split(", "))),
+        "each": tuple(dict.fromkeys(replace(variable, path=path) for path in variable.path.split(", ") if path)),
         "lines": [made, taken or join, freed],
         "where": where,
         "by": "an earlier backward freed them" if run is None else f"the backward{at(freed)} freed them",
