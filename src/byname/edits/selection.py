@@ -141,9 +141,7 @@ def of_whole(path: str) -> str:
 
 
 def _index(which: Any, name: str) -> Index | None:
-    if which is None or isinstance(which, slice):
-        return which
-    if type(which) is int:
+    if which is None or type(which) is int or isinstance(which, slice):
         return which
     known = is_tensor(which) or isinstance(which, Sequence) or type(which).__module__.partition(".")[0] == "numpy"
     if known and not isinstance(which, str | bytes):

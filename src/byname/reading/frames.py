@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -157,14 +158,9 @@ def running_module() -> nn.Module | None:
 
 def runs(model: nn.Module, calls: int = 1) -> bool:
     """Return whether this module is being called in this thread, or `calls` times, one inside the other."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CODE_OF_A_MODULES_CALL and frame.f_locals.get("self") is model:
-            calls -= 1
-            if not calls:
-                return True
-        frame = frame.f_back
-    return False
+    of_modules = (frame for frame in outwards(sys._getframe(1)) if frame.f_code is CODE_OF_A_MODULES_CALL)
+    own = (frame for frame in of_modules if frame.f_locals.get("self") is model)
+    return next(islice(own, calls - 1, None), None) is not None
 
 
 _CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))

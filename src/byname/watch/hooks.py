@@ -49,7 +49,11 @@ class _Spent:
 
     @dynamo_skip
     def __call__(self, module: nn.Module, *args: Any) -> None:
-        _take_out(module, self)
+        for registry, flags in _REGISTRIES.items():
+            hooks = module.__dict__[registry]
+            for key in [key for key, one in [*hooks.items()] if one is self] if hooks else ():
+                for name in (*flags, registry):  # the registry last, since its keys lead to the flags
+                    module.__dict__[name].pop(key, None)
 
 
 class MethodStandIn:
@@ -110,15 +114,6 @@ class MethodStandIn:
 
     def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
-
-
-def _take_out(module: nn.Module, hook: Any) -> None:
-    """Remove a hook, found by identity, from a module."""
-    for registry, flags in _REGISTRIES.items():
-        hooks = module.__dict__[registry]
-        for key in [key for key, one in [*hooks.items()] if one is hook] if hooks else ():
-            for name in (*flags, registry):  # the registry last, since its keys lead to the flags
-                module.__dict__[name].pop(key, None)
 
 
 Moment: TypeAlias = tuple[str, str, bool]
