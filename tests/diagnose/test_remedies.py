@@ -330,7 +330,7 @@ for _ in range(3):
 """
     why = explained(source, tmp_path)
 
-    assert "detach it where program.py:6 takes it" in why.remedy and 6 in [site.line for site in why.sites]
+    assert "detach what carries it at program.py:6;" in why.remedy and 6 in [site.line for site in why.sites]
     assert run(source.replace("memory[k]", "memory[k].detach()"), tmp_path) is None
 
 

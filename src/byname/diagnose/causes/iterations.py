@@ -254,7 +254,7 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     detach = _DETACH if carrier is None else letting_go(context, carrier.name, carrier.made)
     variable, made, join = carrier or (context.variable(number, stamped), context.site(number), None)
     taken = _taken_at(context, number, stamped) if carrier is None else None
-    detach = detach if taken is None else f"detach it where {taken} takes it"
+    detach = detach if taken is None else f"detach what carries it at {taken}"
     run = freed_by(context.walk.nodes[number])
     freed = None if run is None else run.line.site
     where = "" if join is None else f", which is written{at(join)} and carries the graph on,"
