@@ -15,7 +15,7 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer, has_modes, is_training
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, called_as, patch, row, values_of
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, called_as, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import Line, line_of, users_frame
 from byname.reading.modules import modules_in, parameters_in
@@ -36,8 +36,9 @@ STAYS_IN_EVALUATION = row("left-in-evaluation",
     "without a {module.path}.train()",
     "call {module.path}.train() after each evaluation, or as each epoch begins; it is right if this is meant")
 NEVER_TRAINS = row("left-in-evaluation",
-    "suspicious: {module} and its {modal} are in evaluation mode in all {steps} steps{stepped:at}, since eval() before "
-    "them{noticed:at}, and no train() follows: no dropout, and fixed statistics",
+    "suspicious: {module} and its {modal} are in evaluation mode in all {steps} steps{stepped:at}: {by}() puts "
+    "{module.path} into it{noticed:at}, and no train() follows. In this mode a dropout drops nothing, and a batch norm "
+    "keeps its statistics",
     "call {module.path}.train() before the training; it is right if this is meant")
 DROPS_IN_EVALUATION = row("dropout-in-evaluation",
     "suspicious: dropout(){noticed:at} drops values although {module} is in evaluation mode, after eval(): the "
@@ -48,7 +49,7 @@ DROPS_UNREACHED = row("dropout-in-evaluation",
     "make it once in __init__, as an attribute or in an nn.ModuleList; or F.dropout(..., training=self.training)")
 # fmt: on
 
-_MODEL, _LOOKS = variable("the model"), 64
+_LOOKS = 64
 """Forwards of a line whose modules and inputs are looked at."""
 _WORDS = re.compile(
     r"valid|\bval_|_val\b|\bval\b|test|eval|accura|\bacc\b|correct|metric|score|criterion|loss|cross_entropy|argmax|predict"
@@ -178,14 +179,25 @@ class EvaluationMode(Topic):
         for early in [one for one in self._early.values() if not one.is_meant]:
             if early.owner is not None and early.owner.steps >= 2 * ENOUGH:
                 facts = {"steps": early.owner.steps, "stepped": early.owner.site, "modal": early.modal}
-                module = argument(early.line, -1, "") if early.is_put else variable(called_as(early.line))
-                cause, module = NEVER_TRAINS if early.is_put else STAYS_IN_EVALUATION, module if module.path else _MODEL
-                self.say(cause, early.line.site, module=module, **facts)
+                if early.is_put:
+                    module, by = _put_by(early.line)
+                    self.say(NEVER_TRAINS, early.line.site, module=variable(module), by=by, **facts)
+                else:
+                    module = called_as(early.line) or "model"
+                    self.say(STAYS_IN_EVALUATION, early.line.site, module=variable(module), **facts)
         for known in self._lines.values():
             if not known.is_meant and known.owner.steps > 1 and _evaluates(known.line):
                 name = variable(called_as(known.line) or "model")
                 modal = tuple(map(variable, known.modal))
                 self.say(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name)
+
+
+def _put_by(line: Line) -> tuple[str, str]:
+    """Return the variable of the module that a line puts into evaluation mode, and the function that does so."""
+    module, _, by = called_as(line).rpartition(".")
+    if by not in ("eval", "train") or "(" in module:  # as in ``model = Net.from_pretrained(path)``
+        module = (line.site and line.site.target) or "model"
+    return module, by or "eval"
 
 
 def _is_in_a_loop(line: Line) -> bool:
