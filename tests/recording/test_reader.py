@@ -45,7 +45,7 @@ def test_the_results_of_a_place_read_its_iterations_and_nothing_else(forwards, r
         for _ in range(3):
             series, took = reads(lambda: recorder.results["layers.7"])
             assert series.iterations == [*range(forwards)]
-            assert 0 < took <= 17 * forwards + 3 * VALUE  # of 20 values each
+            assert 0 < took <= 60 * forwards + 3 * VALUE  # 17 of each and the heads of windows; 340 with all 20 places
 
 
 def test_each_value_in_force_is_the_only_thing_that_is_read_for_it(reads, tmp_path):
