@@ -49,3 +49,23 @@ def test_what_a_decorated_function_returns_is_a_result_and_no_parameter_is_said_
     (note,) = error.value.__notes__
     assert re.search(r": a result of `model\.\w+\.weight` at \S+ is computed while gradients are switched off", note)
     assert "outside of that block (a decorator of the function is one, too)" in note
+
+
+def test_what_sample_draws_from_a_result_is_the_cut_though_it_draws_from_views():
+    encoder, head, x = nn.Linear(3, 4), nn.Linear(2, 1), torch.randn(4, 3)
+    with byname.explaining():
+        mean, scale = encoder(x).chunk(2, -1)
+        drawn = torch.distributions.Normal(mean, scale.exp()).sample()
+        (finding,) = byname.check(head(drawn).mean(), model=nn.ModuleList([encoder, head]))
+    assert "The path is cut here: `drawn`" in finding.message and "is drawn by sample()" in finding.message
+    assert "rsample()" in finding.remedy and finding.sites[0].statement.startswith("drawn = ")
+
+
+def test_a_view_made_under_no_grad_is_the_tensor_of_the_graph():
+    encoder, head, x = nn.Linear(3, 4), nn.Linear(4, 1), torch.randn(4, 3)
+    with byname.explaining():
+        hidden = encoder(x)
+        with torch.no_grad():
+            scaled = hidden.flatten(1) * 2
+        (finding,) = byname.check(head(scaled).mean(), model=nn.ModuleList([encoder, head]))
+    assert "The path is cut here: `scaled`" in finding.message

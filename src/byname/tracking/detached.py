@@ -53,7 +53,7 @@ def cuts_by(
     carriers = log.carriers
     for tensor in flat(inputs):
         if tensor.requires_grad if type(tensor) in PLAIN else requires_grad(tensor):
-            requiring.append(tensor)
+            requiring.append(_source_of(tensor))
         carrier = carriers.get(id(tensor))
         if carrier is not None and carrier.cuts and carrier() is tensor and carrier.cuts is not inherited:
             inherited = _merged((*inherited, *carrier.cuts)) if inherited else carrier.cuts
@@ -170,6 +170,12 @@ def _reason() -> str:
     if torch.is_inference_mode_enabled():
         return "inference"
     return "" if torch.is_grad_enabled() else "no_grad"
+
+
+def _source_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that requires grad; for a view made under ``no_grad``, which counts as a leaf, its base."""
+    base = fact(tensor, "_base") if fact(tensor, "is_leaf") else None
+    return tensor if base is None or not requires_grad(base) else base
 
 
 def _number_of(log: Log, tensor: torch.Tensor) -> int:

@@ -138,7 +138,9 @@ def remedy_of(cut: DetachPoint) -> str:
 
 def _words_of(cut: DetachPoint) -> tuple[str, str]:
     if cut.reason:
-        return _REASONS[cut.reason]
+        site = cut.line.site
+        is_drawn = cut.reason == "no_grad" and site is not None and ".sample(" in site.statement
+        return _REASONS["sample" if is_drawn else cut.reason]
     otherwise = f"is the result of {cut.name}(), which has no gradient", "use a differentiable operation instead"
     return next(((why, remedy) for names, why, remedy in _KINDS if cut.name in names), otherwise)
 
@@ -154,6 +156,10 @@ _DETACHES = ["detach", "data", "detach_"]
 _REASONS = {
     "no_grad": (
         "is computed while gradients are switched off (torch.no_grad() or set_grad_enabled(False))", _OUTSIDE),
+    "sample": (
+        "is drawn by sample(), which computes under torch.no_grad()",
+        "draw by rsample(), through which gradients flow; for a choice, as of Categorical, take F.gumbel_softmax(), or "
+        "weight the log-probability of what was drawn (REINFORCE)"),
     "inference": ("is computed under torch.inference_mode()", _OUTSIDE),
     "checkpoint": (
         "is computed by a reentrant checkpoint, and none of the tensors that were passed to it requires grad: the "
