@@ -345,6 +345,27 @@ def test_log_probabilities_without_a_graph_that_are_a_term_of_a_loss_are_told(lo
     assert found.sites[0].statement.startswith(line) and "again" in found.remedy
 
 
+def physics_informed(create_graph):
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        x = torch.rand(4, 1, requires_grad=True)
+        slope = torch.autograd.grad(net(x).exp().sum(), x, create_graph=create_graph)[0]
+        residual = (slope + x.detach()).square().mean()
+        loss = (net(torch.rand(4, 1)) - 1).square().mean() + 0.1 * residual
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return net, optimizer
+
+
+def test_a_term_made_of_derivatives_without_a_graph_is_told():
+    (found,) = findings_of(physics_informed, False)
+    assert found.cause == "constant-term" and "`0.1 * residual` is a term of the loss without a graph" in found.message
+    assert "`slope`" in found.message and found.remedy == "pass create_graph=True to it"
+    assert not findings_of(physics_informed, True)
+
+
 def present_log_probabilities(policy, states, actions, log_probs, rewards):
     choices, values = policy(states)
     log_probs = choices.log_prob(actions)

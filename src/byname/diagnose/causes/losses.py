@@ -13,7 +13,7 @@ from torch import nn
 
 from byname.autograd.slots import held_by_nodes
 from byname.autograd.walk import Walk
-from byname.diagnose.cause import Cause, Facts, always, variable
+from byname.diagnose.cause import Cause, Facts, always, tell, variable
 from byname.diagnose.causes.loss import (
     ACTIVATIONS,
     COMPARING,
@@ -25,9 +25,9 @@ from byname.diagnose.causes.loss import (
     kind_of,
     shape_of,
 )
-from byname.diagnose.causes.not_reached import cut_before, cuts_beside, why_cut
+from byname.diagnose.causes.not_reached import cut_before, cuts_beside, remedy_of, why_cut
 from byname.diagnose.causes.out_of_place import without_data
-from byname.diagnose.context import FailureContext, assignments, made_at, value_of
+from byname.diagnose.context import FailureContext, assigned_on, assignments, made_at, value_of
 from byname.diagnose.followed_optimizer import Flat
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.reading.frames import line_of, variables_of
@@ -110,7 +110,7 @@ def _edited(loss: Loss) -> Iterator[Facts]:
 
 
 def _constant_terms(loss: Loss) -> Iterator[Facts]:
-    """Yield a term of the loss that has no graph and is made of log-probabilities of the parameters behind the loss."""
+    """Yield a term of the loss without a graph: log-probabilities of the parameters behind the loss, or derivatives."""
     if loss.frame is None or not loss.context.has_graph:
         return
     variables, own = dict(_paths_in(loss.frame)), loss.frame.f_code
@@ -122,17 +122,25 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
         read = [ast.unparse(one) for one in ast.walk(term) if isinstance(one, ast.Name | ast.Attribute)]
         made = [one for path in read for one in statements_binding(own, path)]
         paths = [*(path for one in made for path in one.reads), *read]
-        path, cut = next(_log_probabilities({path: variables.get(path) for path in paths}, leaves), ("", None))
+        path, cut = next(_cut_parts({path: variables.get(path) for path in paths}, leaves), ("", None))
         if cut is not None:
+            derived = cut.name == "grad"  # the variable is computed from it
             yield {
                 "lines": [one.site for one in made],
                 "term": ast.unparse(term),
-                "variable": variable(path),
-                "made": site_of_tensor(variables[path]),
+                "variable": (assigned_on(cut.line) if derived else None) or variable(path),
+                "made": cut.line.site if derived else site_of_tensor(variables[path]),
                 "why": why_cut(cut),
                 "cut": cut.line.site,
+                "remedy": remedy_of(cut) if derived else tell(_AGAIN, variable=variable(path)),
             }
             return
+
+
+_AGAIN = (
+    "compute {variable} again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; values "
+    "recorded under no_grad can be the old ones in a ratio of both"
+)
 
 
 def _constants(part: ast.AST, node: Any) -> Iterator[ast.expr]:
@@ -142,14 +150,16 @@ def _constants(part: ast.AST, node: Any) -> Iterator[ast.expr]:
             yield from [side] if below is None else _constants(side, below)
 
 
-def _log_probabilities(values: dict[str, Any], leaves: Collection[int]) -> Iterator[tuple[str, DetachPoint]]:
-    """Yield those of some values that are log-probabilities, with a call that cut them off from one of the leaves."""
+def _cut_parts(values: dict[str, Any], leaves: Collection[int]) -> Iterator[tuple[str, DetachPoint]]:
+    """Yield log-probabilities among some values with a call that cut them off from a leaf, and those of derivatives."""
     for path, held in values.items():
+        every = [cut for log in logs() for cut in log.cuts_of(held)] if is_tensor(held) else []
+        yield from ((path, cut) for cut in every if cut.name == "grad")
         made = note_of(held) if is_tensor(held) else None
         spot = None if made is None else made.line.spot
         node = None if spot is None else spot.node
         if is_tensor(held) and _LOG.search(path if node is None else f"{path} {ast.unparse(node)}"):
-            cuts = [cut for log in logs() for cut in log.cuts_of(held) if cut.reason in ("no_grad", "inference")]
+            cuts = [cut for cut in every if cut.reason in ("no_grad", "inference")]
             yield from ((path, cut) for cut in cuts if any(id(one()) in leaves for one, _ in cut.inputs))
 
 
@@ -387,9 +397,7 @@ LOSSES: tuple[Cause[Loss], ...] = (
         "from time to time: {copy.path}.load_state_dict({module.path}.state_dict())"),
     Cause("constant-term", is_first, _constant_terms,
         "suspicious: {lines:-}`{term}` is a term of the loss without a graph: {variable}{made:at} {why}. Gradients "
-        "reach the parameters behind it by other terms only{cut:-}",
-        "compute {variable} again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; values "
-        "recorded under no_grad can be the old ones in a ratio of both"),
+        "reach the parameters behind it by other terms only{cut:-}", "{remedy}"),
     Cause("leaf-loss", always, _leaf_losses,
         "{lines:-}backward{noticed:at} starts from {loss}, which was made{made:at} from nothing that requires grad, "
         "and was given requires_grad itself: no parameter gets a gradient from it{cut}", "{remedy}"),
