@@ -88,6 +88,10 @@ h = model(x)
 h += 1
 h.sum().backward()
 """
+EXPANDED = """
+bias = torch.zeros(1, 3).expand(3, 3)
+bias += torch.eye(3)
+"""
 WORKERS = """
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
@@ -142,6 +146,8 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
     (INPLACE_LAYER, "being modified inplace", "view-in-place", "a ReLU with inplace=True at program.py:11",
      "inplace=True", "inplace=False"),
     (INPLACE_LINE, "being modified inplace", "view-in-place", "this line at program.py:11", "h += 1", "h = h + 1"),
+    (EXPANDED, "written-to tensor", "view-in-place",
+     "several elements of `bias` are one number in memory, as expand() makes them at program.py:9", "+=", "= bias +"),
     (WORKERS, "DataLoader worker", "graph-in-worker", "`Rows` gives the workers of the DataLoader at program.py:14",
      "model(x[index])", "model(x[index]).detach()"),
     (NORM, "got a batched tensor", "batch-norm-in-vmap", "BatchNorm1d `net[1]` updates its running statistics in place at",

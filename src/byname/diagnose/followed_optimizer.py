@@ -109,9 +109,7 @@ class FollowedOptimizer:
         self.losses: set[bool] = set()
         self._reached = self._cleared = False  # since the last step
         self._left: dict[int, float] = {}  # the sums of the gradients that the last step used, if they may be used on
-        self._last: tuple[
-            Any, ...
-        ] = ()  # the place of the last backward call, the steps and a parameter's version then
+        self._last: tuple[Any, ...] = ()  # place of the last backward call, the steps and a parameter's version then
         self._values: dict[int, bytes] = {}  # what some small parameters were at the first step, if they still are
         self._fates: dict[int, str] = {}  # MOVED, PUT_BACK, or the dtype of those that a step does not change
         self._groups = self._restored = 0  # the list of groups, and steps before which load_state_dict() replaced it
@@ -149,11 +147,6 @@ class FollowedOptimizer:
     def all_without(self) -> bool:
         """Whether none of its parameters ever had a gradient."""
         return len(self.without) == len(self.keys) and bool(self.without_gradient)
-
-    @property
-    def some_without(self) -> bool:
-        """Whether some of its parameters never had a gradient, and others had."""
-        return len(self.without) != len(self.keys) and bool(self.without_gradient)
 
     @property
     def loses_gradients(self) -> bool:

@@ -315,5 +315,9 @@ REFUSED_IN_PLACE: tuple[Cause[FailureContext], ...] = (
         "{target:-}{what}{noticed:at} changes in place what a module with a full backward hook has returned: the hook "
         "needs a view there, and autograd does not allow changing that view in place",
         "{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook"),
+    Cause("view-in-place", Raised(RuntimeError, r"(more) than one element of the written-to tensor refers to"),
+        _changed_view,
+        "several elements of {view} are one number in memory, as expand() makes them{made:at}, and it is changed in "
+        "place{noticed:at}", "{advice}"),
 )
 # fmt: on

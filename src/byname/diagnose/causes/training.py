@@ -260,7 +260,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         "{without} {without:has|have} no gradient in any of {steps}: no step changes anything{why}{used:-}",
         "{remedy}"),
     Cause("never-learns",
-        lambda followed: followed.some_without and followed.over and followed.steps >= MANY and not followed.outside,
+        lambda it: it.over and it.steps >= MANY and bool(it.without_gradient) and not (it.outside or it.all_without),
         _unused,
         "{without} {without:has|have} no gradient in any of {steps}, and other parameters of it have: no backward "
         "reaches {without:it|them}{how}{used:-}", "{remedy}"),
