@@ -27,7 +27,7 @@ from byname.watch.requested import Entry
 
 
 class ActiveSteps:
-    """The steps that an edit holds for, and the one that runs.
+    """The steps that an edit holds for, also in `words`, and the one that runs.
 
     In a call of ``generate`` a step is an outermost forward of the model that generates, counted from 0 in each call;
     what runs before the first one, such as an encoder, belongs to step 0. Elsewhere it is an iteration: an outermost
@@ -38,9 +38,6 @@ class ActiveSteps:
         root: the model, without wrappers.
         steps: an int, a range or another sequence of ints; ``"prompt"``, step 0 of ``generate``; or a function
             ``f(step) -> bool``.
-
-    Attributes:
-        words: the argument in words.
 
     Raises:
         BadArgumentError: it is none of these; or it is ``"prompt"``, and the model has no ``generate``.

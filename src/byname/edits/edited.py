@@ -57,8 +57,7 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
             done.append(checked_handle(make(view)))
             if before != (attachments_of(root), modules_in(root)):
                 raise BadArgumentError(
-                    "an edit of a view changes its argument, as lambda view: byname.skip(view, 'h.3') does; this one "
-                    "changes the model itself"
+                    "an edit changes the view that it is called with; this one changes the model itself"
                 )
     except BaseException:
         for handle in done[::-1]:

@@ -25,6 +25,7 @@ from byname.table import closest, listed
 from byname.watch.attach import attach
 from byname.watch.attachment import Before, Event
 from byname.watch.handle import Handle
+from byname.watch.replacement import described
 
 Made: TypeAlias = Callable[["Edit", Event, SelectedPart], Tensor | None]
 """``(edit, event, part)``: the tensor that takes the place of a part, which ``edit.fitting`` makes; None keeps it."""
@@ -95,7 +96,7 @@ def patch(
     made = _given(model, where, value) or (_computed(value) if callable(value) else None)
     if made is None:
         raise BadArgumentError(
-            f"value= takes a tensor, a mapping from paths to tensors, or a function f(value), not {_kind(value)}"
+            f"value= takes a tensor, a mapping from paths to tensors, or a function f(value), not {described(value)}"
         )
     return edit(model, where, made, selection, call=call, steps=steps, example=example, attention=attention)
 
@@ -139,7 +140,7 @@ def steer(
     """
     direction = _given(model, where, vector)
     if direction is None:
-        raise BadArgumentError(f"vector= takes a tensor or a mapping from paths to tensors, not {_kind(vector)}")
+        raise BadArgumentError(f"vector= takes a tensor or a mapping from paths to tensors, not {described(vector)}")
 
     def steered(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
         return part.of(event.value) + scale * direction(edit, event, part)
@@ -181,13 +182,10 @@ def edit(
 
 
 class Edit:
-    """The callback of an edit, for one call and some steps of the model, or for all; `handle` is its attachment's.
-
-    Attributes:
-        used: the places where it held for a value.
-    """
+    """The callback of an edit, for some calls and steps, or for all; `used` are the places that it was used at."""
 
     handle: Handle
+    """That of its attachment."""
 
     def __init__(
         self, root: nn.Module, made: Made, selection: Selection, call: int | None, steps: ActiveSteps | None = None
@@ -210,7 +208,7 @@ class Edit:
         if not is_tensor(value):
             items = [f"`{event.path}{join(at)}`" for at, _ in tensors_in(value)]
             hint = f"; name the item: {listed(items, 6)}" if items else ""
-            raise InterjectionError(f"`{event.path}`: expected a tensor; got {_kind(value)}{hint}")
+            raise InterjectionError(f"`{event.path}`: expected a tensor; got {described(value)}{hint}")
         if self._selection.channels is not None and event.kind in ("parameter", "buffer"):
             raise InterjectionError(f"`{event.path}` is a {event.kind}, which has no channels; {of_whole(event.path)}")
         part = self._selection.part_of(event.path, value, self._around(event.path), self._heads_of(event))
@@ -270,7 +268,9 @@ def _computed(function: Callable[[Tensor], Any]) -> Made:
         if new is None:
             return None
         if not is_tensor(new):
-            raise InterjectionError(f"at `{event.path}`: the function must return a tensor; it returned {_kind(new)}")
+            raise InterjectionError(
+                f"at `{event.path}`: the function must return a tensor; it returned {described(new)}"
+            )
         return edit.fitting(event, part, new)
 
     return made
@@ -289,7 +289,7 @@ def _of_mapping(values: Mapping[str, Any], edit: Edit, event: Event, part: Selec
             raise InterjectionError(f"at `{path}`: there are {len(found)} values, but none for call {event.call}")
         found = found[event.call]
     if not is_tensor(found):
-        raise InterjectionError(f"at `{path}`: expected a tensor in the mapping; got {_kind(found)}")
+        raise InterjectionError(f"at `{path}`: expected a tensor in the mapping; got {described(found)}")
     return edit.fitting(event, part, found, whole=True)
 
 
@@ -306,9 +306,3 @@ def checked_keys(model: nn.Module, where: Any, values: Mapping[str, Any]) -> Non
 
 def _not_in(path: str, values: Mapping[str, Any]) -> str:
     return f"`{path}` is not in the given mapping, which has {closest(path, map(str, values)) or 'none'}"
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, tuple | list | dict):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a value of type {type(value).__name__}"

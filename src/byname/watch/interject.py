@@ -83,34 +83,25 @@ _CALLED = ("module", "input")
 
 
 class _PutIn:
-    """The callback for a function: it calls the function with a value, and checks the returned value."""
+    """The callback for an interjection: it calls that with a value, or a call, and checks the returned value."""
 
     handle: Handle
 
     def __init__(self, interjection: Interjection) -> None:
         self.label = label_of(interjection)
         self._process = process_of(interjection)
+        self._wrapped = isinstance(interjection, WrappedForwardInterjection)
 
     def __call__(self, event: Event) -> Any:
-        process, value = self._process, event.value
-        new = process(event.path, event.module if event.kind in _CALLED else None, value)
+        process, value, module = self._process, event.value, event.module if event.kind in _CALLED else None
+        wrapped = self._wrapped
+        new = process(event.path, module, event.inputs, value) if wrapped else process(event.path, module, value)
         if new is not None and new is not value:
             same_kind(event.path, value, new)
         return new
 
 
-class _PutInWrapped(_PutIn):
-    """The callback for an interjection that also gets the inputs of a call."""
-
-    def __call__(self, event: Event) -> Any:
-        process, value = self._process, event.value
-        new = process(event.path, event.module if event.kind in _CALLED else None, event.inputs, value)
-        if new is not None and new is not value:
-            same_kind(event.path, value, new)
-        return new
-
-
-class _PutInBothWays(_PutInWrapped):
+class _PutInBothWays(_PutIn):
     """The callback for an interjection that also gets the gradients, while `wanted` is True."""
 
     def __init__(self, interjection: WrappedForwardBackwardInterjection) -> None:
@@ -204,7 +195,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 def _put_in(interjection: Interjection) -> _PutIn:
     if isinstance(interjection, WrappedForwardBackwardInterjection):
         return _PutInBothWays(interjection)
-    return (_PutInWrapped if isinstance(interjection, WrappedForwardInterjection) else _PutIn)(interjection)
+    return _PutIn(interjection)
 
 
 def label_of(interjection: Interjection) -> str:

@@ -42,9 +42,9 @@ def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
     """Refuse replacements of gradients that differ in number, shape, dtype or device; None keeps a gradient."""
     if not isinstance(new, tuple) or len(new) != len(old):
         hint = "" if old else ", since the place is not a call. Change the value's gradient at its `.grad`"
-        got = f"a tuple of {len(new)}" if isinstance(new, tuple) else _described(new)
         raise InterjectionError(
-            f"process_backward at `{path}`: expected None or a tuple of {len(old)} gradients{hint}; got {got}"
+            f"process_backward at `{path}`: expected None or a tuple of {len(old)} gradients{hint}; "
+            f"got {described(new)}"
         )
     for number, (was, wanted) in enumerate(zip(old, new, strict=True)):
         if wanted is None or wanted is was:
@@ -52,12 +52,12 @@ def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
         if was is None:
             raise InterjectionError(
                 f"process_backward at `{path}`: expected None for input {number}, to which no gradient flows; "
-                f"got {_described(wanted)}"
+                f"got {described(wanted)}"
             )
         if not is_tensor(wanted) or _facts(wanted) != _facts(was):
             raise InterjectionError(
                 f"process_backward at `{path}`: expected {_in_full(was)} for input {number}; got "
-                f"{_in_full(wanted) if is_tensor(wanted) else _described(wanted)}"
+                f"{_in_full(wanted) if is_tensor(wanted) else described(wanted)}"
             )
 
 
@@ -100,7 +100,7 @@ def _compare(path: str, at: str, old: Any, new: Any) -> None:
 
 def _refuse(path: str, at: str, old: Any, new: Any) -> None:
     where = f"`{path}`" + (f", in {at}" if at else "")
-    raise InterjectionError(f"interjection at {where}: expected {_described(old)}; got {_described(new)}")
+    raise InterjectionError(f"interjection at {where}: expected {described(old)}; got {described(new)}")
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...] | None:
@@ -112,10 +112,10 @@ def _facts(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _in_full(tensor: Tensor) -> str:
-    return f"{_described(tensor)} of {tensor.dtype} on {tensor.device}"
+    return f"{described(tensor)} of {tensor.dtype} on {tensor.device}"
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
     """Return a value in words, without its contents."""
     if is_tensor(value):
         shape = _shape(value)
