@@ -64,6 +64,28 @@ def test_a_place_that_told_something_is_not_spoken_of(where):
     assert not [note for note in handle.notes if note.startswith("nothing was")]
 
 
+class WithoutGradients(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("kept", torch.ones(4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            h = self.fc(x) * 2
+        nothing = None
+        return x, h, nothing
+
+
+@pytest.mark.parametrize("where", ["fc.grad", "mul.grad", "forward.h.grad", "forward[1].grad", "forward.grad"])
+def test_a_value_that_passed_without_a_gradient_is_not_said_to_be_unreached(where):
+    reasons = {where: "the value does not require grad", "forward[2].grad": "no tensor passed there"}
+    for path, reason in (reasons | {"kept.grad": "gradients of buffers are not observed"}).items():
+        model = WithoutGradients()
+        with pytest.warns(NothingSeenWarning, match=f"{reason}$"), byname.interject(model, path, nothing):
+            model(X)
+
+
 def test_who_switched_it_off_or_left_by_an_error_is_not_warned():
     model = Net()
     handle = byname.interject(model, "spare", nothing)

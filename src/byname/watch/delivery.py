@@ -191,16 +191,19 @@ class _PlaceOfGradient(ReportedPlace):
         waiting = ValueGradient(self, number)
         hook = on_gradient(value, waiting, waiting.missed)
         if hook is None:
+            running.requested.waited.setdefault(self.spot.full, NO_GRADIENT)
             return running.note(self.path, NO_GRADIENT) if torch.is_grad_enabled() else None
         if not self._waited:
             self._waited = True
-            running.requested.waited.add(self.spot.full)
+            running.requested.waited[self.spot.full] = "no backward reached its value"
         if hook.lasting:
             running.hooked.keep((self.path, number[0]), hook)
         return None
 
     def _hook_tensors_in(self, value: Any, inputs: tuple[Any, ...]) -> None:
-        for segments, tensor in tensors_in(value):
+        if not (found := tensors_in(value)):
+            self.running.requested.waited.setdefault(self.spot.full, "no tensor passed there")
+        for segments, tensor in found:
             place = self._inner.get(segments)
             if place is None:
                 place = self._inner[segments] = _PlaceOfGradient(self.running, self.spot, (*self._items, *segments))

@@ -58,7 +58,7 @@ class Requested:
 
     Attributes:
         reached: the paths of the places that have reported something.
-        waited: the paths of requested gradients whose values were hooked.
+        waited: for each requested gradient whose value was reached, why it may not have come.
         lacking: for each place that is an item, a sentence about what the value holds instead; an empty string once a
             value had the item.
         forwards: the number of outermost forwards that have begun.
@@ -70,7 +70,7 @@ class Requested:
 
     def __init__(self, model: nn.Module | None, notes: Notes) -> None:
         self.reached: set[str] = set()
-        self.waited: set[str] = set()
+        self.waited: dict[str, str] = {}
         self.lacking: dict[str, str] = {}
         self.forwards = 0
         self.seen: Callable[[Entry], str] | None = None
@@ -189,14 +189,10 @@ class Requested:
         )
 
     def _of_gradient(self, spot: Spot) -> str:
-        for reason in (NO_GRADIENT, NO_GRADIENT_OF_PARAMETER):
-            if PlaceNote(spot.full, reason) in self._notes:
-                return reason
-        if spot.full in self.waited:
-            return "no backward reached its value"
-        if spot.kind == "parameter":
-            return NO_BACKWARD
-        return ""
+        if PlaceNote(spot.full, NO_GRADIENT_OF_PARAMETER) in self._notes:
+            return NO_GRADIENT_OF_PARAMETER
+        others = {"parameter": NO_BACKWARD, "buffer": "gradients of buffers are not observed"}
+        return self.waited.get(spot.full, others.get(spot.kind, ""))
 
 
 def sentences_by_reason(verb: str, found: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
