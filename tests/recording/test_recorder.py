@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -64,6 +65,26 @@ def test_several_schedules_hold_at_once_also_for_gradients():
         "blocks.0.forward.scores.grad": [0, 2, 4, 6],
         "embed.weight.grad": [1, 5],
     }
+
+
+def test_a_forward_that_raises_raises_its_own_error_whatever_is_due_next_and_the_next_is_recorded():
+    class Picky(nn.Module):
+        def forward(self, x):
+            h = x + 1
+            if x in (1, 4, 5):
+                raise KeyError("the program's own")
+            return h
+
+    model = Picky()
+    with byname.record(model, {"input": {"every": 2}, "forward.h": {"start": 6}, "forward": {}}) as recorder:
+        for x in range(8):
+            with pytest.raises(KeyError) if x in (1, 4, 5) else nullcontext():
+                model(torch.tensor(x))
+    found = {path: list(zip(s.iterations, map(int, s.values), strict=True)) for path, s in recorder.results.items()}
+    assert found["input"] == [(i, i) for i in (0, 2, 4, 6)]
+    assert found["forward.h"] == [(6, 7), (7, 8)]
+    assert found["forward"] == [(i, i + 1) for i in (0, 2, 3, 6, 7)]
+    assert not model._forward_hooks and not model._forward_pre_hooks
 
 
 def test_a_gradient_belongs_to_the_iteration_of_its_value_however_late_its_backward_is():

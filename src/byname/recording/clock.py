@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import defaultdict
@@ -189,10 +190,11 @@ class Clock:
         self._ended: Callable[[], object] = lambda: None
         self._next = {"train": 0, "eval": 0}
         self._steps = 0
+        self._late = False
         self._counting = threading.Lock()
         self.thread = _ThreadTime()
         # before the listeners are attached, so that it observes a forward before they do
-        self._handle: Handle = follow_forwards(model, self._forward, self._over)
+        self._handle: Handle = follow_forwards(model, self._forward, self._over, follow=self._catch_up)
         self._hooks = Undo()
 
     def start(self, began: Callable[[], object], ended: Callable[[], object]) -> None:
@@ -296,7 +298,16 @@ class Clock:
 
     def _over(self) -> None:
         self.thread.inside = False
-        self._ended()
+        self._late = sys.exception() is not None
+        if not self._late:
+            self._ended()
+
+    def _catch_up(self) -> bool:
+        """Report at the next forward that one has ended which raised: until then PyTorch goes through its hooks."""
+        late, self._late = self._late, False
+        if late:
+            self._ended()
+        return late
 
 
 def _is_optimizer(given: object) -> bool:

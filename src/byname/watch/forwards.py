@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from byname.watch.attachment import Running
 from byname.watch.handle import Handle
@@ -20,6 +21,7 @@ def follow_forwards(
     ended: Callable[[], object],
     *,
     well: Callable[[], None] | None = None,
+    follow: Callable[[], bool] = bool,
 ) -> Handle:
     """Return a handle that, once enabled, has functions called when outermost forwards of a model begin and end.
 
@@ -39,10 +41,11 @@ def follow_forwards(
         ended: called after each forward, also after one that raised.
         well: called before `ended` if the forward did not raise and all hooks were installed from its beginning to its
             end. Its errors are raised from the forward.
+        follow: called before `begun`; returns whether it has installed hooks of attachments for this forward.
     """
     running = Running(model, do_nothing, reads=True)
     running.begun = begun
-    iterations = Iterations(running, States(running), do_nothing, well or do_nothing, ended)
+    iterations = Iterations(running, States(running), do_nothing, well or do_nothing, ended, follow)
     first, last = Hooks(running), Hooks(running)
     iterations.begin_with(first)
     iterations.end_with(last)
@@ -102,6 +105,7 @@ class Iterations:
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._running.listening and self._running.enter():
+            first = RemovableHandle.next_id
             again = self._follow()
             if again:
                 self.install()
@@ -112,13 +116,13 @@ class Iterations:
             here.whole = self._time if self._whole else -1
             self._began()
             self._states.begin()
-            return self._catch_up(module, args, kwargs) if again else None
+            return self._catch_up(first, module, args, kwargs) if again else None
         return None
 
-    def _catch_up(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run the other hooks of the attachment that run before this forward; PyTorch has begun with the old ones."""
-        for hook in [*module._forward_pre_hooks.values()]:
-            if isinstance(hook, Hook) and hook.running is self._running and hook.function != self._begin:
+    def _catch_up(self, first: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the other hooks before this forward from key `first` on: PyTorch has begun with those of before."""
+        for key, hook in [*module._forward_pre_hooks.items()]:
+            if key >= first and isinstance(hook, Hook) and hook.function != self._begin:
                 args, kwargs = hook(module, args, kwargs) or (args, kwargs)
         return args, kwargs
 
