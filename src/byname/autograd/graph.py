@@ -16,7 +16,7 @@ from byname.autograd.saved import Saved, find_saved, rows_among, slots_now
 from byname.autograd.walk import Walk
 from byname.errors import NotATensorError
 from byname.naming.name import Name
-from byname.naming.names import Question
+from byname.naming.names import Searches
 from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
@@ -200,20 +200,20 @@ def graph(root: Any) -> Graph:
     [(1, 2, 0), (2, 3, 0), (2, 3, 1)]
     """
     with collection_paused():  # until all that the search held is freed, so that the collector has none of it to visit
-        return _graph_of(Walk(root), Question())
+        return _graph_of(Walk(root), Searches())
 
 
-def _graph_of(walk: Walk, question: Question) -> Graph:
+def _graph_of(walk: Walk, searches: Searches) -> Graph:
     with backward_paused(), DisableTorchFunction():
-        index = find_leaves(walk, question)
+        index = find_leaves(walk, searches)
         slots = slots_now(walk)  # after `find_leaves`, which counts the references to leaves: slots hold some
         named = leaf_names(walk, index)
         leaves = leaves_among(walk, index, named)
-        describer = Describer(walk, question.find(Targets(), deep=False))
+        describer = Describer(walk, searches.find(Targets(), deep=False))
         living = ((number, describer.living_result(number)) for number in describer.living)
         tensors: dict[int, Name | Names] = {number: name for number, name in living if name is not None}
         tensors |= {number: names for number, names in named.items() if not names.is_unnamed}
-        saved = rows_among(walk, slots, find_saved(slots or (), question))
+        saved = rows_among(walk, slots, find_saved(slots or (), searches))
         return Graph(_fields_of(walk, tensors), walk.rows, leaves, saved)
 
 

@@ -17,7 +17,7 @@ from byname.autograd.order import PathCounts
 from byname.autograd.walk import Walk, accumulator
 from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.name import Name
-from byname.naming.names import NameIndex, Question
+from byname.naming.names import NameIndex, Searches
 from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.modules import models_of, optimizers_of
@@ -176,16 +176,16 @@ def leaves(root: Any, *, model: Any = None, optimizer: Any = None) -> Leaves:
 
 def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Leaves:
     with collection_paused():
-        index = find_leaves(walk, Question([*models, *optimizers]))
+        index = find_leaves(walk, Searches([*models, *optimizers]))
         return leaves_among(walk, index, leaf_names(walk, index), models, optimizers)
 
 
-def find_leaves(walk: Walk, question: Question) -> NameIndex:
+def find_leaves(walk: Walk, searches: Searches) -> NameIndex:
     """Search for the names of a walk's leaves."""
     tensors = Targets(walk.nodes[number].variable for number in walk.leaf_numbers)
     counts, least = list(map(sys.getrefcount, tensors)), _references_to_a_lonely_leaf()
-    alone = frozenset([id(leaf) for leaf, count in zip(tensors, counts, strict=True) if count <= least])
-    return question.find(tensors, alone=alone)
+    unheld = frozenset([id(leaf) for leaf, count in zip(tensors, counts, strict=True) if count <= least])
+    return searches.find(tensors, unheld=unheld)
 
 
 @lru_cache(maxsize=1)

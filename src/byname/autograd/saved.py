@@ -13,7 +13,7 @@ from byname.autograd.pause import backward_elsewhere, backward_paused, not_ended
 from byname.autograd.slots import Slot, slots_of
 from byname.autograd.walk import Walk
 from byname.naming.name import NAMELESS, Name
-from byname.naming.names import NameIndex, Question
+from byname.naming.names import NameIndex, Searches
 from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
@@ -167,7 +167,7 @@ def saved(root: Any) -> Saved:
 def _saved_of(walk: Walk) -> Saved:
     with backward_paused(), DisableTorchFunction():
         slots = slots_now(walk)
-        return rows_among(walk, slots, find_saved(slots or (), Question()))
+        return rows_among(walk, slots, find_saved(slots or (), Searches()))
 
 
 def slots_now(walk: Walk) -> list[Slot] | None:
@@ -175,9 +175,9 @@ def slots_now(walk: Walk) -> list[Slot] | None:
     return None if backward_elsewhere() else slots_of(walk)
 
 
-def find_saved(slots: Sequence[Slot], question: Question) -> NameIndex:
+def find_saved(slots: Sequence[Slot], searches: Searches) -> NameIndex:
     """Search for the names of the tensors in some slots."""
-    return question.find(Targets(slot.tensor for slot in slots if slot.tensor is not None), deep=False)
+    return searches.find(Targets(slot.tensor for slot in slots if slot.tensor is not None), deep=False)
 
 
 def rows_of(walk: Walk, slots: Sequence[Slot], given: Iterable[object] = ()) -> Saved:
@@ -185,7 +185,7 @@ def rows_of(walk: Walk, slots: Sequence[Slot], given: Iterable[object] = ()) -> 
 
     Callers hold `DisableTorchFunction`.
     """
-    return rows_among(walk, slots, find_saved(slots, Question(given)))
+    return rows_among(walk, slots, find_saved(slots, Searches(given)))
 
 
 def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Saved:

@@ -21,7 +21,7 @@ from byname.autograd.walk import Node, is_node, node_name, nodes_from
 from byname.memory.blocks import StorageRegion, blocks_of, used
 from byname.memory.living import Link, LiveObjects, garbage_among
 from byname.naming.name import Name, quote
-from byname.naming.names import Named, NameIndex, Question
+from byname.naming.names import Named, NameIndex, Searches
 from byname.naming.reference_path import ReferencePath
 from byname.naming.referrers import Climb, climb
 from byname.naming.roots import FOREIGN, Root, roots_of_suspended
@@ -51,7 +51,7 @@ class HeapSnapshot:
     def __init__(self, asked: Targets | None = None) -> None:
         self.living = LiveObjects()
         self.blocks = blocks_of(self.living.tensors, self.living.storages)
-        self.index = NameIndex([Question().near])
+        self.index = NameIndex([Searches().near])
         self._deep = NameIndex([], frozenset())
         self._find_graphs()
         self.climbed = self._climbed(asked)

@@ -238,7 +238,7 @@ class NameIndex:
         return step._replace(write=write, parameter=None, evaluates=step.evaluates and bool(near) and name.exact)
 
 
-class Question:
+class Searches:
     """The searches for one call of byname, for any number of tensors. Each search is made once, when it is needed.
 
     The given models and optimizers, arguments of the call, are searched even if no variable holds them.
@@ -260,12 +260,12 @@ class Question:
     def _far(self) -> SearchResult:
         return search([root for root in self._roots if root.quality >= FOREIGN], depth=4, budget=100_000)
 
-    def find(self, tensors: Targets, *, deep: bool = True, alone: frozenset[int] = frozenset()) -> NameIndex:
+    def find(self, tensors: Targets, *, deep: bool = True, unheld: frozenset[int] = frozenset()) -> NameIndex:
         """Search for the names of some tensors.
 
         Args:
             deep: whether tensors that are not found from the variables may cost a pass over the heap.
-            alone: ids of those tensors that are already known to be held by no Python object.
+            unheld: ids of those tensors that are known to be held by no Python object.
         """
         with collection_paused():
             searches = [self.near]
@@ -273,8 +273,8 @@ class Question:
             if missing:
                 searches.append(self._far)
                 missing = Targets(tensor for tensor in missing if id(tensor) not in self._far.numbers)
-            unheld = alone.intersection(map(id, missing))
-            missing = Targets(tensor for tensor in missing if id(tensor) not in alone)
+            unheld = unheld.intersection(map(id, missing))
+            missing = Targets(tensor for tensor in missing if id(tensor) not in unheld)
             if missing and deep:
                 from byname.naming.referrers import climb  # here, because most names need no look at the heap
 
@@ -287,5 +287,5 @@ class Question:
 
 
 def find(tensors: Targets, *, given: Iterable[object] = (), deep: bool = True) -> NameIndex:
-    """Search for the names of some tensors, as `Question` does."""
-    return Question(given).find(tensors, deep=deep)
+    """Search for the names of some tensors, as `Searches` does."""
+    return Searches(given).find(tensors, deep=deep)
