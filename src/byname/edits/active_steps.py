@@ -36,11 +36,10 @@ class ActiveSteps:
 
     Args:
         root: the model, without wrappers.
-        steps: an int, a range or another sequence of ints; ``"prompt"``, step 0 of ``generate``; or a function
-            ``f(step) -> bool``.
+        steps: as in `byname.patch`.
 
     Raises:
-        BadArgumentError: it is none of these; or it is ``"prompt"``, and the model has no ``generate``.
+        BadArgumentError: `steps` is invalid; or it is ``"prompt"``, and the model has no ``generate``.
     """
 
     def __init__(self, root: nn.Module, steps: Any) -> None:

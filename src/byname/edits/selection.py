@@ -18,20 +18,13 @@ Index: TypeAlias = int | slice | Tensor
 
 
 class Selection:
-    """The heads, positions, features and channels that an edit is about; None stands for all of them.
-
-    Args:
-        heads: an int, a slice, a sequence of ints, a mask; or ``(dim, indices)``.
-        positions: the same, along the dimension of the sequence; or a mask of all dimensions before the features.
-        features: the same, along the last dimension, or that of the channels.
-        channels: the same, along the dimension of the channels.
+    """The heads, positions, features and channels that an edit is about, as in `byname.patch`; None stands for all.
 
     Attributes:
-        heads: the heads.
         dim: the dimension of the heads, where it was given.
 
     Raises:
-        BadArgumentError: one of them is none of these.
+        BadArgumentError: one of them is invalid.
     """
 
     def __init__(self, heads: Any = None, positions: Any = None, features: Any = None, channels: Any = None) -> None:

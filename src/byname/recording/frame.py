@@ -231,10 +231,7 @@ def frame_at(source: Source, at: int, base: int | None = None) -> Frame | None:
 
 
 class FrameIndex:
-    """What frames have said: the places, the types of values, and where the values of each place are.
-
-    Args:
-        source: the bytes that the frames are in.
+    """The places, the types of values, and the positions of the values of each place, as the frames of a source say.
 
     Attributes:
         named: the places, with how their values were taken.
@@ -327,10 +324,9 @@ class StoredPlace:
     """The records of one place in a file or a message.
 
     Args:
-        index: what the frames have said.
-        number: of the place.
-        rows: all entries, as whole numbers.
-        which: those of the place.
+        number: the number of the place in the index.
+        rows: the entries of all places, as whole numbers.
+        which: the positions of those of the place.
 
     Attributes:
         path: the place.

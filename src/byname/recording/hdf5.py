@@ -137,12 +137,9 @@ def _native(fact: Any) -> bool:
 
 
 class _Writer:
-    """Makes the groups and arrays of a file, in which the values are then copied past HDF5.
+    """Makes the groups and arrays of an HDF5 file, into which the values of a log are then copied past HDF5.
 
-    Args:
-        file: the HDF5 file.
-        log: what the values are copied from.
-        level: of gzip; None for none.
+    Values are packed if there is a `level` of gzip.
     """
 
     def __init__(self, file: Any, log: OpenFile, level: int | None) -> None:

@@ -29,14 +29,9 @@ from byname.text import printable
 
 
 class LogStore(Store):
-    """Writes windows of values to a log, and makes an HDF5 file of it at the end; a `Store`.
+    """Writes windows of values to a log beside a path, and makes the HDF5 file there at the end; a `Store`.
 
-    Args:
-        path: of the HDF5 file; the log lies beside it, under its name with ``.log`` behind.
-        run: facts of the run.
-        compression: of the HDF5 file: None, ``"gzip"`` or ``("gzip", level)``.
-        overwrite: whether a recording that is there may be replaced.
-        finish: whether to make the HDF5 file; else the log stays.
+    `run` has the facts of the run; the other arguments are those of `byname.record`.
 
     Raises:
         RecordingError: if the log cannot be made.

@@ -15,13 +15,7 @@ Ends = Mapping[str, Sequence[tuple[str, int]]]
 
 
 class SeriesOnDemand(Mapping[str, Series]):
-    """The series of places, each made when it is asked for.
-
-    Args:
-        paths: the places.
-        make: makes the series of one.
-        ends: those that the series get.
-    """
+    """The series of places, each made by `make` when it is asked for."""
 
     def __init__(self, paths: Iterable[str], make: Callable[[str], Series], ends: Ends | None = None) -> None:
         self._paths = dict.fromkeys(paths)

@@ -63,10 +63,7 @@ def is_log(path: Path) -> bool:
 
 
 class RecordingFile:
-    """A recording that is open for reading: what was in it when this was made.
-
-    Args:
-        file: the bytes.
+    """A recording that is open for reading, with what its file held when it was opened.
 
     Attributes:
         identity: tells the recording from all others; that of a log is that of the file which it becomes.

@@ -20,16 +20,10 @@ class Time(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationSchedule:
-    """Which iterations are recorded.
-
-    Attributes:
-        every: records every n-th iteration, counted from `start`.
-        start: the first.
-        stop: the first that is no longer recorded; None for none.
-        mode: ``"train"`` and ``"eval"`` for the iterations in which the model is in that mode, or ``"both"``.
+    """The iterations that are recorded: the arguments of `byname.record` of the same names.
 
     Raises:
-        BadArgumentError: for a schedule by which nothing can ever be recorded, or that has no meaning.
+        BadArgumentError: the schedule is invalid, or would never record anything.
     """
 
     every: int = 1
