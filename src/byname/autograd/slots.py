@@ -243,11 +243,11 @@ def versions_of(node: Node, field: str) -> tuple[int, int] | None:
     try:
         getattr(node, getter)
     except RuntimeError as error:
-        return versions_told(str(error))
+        return versions_in(str(error))
     return None
 
 
-def versions_told(message: str) -> tuple[int, int] | None:
+def versions_in(message: str) -> tuple[int, int] | None:
     """Return the present and the expected version in PyTorch's message about a modified tensor."""
     match = re.search(r"is at version (\d+); expected version (\d+)", message)
     return None if match is None else (int(match[1]), int(match[2]))

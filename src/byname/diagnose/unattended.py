@@ -98,8 +98,8 @@ class RunningCheck:
         self._report, self._models, self._optimizers = report, models, optimizers
         self.made = 0
         self._lines: dict[tuple[ThisCode, int], _Backwards] = {}
-        self._told: set[tuple[str, frozenset[str]]] = set()
-        self._told_of: set[int] = set()  # optimizers, by `id`
+        self._reported: set[tuple[str, frozenset[str]]] = set()
+        self._reported_on: set[int] = set()  # optimizers, by `id`
         self._made: deque[weakref.ref[Any]] = deque(maxlen=1024)
         self._followed: dict[int, FollowedOptimizer] = {}
         self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
@@ -129,8 +129,8 @@ class RunningCheck:
 
     def tell(self, finding: Finding) -> None:
         key = (finding.cause, frozenset(map(str, finding.culprits or finding.sites)))  # in any order
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             self._report(finding)
 
     def _tell_all(self, causes: Iterable[Cause[C]], case: C) -> list[Finding]:
@@ -265,7 +265,7 @@ class RunningCheck:
                 known.append(leaf)
         if known:
             self._outside_names += tuple(FailureContext().names(known[:MOST_NAMED]))
-            if all(cause != LEFT_OUT.id for cause, _ in self._told):  # they may have come since the first call
+            if all(cause != LEFT_OUT.id for cause, _ in self._reported):  # they may have come since the first call
                 optimizers = [one for followed in line.reached.values() if (one := followed.optimizer()) is not None]
                 self._tell_all([LEFT_OUT], loss.context.about(self._models, self._optimizers or optimizers))
         self._look_for_rebinding(loss, free, line)
@@ -374,7 +374,7 @@ class RunningCheck:
 
     def _tell_of(self, followed: FollowedOptimizer) -> None:
         """Report what held in all steps of an optimizer."""
-        if followed.steps < ENOUGH or id(followed) in self._told_of or self._leaf_losses:
+        if followed.steps < ENOUGH or id(followed) in self._reported_on or self._leaf_losses:
             return
         followed.over, followed.has_backward, followed.outside = self._over, self._has_backward, self._outside_names
         followed.explained = set()
@@ -383,7 +383,7 @@ class RunningCheck:
                 followed.explained |= keys
                 self.tell(finding)
         if self._tell_all(OVER_STEPS, followed) or followed.explained:
-            self._told_of.add(id(followed))
+            self._reported_on.add(id(followed))
 
 
 def _is_one_memory(target: Any, source: Any = None) -> bool:

@@ -196,7 +196,8 @@ class Edit:
         self._call = call
         self._steps = steps
         self.used: set[str] = set()
-        self.known: tuple[dict[Any, int | None], dict[str, Surroundings]] = {}, {}
+        self.surroundings: dict[str, Surroundings] = {}
+        self.numbers_of_heads: dict[Any, int | None] = {}
 
     def __call__(self, event: Event) -> Tensor | None:
         if self._call is not None and event.call != self._call:
@@ -220,15 +221,14 @@ class Edit:
         return part.fitting(event.value, self._cast(event, new), whole=whole)
 
     def _around(self, path: str) -> Surroundings:
-        _, known = self.known
-        if path not in known:
-            known[path] = Surroundings.at(modules_along(self._root, path), path)
-        return known[path]
+        if path not in self.surroundings:
+            self.surroundings[path] = Surroundings.at(modules_along(self._root, path), path)
+        return self.surroundings[path]
 
     def _heads_of(self, event: Event) -> int | None:
         if self._selection.heads is None:
             return None
-        value, dim, known = event.value, self._selection.dim, self.known[0]
+        value, dim, known = event.value, self._selection.dim, self.numbers_of_heads
         at = dim if dim is not None and -value.ndim <= dim < value.ndim else 1 if value.ndim == 4 else -1
         key = event.path, value.ndim, value.shape[at] if value.ndim else 0, dim
         if key not in known:

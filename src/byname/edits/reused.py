@@ -26,7 +26,8 @@ class ReusedAttachment:
 
     def __init__(self, model: nn.Module, where: str, attention: str | None) -> None:
         self.key = id(model), where, attention
-        self.known: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+        self.surroundings: dict[Any, Any] = {}
+        self.numbers_of_heads: dict[Any, Any] = {}
         self.handle = attach(model, where, self, attention=attention, begun=self._begin, enabled=False)
         self.order = next(order_of_attaching)
         self._lasts = self.handle.paths == (where,) and not where.endswith(".grad")
@@ -34,7 +35,7 @@ class ReusedAttachment:
     def switch_on(self, edit: Any) -> None:
         self._edit, self._first, self._reached = edit, -1, False
         self._forwards = self.handle.requested.forwards
-        edit.handle, edit.known = self.handle, self.known
+        edit.handle, edit.surroundings, edit.numbers_of_heads = self.handle, self.surroundings, self.numbers_of_heads
         self.handle.enabled = True
 
     def _begin(self, number: int) -> None:
@@ -73,8 +74,8 @@ class ReusedAttachments:
     def _forget(self, *_: object) -> None:
         """Have the edits look again at what is around their places, since the model may have another module."""
         for one in [*self._idle.values(), *self._on.values()]:
-            for known in one.known:
-                known.clear()
+            one.surroundings.clear()
+            one.numbers_of_heads.clear()
 
     def put_on(self, edit: Callable[..., Handle], model: nn.Module, point: Mapping[str, Any]) -> Handle:
         token, hook = _OF_SWEEP.set(self), register_module_forward_pre_hook(self._switch_off)

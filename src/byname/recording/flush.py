@@ -164,8 +164,8 @@ class Windows:
         self._lock: AbstractContextManager[object] = threading.RLock()
         self._process = os.getpid()
 
-    def iteration(self) -> None:
-        """Called when an iteration begins: the window of those before may be closed."""
+    def iteration_begins(self) -> None:
+        """Close the window of the iterations before, if it is due."""
         self._begun += 1
         if self.excused:
             self.went_on()
@@ -175,11 +175,8 @@ class Windows:
         elif self._is_full():
             self.close_early()
 
-    def passed(self) -> None:
-        """Called when an iteration goes on for long: a window that is full by then is closed.
-
-        Unless it has gradients: those of an iteration are numbered together.
-        """
+    def close_if_full(self) -> None:
+        """Close a full window within an iteration; not with gradients, which are numbered together at its end."""
         if self._is_full() and not any(one.gradient and one.records for one in [*self.columns.values()]):
             self.close_early()
 

@@ -63,7 +63,7 @@ class PlaceRecorder:
         return []
 
     def prepare(self) -> None:
-        """Be in place in the next forward: one has ended."""
+        """Enable the listener for the next forward."""
         if not self.handle.enabled:
             self.handle.enabled = True
 
@@ -189,7 +189,7 @@ class Listener(PlaceRecorder):
         return self.handle.paths
 
     def prepare(self) -> None:
-        """Be in place in the next forward if something may be due in it, in either mode: one has ended."""
+        """Enable or resume the listener for the next forward if something may be due in it, in either mode."""
         if not (self.handle.enabled or self.handle.removed):
             self.handle.enabled = True
         elif self.handle.paused and self._wanted():
@@ -247,7 +247,7 @@ class Listener(PlaceRecorder):
             self._lose(column.path, time, error)
             raise
         if self._functions:  # one call may be the whole training
-            self._windows.passed()
+            self._windows.close_if_full()
 
     def _lose(self, path: str, time: Time, error: Exception) -> None:
         """Note that a value is missing, once for each place."""

@@ -65,7 +65,7 @@ class Recorder:
             with defer_signals():
                 self._windows.store = make()
                 atexit.register(self._exit)  # after h5py was imported, whose own exit would come first else
-                self._clock.start(self._iteration, self._forward_ended)
+                self._clock.start(self._iteration_begins, self._forward_ended)
                 self._prepare()
                 self._begun = True
             return self
@@ -225,10 +225,10 @@ class Recorder:
         else:
             self._windows.store.close()
 
-    def _iteration(self) -> None:
+    def _iteration_begins(self) -> None:
         if self._windows.note is not None and not self._stopped and self._note_end(self._chosen.judge()):
             self._stop()
-        self._windows.iteration()
+        self._windows.iteration_begins()
         if self._stopped:
             return
         for listener in self._listeners:
@@ -249,7 +249,7 @@ class Recorder:
         if self._stopped:
             return
         if self._clock.by_steps:
-            self._windows.passed()
+            self._windows.close_if_full()
         self._prepare()
 
     def _prepare(self) -> None:

@@ -67,7 +67,7 @@ class Following:
         self._doubted: set[str] = set()
         self._registrations = Undo()
         self._end: weakref.finalize[[], Following] | None = None
-        self._iterations = Iterations(running, states, self.begin, self.end, follow=self.follow)
+        self._iterations = Iterations(running, states, self.reset, self.end, follow=self.follow)
         self._observe(meaning, binding)
 
     def _observe(self, meaning: Meaning, binding: Binding) -> None:
@@ -213,8 +213,8 @@ class Following:
         self._doubted = {path for path, owner in called.items() if now.get(owner) is not before[owner]} - ended
         self._running.end(ended)
 
-    def begin(self) -> None:
-        """Discard what an earlier forward may have left, when an outermost forward begins."""
+    def reset(self) -> None:
+        """Discard what a forward may have left, when an outermost forward begins and when it has ended."""
         if self.binding.asked:
             self.binding.functions.reset()
 

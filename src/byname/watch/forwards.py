@@ -60,7 +60,7 @@ class Iterations:
     """Calls functions when an outermost forward of a model begins and ends.
 
     Args:
-        began: called when an outermost forward begins, and again when it has ended; no call is open at either time.
+        reset: called when an outermost forward begins, and again when it has ended; no call is open at either time.
         ended: called when an outermost forward ended without an error, and all hooks were installed from its beginning
             to its end. It may raise.
         over: called last after each outermost forward, also after one that raised.
@@ -71,14 +71,14 @@ class Iterations:
         self,
         running: Running,
         states: States,
-        began: Callable[[], None],
+        reset: Callable[[], None],
         ended: Callable[[], None],
         over: Callable[[], object] = do_nothing,
         follow: Callable[[], bool] = bool,
     ) -> None:
         self._running = running
         self._states = states
-        self._began = began
+        self._reset = reset
         self._ended = ended
         self._over = over
         self._follow = follow
@@ -114,7 +114,7 @@ class Iterations:
             here = self._running.thread.here
             here.ended_well = False
             here.whole = self._time if self._whole else -1
-            self._began()
+            self._reset()
             self._states.begin()
             return self._catch_up(first, module, args, kwargs) if again else None
         return None
@@ -133,7 +133,7 @@ class Iterations:
     def _end(self, *_: Any) -> None:
         outermost = self._running.leave()
         if outermost:
-            self._began()  # calls may be open: another thread may have removed hooks once it knew which are needed
+            self._reset()  # calls may be open: another thread may have removed hooks once it knew which are needed
             self._states.put_back()
             here = self._running.thread.here
             if not here.ended_well:

@@ -181,12 +181,12 @@ def _index_out_of_range(context: FailureContext) -> Iterator[Facts]:
     indexed, indices = _indexing(context) or (None, None)
     if indexed is None or indices is None or not _is_readable(indices):
         return
-    told = [int(number) for number in context.match.groups() if number]
-    if not (told or _is_in_pytorch(_failing_call(context))):
+    stated = [int(number) for number in context.match.groups() if number]
+    if not (stated or _is_in_pytorch(_failing_call(context))):
         return  # index_select: of which dimension its message does not tell
-    kind, size = _entries(context.message, fact(indexed, "shape"), told)
+    kind, size = _entries(context.message, fact(indexed, "shape"), stated)
     with modes_disabled():
-        wrong = (indices == told[0]) if told else ((indices < 0) | (indices >= size))
+        wrong = (indices == stated[0]) if stated else ((indices < 0) | (indices >= size))
         for place in wrong.nonzero()[:1].tolist() if kind else ():
             value, low, high = int(indices[tuple(place)]), int(indices.min()), int(indices.max())
             span = f", from 0 to {size - 1:,}" if size else ""
@@ -202,13 +202,13 @@ def _is_readable(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and _device(tensor) == "cpu" and fact(tensor, "layout") is torch.strided
 
 
-def _entries(message: str, shape: torch.Size, told: list[int]) -> tuple[str, int]:
+def _entries(message: str, shape: torch.Size, stated: list[int]) -> tuple[str, int]:
     """Return what an index counts, and how many of these there are; no word where the shape is not what is indexed."""
     if message.startswith("Target"):
         return "classes", shape[min(1, len(shape) - 1)]
-    if not told:
+    if not stated:
         return "rows", shape[0]
-    dimension, size = told[1] if len(told) == 3 else None, told[-1]
+    dimension, size = stated[1] if len(stated) == 3 else None, stated[-1]
     if size not in (shape if dimension is None else shape[dimension : dimension + 1]):  # `table` in table[0][ids]
         return "", size
     return "entries" if dimension is None else f"entries in dimension {dimension}", size

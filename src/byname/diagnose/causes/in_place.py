@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from byname.autograd.saved import SavedTensor, rows_of
-from byname.autograd.slots import Slot, doubtful, slots_of, versions_of, versions_told
+from byname.autograd.slots import Slot, doubtful, slots_of, versions_in, versions_of
 from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, tell
 from byname.diagnose.causes.iterations import CarriedOver, carrier_of, letting_go
 from byname.diagnose.causes.out_of_place import instead_of
@@ -51,7 +51,7 @@ def _changed_in(context: FailureContext) -> _Changed:
 
 def _reported(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
     """Return the slots that fit the versions in PyTorch's message, or all slots if none fits."""
-    versions = versions_told(message)
+    versions = versions_in(message)
     fitting = [slot for slot in slots if versions_of(context.walk.nodes[slot.number], slot.name) == versions]
     return fitting or slots
 

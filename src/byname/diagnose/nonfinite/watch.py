@@ -48,7 +48,7 @@ class FiniteWatch:
     def __init__(self, report: Callable[[Finding], None]) -> None:
         self._report = report
         self._origins = Origins()
-        self._told: set[tuple[Any, ...]] = set()
+        self._reported: set[tuple[Any, ...]] = set()
         self._spoilt: dict[int, weakref.ref[torch.Tensor]] = {}
         self._local = threading.local()
 
@@ -138,8 +138,8 @@ class FiniteWatch:
         return not all(map(is_finite, known))
 
     def _tell(self, key: tuple[Any, ...], finding: Finding) -> None:
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             self._report(finding)
 
     def _runs(self) -> list[WatchedRun | None]:
