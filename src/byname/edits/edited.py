@@ -79,9 +79,8 @@ def view_of(model: M, shared: Iterable[object] = ()) -> M:
     known = {id(module) for module in modules}
     try:
         for own in map(attributes_of, modules):
-            _refuse_closures(
-                [own[name] for name in own if name != "_compiled_call_impl"], known
-            )  # copies are without it
+            copied = [value for name, value in own.items() if name != "_compiled_call_impl"]
+            _refuse_closures(copied, known)
         view = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, AttributeError) as error:
         raise BadArgumentError(
