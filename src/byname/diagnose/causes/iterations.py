@@ -253,14 +253,14 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     carrier = carrier_of(context, number, stamped)
     detach = _DETACH if carrier is None else letting_go(context, carrier.name, carrier.made)
     variable, made, join = carrier or (context.variable(number, stamped), context.site(number), None)
-    taken = _taken_at(context, number, stamped) if carrier is None else None
-    detach = detach if taken is None else f"detach what carries it at {taken}"
     run = freed_by(context.walk.nodes[number])
     freed = None if run is None else run.line.site
     where = "" if join is None else f", which is written{at(join)} and carries the graph on,"
     if made is not None and variable.path:
         where = f", made at {made},"
     remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
+    taken = _taken_at(context, number, stamped) if remedy is _SAME_LINE and carrier is None else None
+    detach = detach if taken is None else f"detach what carries it at {taken}"
     if run is not None and remedy is _SAME_LINE and context.is_older_than_loop(variable.path):
         stepped = any(step.number >= run.sequence for log in logs() if log.thread == run.thread for step in log.steps)
         remedy, detach = _IN_LOOP, tell(_CONSTANT, path=variable.path) if stepped else _ONCE
