@@ -155,6 +155,14 @@ class TestFindings:
         assert (finding.cause, culprits(finding)) == ("not-in-optimizer", ["temperature"])
         assert "the optimizer (SGD) does not have it" in finding.message
 
+    def test_a_group_that_a_used_up_generator_left_empty_is_told(self, net):
+        parameters = net.encoder.parameters()
+        assert sum(one.numel() for one in parameters)
+        optimizer = torch.optim.SGD([{"params": net.head.parameters()}, {"params": parameters}], 0.1)
+        (finding,) = byname.check(loss_of(net), model=net, optimizer=optimizer)
+
+        assert finding.remedy.startswith("a group of its parameters is empty: a generator")
+
     def test_the_line_that_made_what_the_optimizer_lacks_is_shown(self, net, optimizer):
         with byname.explaining():
             net.head = nn.Linear(8, 1)

@@ -376,6 +376,15 @@ second.backward()
     assert run(source.replace("first.backward()\nsecond", "(first + second)"), tmp_path) is None
 
 
+def test_the_gradient_of_an_activation_is_retained_and_the_activation_stays_no_leaf():
+    layer = nn.Linear(3, 2)
+    hidden = layer(torch.ones(4, 3)).tanh()
+    hidden.sum().backward()
+    with pytest.raises(TypeError) as failed, pytest.warns(UserWarning, match="not a leaf"):
+        abs(hidden.grad)
+    assert byname.explain(failed.value).remedy.startswith("to see the gradient of a result, call .retain_grad()")
+
+
 def test_a_backward_in_a_helper_is_told_with_the_call_that_failed(tmp_path):
     source = """
 def update(loss):

@@ -122,6 +122,9 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
     if hidden:
         words = dict.fromkeys([f"make `{path}` a {better}" for path, better in hidden.values()])
         remedy = f"{'; '.join(words)}: PyTorch does not look for parameters in a plain list, tuple or dict"
+    elif any(not group["params"] for optimizer in context.optimizers for group in optimizer.param_groups):
+        why = "a group of its parameters is empty: a generator, as net.parameters() is, gives them only once"
+        remedy = f"{why}, so keep list(net.parameters()); otherwise {remedy}"
     owned = [one.tensor for one in context.once(_leaves) if one.in_optimizer and one.tensor is not None]
     cut, beside = next((cut for cut, sure in cuts_beside(context, owned) if sure is not MAY_BE), None), ""
     if cut is not None:

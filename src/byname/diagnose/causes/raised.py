@@ -172,7 +172,13 @@ def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
         if (made := made_at(tensor)) is not None:
             why = tell("it was made{made:at} by an operation on another tensor", made=made)
         wanted = "an optimizer takes only leaves" if by_optimizer else "only leaves get a .grad"
-        yield {"tensor": name, "why": why, "wanted": wanted, "it": name.path or "w"}
+        is_result = not by_optimizer and bool(_parameters_behind(context, tensor))  # of a module, to be looked at
+        remedy = _RETAINED if is_result else tell(f"{_LEAF}; {_RETAINED}", it=name.path or "w")
+        yield {"tensor": name, "why": why, "wanted": wanted, "remedy": remedy}
+
+
+_LEAF = "compute the values first, then make them a leaf: {it} = (...).detach().requires_grad_() or nn.Parameter(...)"
+_RETAINED = "to see the gradient of a result, call .retain_grad() on it before backward"
 
 
 def _given_to_optimizer(context: FailureContext) -> Iterator[torch.Tensor]:
@@ -431,8 +437,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         ),
         _not_a_leaf,
         "{tensor} is not a leaf: {why}, and {wanted}",
-        "compute the values first, then make them a leaf: {it} = (...).detach().requires_grad_() or nn.Parameter(...); "
-        "to see the gradient of a result, call .retain_grad() on it before backward"),
+        "{remedy}"),
 )
 # fmt: on
 """The causes of errors, in the order in which they are looked for."""
