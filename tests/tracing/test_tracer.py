@@ -6,6 +6,7 @@ import random
 import threading
 import types
 import weakref
+from collections import Counter
 
 import numpy
 import pytest
@@ -406,6 +407,7 @@ class Busy(nn.Module):
         self.cache = {"keys": [torch.zeros(2)]}
         self.history = []
         self.tags = {"a"}
+        self.uses, self.totals = Counter(x=1), numpy.zeros(2)
         self.generator = torch.Generator().manual_seed(3)
         self.numbers = random.Random(4)
         self.arrays = numpy.random.default_rng(5)
@@ -424,6 +426,8 @@ class Busy(nn.Module):
         self.cache["more"] = x
         self.history.append(x)
         self.tags.add("b")
+        self.uses["x"] += 1
+        self.totals += 1
         self.note.last = x
         torch.rand(2, generator=self.generator)
         self.numbers.random(), self.arrays.random(), random.random(), numpy.random.rand()

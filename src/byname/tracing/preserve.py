@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -161,11 +161,11 @@ class ModelSnapshot:
                 self._copied_late.setdefault(storage_key(value), value)
             else:
                 self._keep_values(value)
-        elif type(value) in (dict, OrderedDict, defaultdict):
+        elif type(value) in (dict, OrderedDict, defaultdict, Counter):
             self._keep_dict(value, depth)
         elif type(value) in (list, deque, set, tuple):
             self._keep_items(value, depth)
-        elif (state := _generator(value)) is not None:
+        elif (state := _own_state(value)) is not None:
             self._undo.append(state)
         elif str(type(value).__module__).partition(".")[0] not in _NOT_THE_MODELS:
             held = attributes_of(value)
@@ -248,7 +248,7 @@ _DEEP = 5
 _NEAR = 2
 """Tensors up to this depth (registries and attributes) are copied before the run, deeper ones before a write."""
 _LARGE = 1 << 26
-"""Tensors of more bytes than this are copied only before a write."""
+"""Tensors of more bytes than this are copied only before a write, NumPy arrays not at all."""
 _TRAINERS = {"accelerate", "byname", "lightning", "lightning_fabric", "pytorch_lightning"}
 _NOT_THE_MODELS = {*sys.stdlib_module_names, "torch", "numpy", *_TRAINERS} - {"types"}
 """Top-level packages whose objects are not snapshotted: a forward does not change them, other threads may."""
@@ -296,21 +296,21 @@ def _generators() -> list[Callable[[], None]]:
     return undo
 
 
-def _generator(value: Any) -> Callable[[], object] | None:
-    """Return a function that restores a module's own random generator; None for another value."""
-    if type(value) is torch.Generator:
-        state = value.get_state()
-        return lambda: value.set_state(state)
-    if type(value) is random.Random:
+def _own_state(value: Any) -> Callable[[], object] | None:
+    """Return a function that restores a random generator or NumPy array that a module holds; None for another value."""
+    kind, numpy = type(value), sys.modules.get("numpy.random")
+    if kind is random.Random:
         python = value.getstate()
         return lambda: value.setstate(python)
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None and type(value) is numpy.Generator:
+    if kind is torch.Generator or (numpy is not None and kind is numpy.RandomState):
+        state = value.get_state()
+        return lambda: value.set_state(state)
+    if numpy is not None and kind is numpy.Generator:
         bits = value.bit_generator.state
         return lambda: setattr(value.bit_generator, "state", bits)
-    if numpy is not None and type(value) is numpy.RandomState:
-        legacy = value.get_state()
-        return lambda: value.set_state(legacy)
+    if numpy is not None and kind is sys.modules["numpy"].ndarray and value.flags.writeable and value.nbytes <= _LARGE:
+        values = value.copy()
+        return lambda: value.__setitem__(..., values)
     return None
 
 
