@@ -1,6 +1,7 @@
 """Does a capture have what passes at places of a model, and nothing of it stay?"""
 
 import copy
+import dataclasses
 import gc
 import weakref
 
@@ -87,6 +88,24 @@ def test_values_in_containers_and_other_objects():
     value = byname.capture(Several(), "forward")(x)["forward"]
     assert torch.equal(value["h"][0], x * 2) and value["h"][1][1] == 3 and value["name"] == "a"
     assert not value["h"][0].requires_grad and value["h"][1][0] is not x
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Output:
+    hidden: torch.Tensor
+    scores: tuple = ()
+
+
+def test_a_dataclass_is_copied_with_its_tensors():
+    class Boxed(nn.Module):
+        def forward(self, x):
+            return Output(x * 2, (x,))
+
+    x = torch.ones(2, requires_grad=True)
+    cap = byname.capture(Boxed(), "forward")(x)
+    value = cap["forward"]
+    assert type(value) is Output and torch.equal(value.hidden, x * 2) and not value.hidden.requires_grad
+    assert value.scores[0] is not x and cap.output.hidden.requires_grad
 
 
 def test_live_tensors_with_grad():

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from traceback import walk_tb
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -340,7 +340,7 @@ def _sorted(model: nn.Module, where: Any) -> tuple[list[Any], list[Any], list[nn
 
 
 def detached(value: Any) -> Any:
-    """Return a copy of a value without its graph: of a tensor, and of those in tuples, lists and dicts.
+    """Return a copy of a value without its graph: of a tensor, and of those in tuples, lists, dicts and dataclasses.
 
     An object of another class is returned as it is.
     """
@@ -355,6 +355,11 @@ def detached(value: Any) -> Any:
         made = copy.copy(value)  # an output of transformers is a dict of a class of its own
         for key, one in value.items():
             made[key] = detached(one)
+        return made
+    if is_dataclass(type(value)):
+        made = copy.copy(value)
+        for name in (one.name for one in fields(type(value)) if hasattr(value, one.name)):
+            object.__setattr__(made, name, detached(getattr(value, name)))  # it may be frozen
         return made
     return value
 

@@ -185,7 +185,6 @@ class Edit:
     """The callback of an edit, for some calls and steps, or for all; `used` are the places that it was used at."""
 
     handle: Handle
-    """That of its attachment."""
 
     def __init__(
         self, root: nn.Module, made: Made, selection: Selection, call: int | None, steps: ActiveSteps | None = None

@@ -33,11 +33,6 @@ def runs_again(frame: FrameType) -> bool:
     return torch.is_grad_enabled() or any(node is not None for node, _ in getattr(context, "next_functions", ()))
 
 
-def same_kind(path: str, old: Any, new: Any) -> None:
-    """Refuse a replacement of another shape or structure; the path is for the message."""
-    _compare(path, "", old, new)
-
-
 def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
     """Refuse replacements of gradients that differ in number, shape, dtype or device; None keeps a gradient."""
     if not isinstance(new, tuple) or len(new) != len(old):
@@ -80,7 +75,8 @@ def _kind(tensor: Tensor) -> str:
     return f"{fact(tensor, 'dtype')} on {fact(tensor, 'device')}"
 
 
-def _compare(path: str, at: str, old: Any, new: Any) -> None:
+def same_kind(path: str, old: Any, new: Any, at: str = "") -> None:
+    """Refuse a replacement of another shape or structure; the path, and the item `at` in it, are for the message."""
     if new is old:
         return
     if is_tensor(old):
@@ -90,12 +86,12 @@ def _compare(path: str, at: str, old: Any, new: Any) -> None:
         if type(new) is not type(old) or len(new) != len(old):
             _refuse(path, at, old, new)
         for number, (one, other) in enumerate(zip(old, new, strict=True)):
-            _compare(path, f"{at}[{number}]", one, other)
+            same_kind(path, one, other, f"{at}[{number}]")
     elif isinstance(old, dict):
         if type(new) is not type(old) or list(new) != list(old):
             _refuse(path, at, old, new)
         for key, one in old.items():
-            _compare(path, f"{at}[{key!r}]", one, new[key])
+            same_kind(path, one, new[key], f"{at}[{key!r}]")
 
 
 def _refuse(path: str, at: str, old: Any, new: Any) -> None:
