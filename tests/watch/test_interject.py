@@ -1,6 +1,7 @@
 """Code is put in at places of a model: it sees values and gradients there, may change them, and goes without a trace."""
 
 import copy
+import dataclasses
 import pickle
 import threading
 
@@ -474,6 +475,43 @@ def test_an_operation_in_a_checkpoint_of_a_function_is_not_replaced_where_gradie
         with torch.no_grad():
             doubled = model(x)
     assert torch.equal(doubled, 2 * model(x))
+
+
+@dataclasses.dataclass(slots=True)
+class Output:
+    hidden: torch.Tensor
+    others: tuple
+
+
+class Boxing(nn.Linear):
+    def forward(self, x):
+        h = super().forward(x)
+        return Output(h.sin(), (h.detach(), None))
+
+
+@pytest.mark.parametrize("how", [byname.interject, byname.rewrite])
+def test_the_gradients_of_tensors_in_a_dataclass_are_observed_and_changed(how):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.box = Boxing(2, 2)
+
+        def forward(self, x):
+            return (self.box(x).hidden * 5).sum()
+
+    class Halved(byname.WrappedForwardBackwardInterjection):
+        def process_backward(self, name, module, grad_input, grad_output):
+            assert [None if one is None else one.tolist() for one in grad_output] == [[[5.0, 5.0]], None]
+            return (grad_input[0] / 2,)
+
+    model, x, seen = Model(), torch.ones(1, 2, requires_grad=True), {}
+    (plain,) = torch.autograd.grad(model(x), x)
+    with byname.attach(model, "box.grad", lambda event: seen.update({event.path: event.value.tolist()})):
+        model(x).backward()
+    assert seen == {"box.hidden.grad": [[5.0, 5.0]]}
+    changed = how(model, "box", Halved())
+    (found,) = torch.autograd.grad((changed if isinstance(changed, nn.Module) else model)(x), x)
+    assert torch.equal(found, plain / 2)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])

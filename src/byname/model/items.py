@@ -184,8 +184,8 @@ def _collect(value: Any, at: Segments, found: list[tuple[Segments, torch.Tensor]
 
 def _fields(value: Any) -> Iterable[tuple[Segment, Any]]:
     names = [one.name for one in fields(type(value))] if is_dataclass(type(value)) else []
-    held = attributes_of(value) if names else {}
-    return ((NameSegment.of(name), held[name]) for name in names if name in held)
+    held = ((NameSegment.of(name), _attribute(value, name)) for name in names)
+    return (one for one in held if one[1] is not _NOTHING)
 
 
 def lacking(value: Any, pattern: Sequence[Segment], path: str) -> str:

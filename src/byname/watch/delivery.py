@@ -201,7 +201,7 @@ class _PlaceOfGradient(ReportedPlace):
         return None
 
     def _hook_tensors_in(self, value: Any, inputs: tuple[Any, ...]) -> None:
-        if not (found := tensors_in(value)):
+        if not (found := tensors_in(value, of_dataclasses=True)):
             self.running.requested.waited.setdefault(self.spot.full, "no tensor passed there")
         for segments, tensor in found:
             place = self._inner.get(segments)
