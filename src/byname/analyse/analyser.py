@@ -66,7 +66,6 @@ class Switched(Protocol):
 
     handle: Handle
     label: str
-    """What stands before its paths in the results."""
     number: int
     """Observations made later have a higher one."""
     places: dict[str, str]

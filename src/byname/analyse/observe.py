@@ -127,10 +127,9 @@ class Observation:
         same = [one for one in self._analyser.observations if one.model is self._model and one.label == self.label]
         twice = [path for path in self.handle.paths if any(path in one.handle.paths for one in same)]
         if twice:
-            raise BadArgumentError(
-                f"this {type(self._analyser).__name__} observes `{printable(twice[0])}` already, and would count each "
-                "value twice: remove the handle of the other observation before, or give another analyser"
-            )
+            what = f"this {type(self._analyser).__name__} observes `{printable(twice[0])}` already"
+            how = "remove the handle of the other observation before, or give another analyser"
+            raise BadArgumentError(f"{what}, and would count each value twice: {how}")
 
     def why_nothing(self, entry: Entry) -> str:
         """Return why the analyser got nothing of the values that passed; empty if it got something."""

@@ -105,14 +105,11 @@ def live(tracker: ExperimentTracker) -> Callable[[str, Any, int], None]:
     return on_value
 
 
-def _log_of(tracker: Any) -> Callable[[Mapping[str, float], int], Any]:
-    log: Callable[..., Any] | None = getattr(tracker, "log", None)
-    if not callable(log):
-        raise BadArgumentError(
-            f"`{type(tracker).__name__}` has no method log(values, step), which a tracker needs; of a SummaryWriter "
-            "byname.plug.tensorboard(writer=...) makes one"
-        )
-    return log
+def _log_of(tracker: Any) -> Any:
+    if callable(log := getattr(tracker, "log", None)):
+        return log
+    needed = "has no method log(values, step), which a tracker needs; of a SummaryWriter"
+    raise BadArgumentError(f"`{type(tracker).__name__}` {needed} byname.plug.tensorboard(writer=...) makes one")
 
 
 def _numbers(thing: Any, step: int) -> _Named:

@@ -154,7 +154,7 @@ class Recorder:
             silent = self._note_silence()
         self._whole = error is None
         self._storing = [
-            self._judge_last,
+            lambda: self._stopped or self._note_end(self._chosen.end(hurry=not self._whole)),
             lambda: self._windows.end(hurry=not self._whole),
             lambda: self._windows.close_store(complete=self._whole),
             self._finish,
@@ -182,10 +182,6 @@ class Recorder:
                 errors.append(error)
             del self._storing[:1]
         raise_first(errors)
-
-    def _judge_last(self) -> None:
-        if not self._stopped:
-            self._note_end(self._chosen.end(hurry=not self._whole))
 
     def _note_end(self, why: str) -> bool:
         """Note why the recording ends before the program does, and return whether it does."""

@@ -141,7 +141,9 @@ def _pieces(series: Series, here: Array, starts: Array) -> Iterator[tuple[int, i
         first = int(starts[begin])
         values = _read(series, here[first : int(stops[end - 1])])
         for start, stop in zip(starts[begin:end].tolist(), stops[begin:end].tolist(), strict=True):
-            yield start, stop, _flat(values[start - first : stop - first])
+            part: Any = values[start - first : stop - first]
+            flat = [_real(part.reshape(-1))] if type(part) is np.ndarray else [*map(numbers_in, part)]
+            yield start, stop, flat
         begin = end
 
 
@@ -152,10 +154,6 @@ def _read(series: Series, positions: Array) -> Sequence[Any]:
     if not isinstance(series.values, list | tuple) and tail_of(series.values) is not None:
         return read(series.values, positions)  # type: ignore[return-value]
     return list(picked_values(series.values, positions))
-
-
-def _flat(values: Any) -> list[Array]:
-    return [_real(values.reshape(-1))] if type(values) is np.ndarray else [numbers_in(value) for value in values]
 
 
 def numbers_in(value: Any) -> Array:
