@@ -65,11 +65,9 @@ class _OfPlaces:
         Raises:
             BynameError: as there, or the values of the places have different shapes.
         """
-        found = {path: series for path, series in self.items() if len(series)}
-        arrays = [series.to_xarray(dims=dims, fill=fill, chunks=chunks) for series in found.values()]
         with needs("to_xarray()", "xarray"):
             from byname.recording.to_xarray import together
-        return together(dict(zip(found, arrays, strict=True)))
+        return together({path: series for path, series in self.items() if len(series)}, fill, chunks, dims)
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Draw the values of all places over iterations, each in a colour, as `Series.plot` does; needs matplotlib.

@@ -82,7 +82,7 @@ def _asked(iterations: Sequence[int]) -> Positions:
     raise BadArgumentError("fill= takes True or the iterations to fill, such as range(100)")
 
 
-def grid_of(series: SeriesRecords) -> Grid:
+def grid_of(series: SeriesRecords, *, by_mode: bool = False) -> Grid:
     """Return the grid of a series; two records at one cell are refused, for one would hide the other."""
     columns = series.mode_names, *(series.records[name].astype(np.int64) for name in ("iteration", "rank", "call"))
     axes, inverses = zip(*(np.unique(column, return_inverse=True) for column in columns), strict=True)
@@ -94,7 +94,7 @@ def grid_of(series: SeriesRecords) -> Grid:
     if np.count_nonzero(where >= 0) < size:
         raise BynameError(f"{series.path} has {_twice(series)}: an array holds only one; use .values")
     named = dict(zip(("mode", "iteration", "rank", "call"), axes, strict=True))
-    if shape[0] < 2:
+    if shape[0] < 2 and not by_mode:
         where = where.reshape(shape[1:])
         del named["mode"]
     return Grid(named, where, where >= 0)
@@ -155,9 +155,11 @@ def to_xarray(
     fill: bool | Sequence[int],
     chunks: int | str | Mapping[str, int | str] | None,
     dims: Sequence[str] | None = None,
+    *,
+    by_mode: bool = False,
 ) -> xarray.DataArray:
     """Return the values of a series by mode (where there are both), iteration, rank, call and their own dimensions."""
-    grid = grid_of(series)
+    grid = grid_of(series, by_mode=by_mode)
     if fill is not False:
         grid = grid.filled(None if fill is True else fill)
     outer = tuple(grid.axes)
@@ -187,23 +189,35 @@ def _in_chunks(cells: _Cells, dims: Sequence[str], asked: int | str | Mapping[st
     return whole.chunk(sizes, name=f"byname-{uuid.uuid4().hex}")  # else dask would read the values to find a name
 
 
-def together(arrays: Mapping[str, xarray.DataArray]) -> xarray.DataArray:
+def together(found: Mapping[str, SeriesRecords], *how: Any) -> xarray.DataArray:
     """Return the arrays of several places as one, with their paths as its first dimension.
 
     Raises:
         BynameError: there is none, or their values have different shapes.
     """
-    if not arrays:
+    if not found:
         raise BynameError("nothing was recorded at these places")
+    by_mode = len({mode for series in found.values() for mode in np.unique(series.mode_names)}) > 1
+    arrays = {path: to_xarray(series, *how, by_mode=by_mode) for path, series in found.items()}
+    if any("mask" in one.coords for one in arrays.values()):
+        arrays = {path: one if "mask" in one.coords else _masked(one) for path, one in arrays.items()}
     inner = {path: tuple(one.sizes[dim] for dim in one.dims if dim not in _OUTER) for path, one in arrays.items()}
     if len({*inner.values()}) > 1:
         shapes = listed([f"{path} {shape}" for path, shape in inner.items()], 4)
         raise BynameError(f"the values of these places have different shapes ({shapes}): take them one by one")
     paths = xarray.Variable("path", [*arrays])
-    whole: xarray.DataArray = xarray.concat(
-        [one.drop_attrs() for one in arrays.values()], paths, join="outer", coords="different", compat="equals"
-    )
-    return whole.rename(None)
+    dtype = np.result_type(*(one.dtype for one in arrays.values()))
+    known = np.concatenate([np.zeros(0, dtype), *(np.ravel(one) for one in arrays.values() if dtype.kind == "O")])
+    empty = {"values": np.full(1, _missing(known), dtype)[0], "recorded": False, "filled": False, "mask": False}
+    named = [one.drop_attrs().to_dataset(name="values") for one in arrays.values()]
+    how_joined: Any = {"join": "outer", "data_vars": "all", "coords": "different", "compat": "equals"}
+    return xarray.concat(named, paths, fill_value=empty, **how_joined)["values"].rename(None)
+
+
+def _masked(array: xarray.DataArray) -> xarray.DataArray:
+    """Return an array without padding with the mask that says so: the masks of others do not hold for it."""
+    there = array.recorded | array.filled if "filled" in array.coords else array.recorded
+    return array.assign_coords(mask=there.broadcast_like(array))
 
 
 _OUTER = ("mode", "iteration", "rank", "call")

@@ -8,6 +8,7 @@ from torch import nn
 import byname
 from byname import Series
 from byname.errors import BadArgumentError, BynameError
+from byname.recording.series_by_path import SeriesByPath
 
 
 @pytest.fixture
@@ -73,6 +74,24 @@ def test_several_places_are_one_array(recording):
     for path in ("0", "1"):
         expected = recording[path].to_numpy()
         assert np.array_equal(array.sel(path=path).values.reshape(expected.shape), expected)
+
+
+def test_several_places_keep_their_modes_masks_and_types_in_one_array():
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    with byname.record(model, {"0": {"mode": "eval"}, "1": {"mode": "train"}}, reduce="max") as recorder:
+        for number in range(3):
+            model.train(number != 1)(torch.tensor([2**60 + number]))
+    array = recorder.results["*"].to_xarray()
+    assert (array.dtype, array.recorded.dtype) == (np.int64, bool)
+    for path, mode, cells in (("0", "eval", [2**60 + 1, 0]), ("1", "train", [2**60, 2**60 + 2])):
+        assert array.sel(path=path, mode=mode).values.ravel().tolist() == cells
+    assert array.recorded.sum() == 3 and not array.recorded.sel(path="1", mode="eval").any()
+
+    values = {"whole": [torch.ones(2)] * 2, "ragged": [torch.ones(2), torch.ones(1)]}
+    columns = [0, 1], [0, 0], [0, 0], ["train"] * 2
+    parts = {path: Series(path, some, *columns, [tuple(one.shape) for one in some]) for path, some in values.items()}
+    mask = SeriesByPath(parts).to_xarray().mask
+    assert mask.sum(("iteration", "rank", "call", "dim_0")).values.tolist() == [4, 3]
 
 
 def test_several_places_lazily(recording):
