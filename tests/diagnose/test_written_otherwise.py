@@ -620,9 +620,62 @@ def margins_that_are_kept():
     return lambda: (model(torch.randn(8, 4)) - 100).clamp(min=0).mean(), model
 
 
+class SentenceLatent(nn.Module):
+    """A decoder that sees the words so far, and one vector of the whole sentence."""
+
+    def __init__(self, encoder, summary, width):
+        super().__init__()
+        self.embed, self.encoder, self.summary = nn.Embedding(20, 8), encoder, summary
+        self.latent, self.start = nn.Linear(width, 4), nn.Linear(4, 8)
+        self.decoder, self.out = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 20)
+
+    def forward(self, words):
+        embedded = self.embed(words)
+        latent = self.latent(self.summary(self.encoder(embedded)))
+        start = self.start(latent + torch.randn_like(latent))
+        return self.out(self.decoder(embedded, start[None])[0])
+
+
+def sentence_as_a_latent(encoder, summary, width):
+    def made():
+        model = SentenceLatent(encoder(), summary, width)
+
+        def loss():
+            words = torch.randint(0, 20, (6, 10))
+            return F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+
+        return loss, model
+
+    made.__name__ = f"{summary.__name__}_as_a_latent"
+    return made
+
+
+def attends_to_all():
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+
+def reads_both_ways():
+    return nn.GRU(8, 8, num_layers=2, bidirectional=True, batch_first=True)
+
+
+def mean_of_all_words(encoded):
+    return encoded.mean(1)
+
+
+def first_word(encoded):
+    return encoded[:, 0]
+
+
+def last_states(encoded):
+    return torch.cat([*encoded[1][-2:]], -1)
+
+
 @pytest.mark.parametrize(
     "made",
     [
+        sentence_as_a_latent(attends_to_all, mean_of_all_words, 8),
+        sentence_as_a_latent(attends_to_all, first_word, 8),
+        sentence_as_a_latent(reads_both_ways, last_states, 16),
         margins_that_are_kept,
         margins_by_relu,
         convolutions_with_a_mask,

@@ -126,6 +126,24 @@ def compares_only(node: Any, known: Collection[Any]) -> bool:
     return False
 
 
+def is_summed_up(loss: Loss, node: Any, length: int) -> bool:
+    """Return whether a layer is given one vector of all positions in place of a node's result, as a latent is made."""
+    walk, waiting, known = loss.context.walk, [node], {node}
+    for one in waiting:
+        users = [walk.nodes[number] for number in walk.users[walk.numbers[one]]]
+        if not users:
+            return False
+        follow = [user for user in users if user not in known and not _sums_up(loss, one, user, length)]
+        known.update(follow)
+        waiting += follow
+    return True
+
+
+def _sums_up(loss: Loss, node: Any, user: Any, length: int) -> bool:
+    reduces = kind_of(user).removesuffix("Backward") in (*_STATISTICS, "Select")
+    return reduces and length in shape_of(node) and length not in shape_of(user) and _feeds_a_layer(loss, user)
+
+
 _PRODUCTS = ("BmmBackward", "MmBackward", "BaddbmmBackward", "AddmmBackward")
 
 

@@ -20,6 +20,7 @@ from byname.diagnose.silent.mixing import (
     attended,
     compares_only,
     computed_from,
+    is_summed_up,
     reaches_later,
     seeing_later,
     statistics_in,
@@ -92,7 +93,7 @@ class _Layer(NamedTuple):
     kind: str
     shape: tuple[int, ...]
     batch_first: bool
-    bidirectional: bool
+    bidirectional: int  # its layers, if each joins what two directions give
     line: Line
     number: int  # of the node that made what it was given
 
@@ -141,7 +142,12 @@ class Sequences(Topic):
         if given and issubclass(type(call.called), _BY_TIME):
             own = attributes_of(call.called)
             is_first = attributes_of(own["_modules"].get("self_attn", call.called)).get("batch_first")
-            facts = tuple(given[0].shape), bool(is_first), bool(own.get("bidirectional")), call.line
+            facts = (
+                tuple(given[0].shape),
+                bool(is_first),
+                own["num_layers"] if own.get("bidirectional") else 0,
+                call.line,
+            )
             node: Any = fact(given[0], "grad_fn")
             self._layers.append(_Layer(type(call.called).__name__, *facts, -1 if node is None else node._sequence_nr()))
         for one in given:
@@ -288,7 +294,7 @@ class Sequences(Topic):
         for node, is_next in seeing_later(loss, self._length):
             how, remedy = (", and no further ones", _DIAGONAL) if is_next else ("", _CAUSAL)
             facts = {"what": "attention", "shifted": shifted.site, "how": how, "remedy": remedy}
-            if compares_only(node, known):
+            if compares_only(node, known) and not is_summed_up(loss, node, self._length):
                 self.say(FUTURE_LEAKS, loss.site(node), **facts)
         for node in known.intersection(loss.of_kinds(("ConvolutionBackward",))):
             shape, padding = shape_of(node), tuple(node._saved_padding)
@@ -296,7 +302,11 @@ class Sequences(Topic):
                 facts = {"what": f"a convolution with padding={padding[0]}", "how": "", "remedy": _PADDED_BEFORE}
                 self.say(FUTURE_LEAKS, loss.site(node), shifted=shifted.site, **facts)
         numbers = {-1 if alone else -2, *(one._sequence_nr() for one in known)}
+        joined = [{*shape_of(one)[:2]} for one in loss.of_kinds(("CatBackward",))]
         for layer in [one for one in self._layers if one.bidirectional and one.number in numbers]:
+            is_used = joined.count({*layer.shape[:2]}) >= layer.bidirectional  # and not only its last state
+            if not is_used and "CudnnRnnBackward" not in loss.nodes:
+                continue
             facts = {"what": f"a bidirectional {layer.kind}", "how": "", "remedy": "leave out bidirectional=True"}
             self.say(FUTURE_LEAKS, layer.line.site, shifted=shifted.site, **facts)
 
