@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+from checking import checking
 from custom import Twice
 from torch import nn
 
@@ -298,6 +299,13 @@ def test_a_traced_module_stays_traceable():
     with byname.explaining():
         traced = torch.jit.trace(model, torch.ones(1, 2))
     assert traced(torch.ones(1, 2)).shape == (1, 3)
+
+
+def test_a_program_that_is_checked_can_trace_its_model():
+    model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(6, 2))
+    with checking([].append):
+        traced = torch.jit.trace(model, torch.ones(2, 2, 4))  # which compares the graphs of two runs
+    assert traced(torch.ones(2, 2, 4)).shape == (2, 2)
 
 
 def test_leaves_stepped_by_a_helper_are_not_called_idle():

@@ -154,6 +154,8 @@ class RunningCheck:
     def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
         """Note that a module is called: in the first steps, and an outermost one without gradients later, too."""
         is_graded = torch.is_grad_enabled()
+        if torch._C._get_tracing_state() is not None:  # torch.jit.trace records what is asked of a tensor, as its shape
+            return
         if not is_graded:
             is_enough = depth > 0 or self._is_enough(module, frame)
         else:
