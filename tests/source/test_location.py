@@ -9,17 +9,16 @@ from processes import start
 
 import byname
 from byname import Site
-from byname.source.location import failing_frame, is_library, is_torch, locate, short_names
+from byname.source.location import is_library, is_torch, locate, short_names
 
 
 @pytest.mark.parametrize("program", [backward_twice, wrong_target, wrong_shape, operator])
-def test_the_failing_frame_is_the_innermost_that_is_not_of_a_library(program):
+def test_the_innermost_frame_that_is_not_of_a_library_is_at_the_failing_line(program):
     with pytest.raises((RuntimeError, ValueError)) as raised, byname.track():  # noqa: PT011 - each has its own words
         program()
-    entry = failing_frame(raised.value)
-    assert entry.frame.f_code is program.__code__
-    assert locate(entry.code, entry.instruction).site.line == max(line for _, _, line in program.__code__.co_lines())
-    assert failing_frame(ValueError()) is None
+    entry = raised.tb.tb_next
+    assert entry.tb_frame.f_code is program.__code__ and is_torch(entry.tb_next.tb_frame.f_code.co_filename)
+    assert locate(program.__code__, entry.tb_lasti).site.line == max(line for _, _, line in program.__code__.co_lines())
 
 
 def test_files_of_byname_count_as_those_of_torch():

@@ -23,7 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from byname.cli.command import CommandError
-from byname.source.tracebacks import clean
+from byname.source.tracebacks import clean, frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,10 @@ def ended_with(program: Program, watchers: Sequence[AbstractContextManager[objec
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the program's, and reported as Python does it
-        from byname.source.location import failing_frame  # here, since a command's help does not need PyTorch
+        from byname.source.location import is_torch  # here, since a command's help does not need PyTorch
 
-        if failing_frame(error) is not None or isinstance(error, SyntaxError):  # otherwise byname itself has failed
+        passed_the_program = any(not is_torch(one.file) for one in frames(error))
+        if passed_the_program or isinstance(error, SyntaxError):  # otherwise byname itself has failed
             clean(error)
         while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == _RUNPY:
             error.__traceback__ = error.__traceback__.tb_next
@@ -163,13 +164,13 @@ def report(error: BaseException) -> int:
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    _tell_hook(error)
+    _call_hook(error)
     if type(error) is KeyboardInterrupt:
         _end_interrupted(error)
     return 1
 
 
-def _tell_hook(error: BaseException) -> None:
+def _call_hook(error: BaseException) -> None:
     """Call the program's `sys.excepthook`; if it fails, report both errors in the words of Python."""
     hook = getattr(sys, "excepthook", None)
     if hook is None:

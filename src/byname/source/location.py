@@ -24,7 +24,7 @@ from byname.source.code import (
     source_of,
     statements_of,
 )
-from byname.source.tracebacks import PassedFrame, frames, is_byname, shown_file
+from byname.source.tracebacks import is_byname, shown_file
 from byname.text import printable
 
 if TYPE_CHECKING:
@@ -285,11 +285,6 @@ def scope_of(code: CodeType) -> str:
 def is_torch(filename: str) -> bool:
     """Return whether a file is part of PyTorch or byname."""
     return WRITTEN_BY[filename] == TORCH
-
-
-def failing_frame(error: BaseException) -> PassedFrame | None:
-    """Return the innermost frame that is neither PyTorch's nor byname's; None if the error passed through none."""
-    return next((one for one in reversed(frames(error)) if not is_torch(one.file)), None)
 
 
 def is_library(filename: str) -> bool:
