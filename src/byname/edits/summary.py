@@ -229,7 +229,7 @@ class _Meter:
         self.running.append(_ModuleCall(module, self._read()))
 
     def ends(self, event: Event) -> None:
-        """Called when a call has ended; those inside it that raised have ended before."""
+        """Note a call that has ended, and before it those inside it that raised."""
         now, module = self._read(), event.module
         if not any(call.module is module for call in self.running):
             return

@@ -209,7 +209,7 @@ class Listener(PlaceRecorder):
         return any(map(self._options.due, self._clock.coming()))
 
     def _unmatched(self, error: NoMatchError) -> None:
-        """Called when the first forward reached none of the places."""
+        """Raise or report the error of a first forward that reached none of the places."""
         if self._windows.tell is None:
             self.handle.remove()
             sentence = f"{error}. Nothing more is recorded at {self.asked}"
@@ -218,7 +218,7 @@ class Listener(PlaceRecorder):
         self._windows.tell(error)
 
     def _ended(self, paths: Collection[str], why: str) -> None:
-        """Called when nothing stands at these places from the running forward on."""
+        """End the series of these places: from the running forward on the model has nothing there."""
         now = self._clock.now()
         recorded = [path for path in paths if path in self._columns]
         for last in [last for path in recorded if (last := self._columns[path].last) is not None]:

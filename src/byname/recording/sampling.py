@@ -76,16 +76,16 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What was asked of a place when it was recorded: the arguments of `byname.record` of the same names.
+    """How the values of a place were recorded: the arguments of `byname.record` of the same names.
 
     Attributes:
         where: the entry of `where` that the place was matched by: a path, or a selector, class or analyser in words.
-        every, start, stop, mode: in which iterations values were taken.
+        every, start, stop, mode: the iterations whose values were recorded.
         on_change: whether only values that had changed were stored.
-        reduce: the figure, or the tuple of figures, that stands in the place of a tensor; a function by its name.
-        dtype: what tensors were converted to, by PyTorch's name; None where nothing was converted.
-        count: what an iteration was: ``"forward"``, ``"step"``, or the class of an optimizer whose steps counted.
-        on_value: the names of the functions that made the values of those that came; empty for none.
+        reduce: the figure, or the tuple of figures, that replaces a tensor; a function by its name.
+        dtype: the dtype that tensors were converted to, by PyTorch's name; None if they were not converted.
+        count: the unit of an iteration: ``"forward"``, ``"step"``, or the class of an optimizer whose steps counted.
+        on_value: the names of the functions that replaced the values; empty for none.
         state: ``"parameter"`` for a parameter, which is read when the forward that used it has ended; else empty.
 
     >>> print(Sampling("fc1", every=3, reduce="norm"))
@@ -120,7 +120,7 @@ class Sampling:
         return ", ".join(one for one in said if one)
 
     def facts(self) -> dict[str, str | int]:
-        """Texts and numbers, as attributes in a file or of an array; what was not asked for is left out."""
+        """Return the given arguments as texts and numbers, for attributes of a file or an array."""
         found: dict[str, str | int] = {}
         for one in fields(self):
             fact = getattr(self, one.name)
@@ -132,7 +132,7 @@ class Sampling:
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> Sampling:
-        """What `facts` were made of.
+        """Return the sampling that `facts` describe.
 
         Raises:
             TypeError, KeyError: if they are not such facts.

@@ -35,17 +35,17 @@ class Series(SeriesRecords):
 
     Attributes:
         path: the place, without wildcards.
-        values: tensors or plain values, one a record; a sequence that reads from the file what is asked for, or, after
-            `byname.stack`, one tensor whose first dimension is the record.
+        values: tensors or plain values, one a record; a sequence that reads a value from the file when you ask for it,
+            or, after `byname.stack`, one tensor whose first dimension is the record.
         iterations: the iteration of each record, from 0; where only changes were recorded, that of the change.
         ranks: the process of each record, 0 for the only one; -1 for a value that stands for several.
         calls: which of several values of the place in one iteration each is, from 0.
         modes: ``"train"`` or ``"eval"`` for each record; iterations of the two are counted separately.
         shapes: of each value, ``()`` for plain values; those from before it was padded.
         shards: for each record the part of a distributed tensor that it is, or None.
-        sampling: what was asked of the place: where, every, start, stop, mode, reduce, dtype and more; None where that
-            is not known (the file of an older byname, a series of your own).
-        ends: the mode and iteration from which on nothing stood at the place any more, until the next record.
+        sampling: the arguments of `byname.record` for the place: where, every, start, stop, mode, reduce, dtype and
+            more; None if they are not known (a series of your own).
+        ends: the modes and iterations from which on the model had nothing at the place, until the next record.
 
     >>> series = Series("loss", [0.5, 0.25, 0.125], [0, 1, 5], [0, 0, 0], [0, 0, 0], ["train"] * 3, [()] * 3)
     >>> series[1], list(series[1:]), series.at(3)
@@ -70,7 +70,7 @@ class Series(SeriesRecords):
         return self.values[number % len(self)]
 
     def at(self, iteration: int, rank: int = 0, call: int = 0, mode: str | None = None) -> Any:
-        """The value in force at an iteration and call: the last that was stored then or before.
+        """Return the value of the place at an iteration and call: the last that was stored until then.
 
         Args:
             iteration: from 0.
@@ -140,7 +140,7 @@ class Series(SeriesRecords):
         return f"{asked}; there are ranks {ranks}, calls {calls} and mode {' and '.join(sorted({*self.modes}))}"
 
     def with_values(self, values: Sequence[Any] | Tensor) -> Series:
-        """The same records with other values, one for each: what a callback returns.
+        """Return the same records with other values, one for each, as a callback does.
 
         Args:
             values: a sequence as long as the series, or a tensor whose first dimension is the record.
@@ -159,18 +159,18 @@ class Series(SeriesRecords):
         return type(self)(self.path, new, *columns, shapes, (), self.sampling, self.ends)
 
     def rows(self) -> list[Row]:
-        """One dict a record: iteration, mode, rank, call, shape, type, and the value, or mean, min and max of a tensor.
+        """Return a dict for each record: iteration, mode, rank, call, shape, type, and the value; it reads every value.
 
-        A tensor of one element has a value and no range. Every value is read.
+        A tensor of several elements has mean, min and max in place of the value.
         """
         return [export.record_row(self, number, value) for number, value in enumerate(self)]
 
     def head(self, most: int = export.SHOWN, *, width: int | None = None) -> str:
-        """The table; that of a long series has its first and last records, and no other value is read.
+        """Return the table as text; that of a long series has its first and last records, and reads no other value.
 
         Args:
             most: how many rows.
-            width: in characters; by default that of the terminal which shows the standard output.
+            width: in characters; by default that of the terminal.
         """
         rows, notes = export.shown(self, max(most, 1))
         return text(rows, title=export.title(self), notes=notes, spare=export.SPARE, width=width, most=len(rows))
@@ -183,9 +183,9 @@ class Series(SeriesRecords):
         return to_html(rows, title=export.title(self), notes=notes)
 
     def to_numpy(self) -> export.AnyArray:
-        """All values as one array, the record first, where their shapes agree; else an array of objects, one a record.
+        """Return the values as one array, the record first, if their shapes agree; else as an array of objects.
 
-        Every number stays what it is. bfloat16 and float8 become float32, which holds each of their values. Values of
+        No number changes. bfloat16 and float8 become float32, which holds each of their values. Values of
         types with nothing in common (integers and floats as tensors, numbers and None), strings, None and containers
         make an array of objects.
 
@@ -196,9 +196,10 @@ class Series(SeriesRecords):
         return export.to_numpy(self.values, self.shapes)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row a record: iteration, mode, rank, call and value. Needs pandas (``pip install "byname[frames]"``).
+        """Return a DataFrame with a row for each record: iteration, mode, rank, call and value.
 
-        Where every value is a single number the column holds numbers; tensors with more elements are arrays in it.
+        If every value is a single number, the column holds numbers; tensors with more elements are arrays in it. It
+        needs pandas (``pip install "byname[frames]"``).
         """
         return export.to_pandas(self)
 
@@ -220,7 +221,7 @@ class Series(SeriesRecords):
         return export.plotted({self.path: self}, ax)
 
     def dataset(self, *, samples: str = "tokens", shuffle: int | None = None) -> Samples:
-        """A ``torch.utils.data.Dataset`` of the samples in the values, for training on activations.
+        """Return a ``torch.utils.data.Dataset`` of the samples in the values, for training on activations.
 
         >>> values = [torch.zeros(2, 3, 5)] * 4
         >>> series = Series("h", values, [0, 1, 2, 3], [0] * 4, [0] * 4, ["train"] * 4, [(2, 3, 5)] * 4)
@@ -245,7 +246,7 @@ class Series(SeriesRecords):
         fill: bool | Sequence[int] = False,
         chunks: int | str | Mapping[str, int | str] | None = None,
     ) -> xarray.DataArray:
-        """The values by iteration, rank, call and their own dimensions (``dim_0`` ...). Needs xarray.
+        """Return the values by iteration, rank, call and their own dimensions (``dim_0`` ...); needs xarray.
 
         Where both modes were recorded, ``mode`` comes first. The coordinate ``recorded`` tells where there is a record;
         elsewhere stand NaN, or 0, False, "" or None where there is no NaN. Values of different sizes are padded in the

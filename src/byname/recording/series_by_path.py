@@ -26,21 +26,21 @@ class _OfPlaces:
     items: Any
 
     def rows(self) -> list[Row]:
-        """One dict a record, as `Series.rows` has them, with the path. Every value is read."""
+        """Return the rows of all series, as `Series.rows` does, each with its path. It reads every value."""
         return [{"path": path, **row} for path, series in self.items() for row in series.rows()]
 
     def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
-        """The table, with the first and last records of each place; no other value is read.
+        """Return the table as text, with the first and last records of each place; it reads no other value.
 
         Args:
             most: how many rows.
-            width: in characters; by default that of the terminal which shows the standard output.
+            width: in characters; by default that of the terminal.
         """
         rows, notes = self._shown(most)
         return text(rows, title=self._title(), notes=notes, spare=export.SPARE, width=width, most=most)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row a record: path, iteration, mode, rank, call and value. Needs pandas."""
+        """Return a DataFrame with a row for each record: path, iteration, mode, rank, call and value."""
         with needs("to_pandas()", "pandas"):
             import pandas
         frames = [(path, series.to_pandas()) for path, series in self.items()]
@@ -57,10 +57,12 @@ class _OfPlaces:
         fill: bool | Sequence[int] = False,
         chunks: int | str | Mapping[str, int | str] | None = None,
     ) -> xarray.DataArray:
-        """The values of all places as one array with ``path`` as its first dimension, where they fit. Needs xarray.
+        """Return the values of all places as one array, with ``path`` as its first dimension; needs xarray.
 
         Args:
-            dims, fill, chunks: as in `Series.to_xarray`.
+            dims: as in `Series.to_xarray`.
+            fill: as in `Series.to_xarray`.
+            chunks: as in `Series.to_xarray`.
 
         Raises:
             BynameError: as there, or the values of the places have different shapes.
@@ -81,10 +83,11 @@ class _OfPlaces:
         return export.plotted(dict(self.items()), ax)
 
     def dataset(self, *, samples: str = "tokens", shuffle: int | None = None) -> Samples:
-        """A ``torch.utils.data.Dataset`` of the samples at all places: each is a dict of a tensor for each path.
+        """Return a ``torch.utils.data.Dataset`` of the samples at all places: each is a dict of a tensor for each path.
 
         Args:
-            samples, shuffle: as in `Series.dataset`.
+            samples: as in `Series.dataset`.
+            shuffle: as in `Series.dataset`.
 
         Raises:
             BadArgumentError: an argument is invalid.

@@ -32,19 +32,19 @@ _REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def assembled(series: Series) -> Series:
-    """The whole tensors of a place, from the parts that all ranks recorded of it.
+    """Return the whole tensors of a place, put together from the parts that the ranks recorded.
 
     Args:
-        series: of one place, with the records of all ranks.
+        series: the series of one place, with the records of all ranks.
 
     Returns:
-        One record for each mode, iteration and call; its rank is -1, for it is that of no single one. Parts of a
+        One record for each mode, iteration and call, with rank -1, since it belongs to no single rank. Parts of a
         sharded tensor stand at their offsets, replicas are taken once, and partial values are reduced, those of half
         precision in float32, so that a sum may differ from that of ``full_tensor()`` in its last bit.
 
     Raises:
         RecordingError: if a part is missing (it is named, and never read as zeros), or replicas differ.
-        BadArgumentError: if the series has records that are no parts of distributed tensors.
+        BadArgumentError: a record of the series is no part of a distributed tensor.
 
     >>> from torch import ones, zeros
     >>> from byname.recording.distributed.dtensor import Shard
