@@ -189,7 +189,7 @@ class _Reader:
         self.unseen(call, item)
 
     def wire(self, taken: int, user: DrawnItem) -> None:
-        """Add the wire on which a tensor comes to an item, if its origin is known."""
+        """Add the wire from the origin of a tensor to an item that uses it, if the origin is known."""
         found = self.found(taken, user.parent)
         if found is None:
             self.untraced.add(taken)

@@ -40,7 +40,7 @@ def ablate(
     example: Any = None,
     attention: str | None = None,
 ) -> Handle:
-    """Replace the values at places of a model, or parts of them, by something that tells nothing of the input.
+    """Replace the values at places of a model, or parts of them, by values without information about the input.
 
         >>> import torch, byname
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())

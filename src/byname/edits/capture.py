@@ -59,7 +59,7 @@ def capture(
         >>> [value.shape[0] for value in cap.calls("0")]
         [4, 5]
 
-        A gradient is there once a backward has come to it:
+        A gradient is there once a backward has reached it:
 
         >>> cap = byname.capture(model, ["0", "0.grad"])(torch.ones(1, 2))
         >>> cap.output.sum().backward()
@@ -253,10 +253,10 @@ class _Values:
         grad: whether to keep the tensors of the graph themselves.
 
     Attributes:
-        calls: the values, one for each call, as they came.
-        numbers: the numbers of the forward and of the call of each.
-        gradients: those of values, by these numbers, in as many rounds as backwards have come to one value.
-        versions: those of the tensors in each value, where these are the tensors of the graph.
+        calls: the values, one for each call, in the order of the calls.
+        numbers: the number of the forward and that of the call, for each value.
+        gradients: the gradients of values by these numbers, in a round for each backward that reached the same value.
+        versions: the versions of the tensors in each value, if these are the tensors of the graph.
     """
 
     def __init__(self, *, grad: bool) -> None:

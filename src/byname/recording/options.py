@@ -34,7 +34,7 @@ class Analysed(Protocol):
 
 
 def is_analyser(one: Any) -> TypeGuard[Analysed]:
-    """Return whether it computes figures; its class tells, so that no code of a model runs."""
+    """Return whether it computes figures, judged by its class, so that no code of a model runs."""
     kind = type(one)
     return not issubclass(kind, str | nn.Module | type) and hasattr(kind, "watching") and hasattr(kind, "result")
 

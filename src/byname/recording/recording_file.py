@@ -216,7 +216,7 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
 
 
 def nearest(path: Path) -> str:
-    """Return in words what there is in place of a missing path: the closest directory, and the names in it."""
+    """Return in words the closest existing directory of a missing path, and the names in it."""
     above = next(one for one in path.parents if one.is_dir())
     try:
         names = sorted(one.name for one in above.iterdir())

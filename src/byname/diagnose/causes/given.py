@@ -123,7 +123,7 @@ def _on(device: str, names: list[Name], unnamed: str) -> Sentence:
 
 
 def _bring(context: FailureContext, name: Name, tensor: torch.Tensor, there: str) -> str:
-    """Return what to write so that a tensor comes to the device of the others."""
+    """Return the code that moves a tensor to the device of the others."""
     if _device(tensor) == "meta":
         return _FROM_META
     if issubclass(type(tensor), nn.Parameter):

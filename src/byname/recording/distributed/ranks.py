@@ -52,7 +52,7 @@ def rank_file(path: str | PathLike[str], rank: int) -> Path:
 
 
 def rank_of(path: str | PathLike[str]) -> int | None:
-    """Return the rank that the name of a file speaks of, None for any other name.
+    """Return the rank in the name of a file; None if there is none.
 
     >>> rank_of("run.rank3.h5"), rank_of("run.h5")
     (3, None)

@@ -99,7 +99,7 @@ class ChangeDetector:
         except _Elsewhere:
             self.doubtful = True
             return True
-        except NotStorableError:  # whoever copies it hears why, with the path
+        except NotStorableError:  # the copy raises it again, with the path
             return True
 
 
