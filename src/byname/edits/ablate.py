@@ -99,7 +99,7 @@ def _zero(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
 
 
 def _captures(model: nn.Module, reference: Any, where: Any, **options: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the reference, or what is captured of each of its batches; the options are those of `capture`."""
+    """Yield the reference, or a capture of each of its batches; the options are those of `capture`."""
     if isinstance(reference, Mapping):
         checked_keys(model, where, reference)
         yield reference

@@ -110,7 +110,7 @@ def _found(root: nn.Module, event: Event) -> Heads | str:
 
 
 def _upwards(path: str) -> Iterator[str]:
-    """Yield a path, and the paths of what is around it."""
+    """Yield a path, and the paths of the modules around it."""
     while path:
         yield path
         path = path.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Patch: another value put at places of a model, or added to what is there; all edits of values stand on `edit`."""
+"""Patch: values at places of a model replaced, or added to; all edits of values stand on `edit`."""
 
 from __future__ import annotations
 

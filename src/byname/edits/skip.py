@@ -1,4 +1,4 @@
-"""Skip: modules of a model that are not computed; something else takes the place of what they return."""
+"""Skip: modules of a model that are not computed; another value replaces their output."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
 
 
 class _Skipped(MethodStandIn):
-    """What is called in the place of a module's forward, and returns a value in some steps, or in all."""
+    """A replacement for the forward of a module, which returns a value in some steps, or in all."""
 
     def __init__(self, path: str, module: nn.Module, value: Any, steps: ActiveSteps | None, used: set[str]) -> None:
         super().__init__(module)

@@ -1,4 +1,4 @@
-"""Callbacks: those of a recording; what they return fits or is refused, and they cannot damage the recording."""
+"""Callbacks: those of a recording. A result that does not fit is refused, and none can damage the recording."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _Callback: TypeAlias = Callable[..., Any]
 Callbacks: TypeAlias = _Callback | Sequence[_Callback] | None
 
 _DEPTH = 16
-"""Levels of nested containers that are looked into; what is deeper, or contains itself, is passed on as it is."""
+"""Levels of nested containers that are looked into; a deeper value, or one that contains itself, is passed on."""
 
 
 def callables(callbacks: Callbacks, moment: str) -> tuple[_Callback, ...]:

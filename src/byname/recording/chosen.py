@@ -73,9 +73,9 @@ class Chosen:
             raise BadArgumentError(f"by={self._path!r} names a place that is not recorded; recorded: {there}")
 
     def note(self, column: PlaceValues, time: Time, value: Any) -> None:
-        """Note what was recorded at a place; of several values of an iteration the last counts."""
+        """Note a recorded value of a place; of several in an iteration the last counts."""
         self._coming.setdefault(time, {})[column.path] = value
-        if column.last is not None:  # what has not changed is not recorded again
+        if column.last is not None:  # an unchanged value is not recorded again
             self._latest[column.path] = value
 
     def judge(self, *, hurry: bool = False) -> str:

@@ -202,7 +202,7 @@ class Clock:
 
         Args:
             began: is called when an iteration begins; all before it have ended, backward included.
-            ended: is called when a forward has ended, so that what comes next can be prepared.
+            ended: is called when a forward has ended, to prepare for the next.
         """
         self._began, self._ended = began, ended
         self._handle.enabled = True
@@ -231,7 +231,7 @@ class Clock:
         self._step()
 
     def _step(self) -> None:
-        """Count a step: what comes now belongs to the next iteration."""
+        """Count a step: the next values belong to the next iteration."""
         with self._counting:
             self._steps += 1
         self.latest = Time(self.latest.mode, self._steps)

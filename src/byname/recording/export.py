@@ -165,7 +165,7 @@ def _range(array: AnyArray) -> Row:
 
 
 def shown(series: SeriesRecords, most: int = SHOWN) -> tuple[list[Row], list[str]]:
-    """Return the rows that a table has room for, and what it does not show, in words."""
+    """Return the rows that a table has room for, and a note about the others."""
     size = len(series)
     last = most // 2
     numbers = range(size) if size <= most else [*range(most - last), *range(size - last, size)]

@@ -44,7 +44,7 @@ class PlaceValues:
     Attributes:
         path: the place.
         last: tells whether a value is another than the one stored last; None where each is stored.
-        form: what is made of a value before it is copied; None for nothing.
+        form: a function of a value whose result is copied instead; None for the value itself.
         exact: whether it was asked for by this very path, not by a wildcard.
         gradient: whether the values are gradients.
         by_forward: whether a value belongs to the iteration of the forward that computed it, and not to the latest.
@@ -130,10 +130,10 @@ class Windows:
         store: where it goes.
         own: makes a store for what did not reach rank 0.
         gatherer: brings it to rank 0 first, where it is asked to.
-        columns: the places, each with what came since the last window.
+        columns: the places, each with its values since the last window.
         copies: makes the copies.
         bytes: about how much memory the open window holds.
-        lost: what is missing, in sentences.
+        lost: sentences about missing values.
         note: is given the place, iteration and copy of each value; None where nothing is made of them.
         keeps: whether only some iterations stay, so that the window is open to the end.
         excused: values lost to an error that the program may still catch; they become missing at the next iteration.
@@ -189,7 +189,7 @@ class Windows:
             self._changed = True
 
     def _hand_on_so_far(self) -> None:
-        """Hand on what stays as it is now, in the place of what was handed on before; the window stays open."""
+        """Hand on the kept values so far, in place of those handed on before; the window stays open."""
         with self._alone(), defer_signals():
             if self._changed:
                 columns = [*self.columns.items()]
@@ -214,19 +214,19 @@ class Windows:
                 self.close()
 
     def close(self) -> None:
-        """Hand on what came since the last window; then raise what a callback has raised."""
+        """Hand on the values since the last window; then raise the error of a callback, if there was one."""
         with self._alone(), defer_signals():
             self._close()
             self._raise()
 
     def flush(self) -> None:
-        """Have what was recorded so far outlive the process, as far as windows may be closed."""
+        """Store the values so far, so that they outlive the process, as far as windows may be closed."""
         self.close_early()
         with self._alone():
             self.store.flush()
 
     def results(self, *, early: bool) -> Mapping[str, Series]:
-        """Return what was recorded so far, with the open window if it is still filled and may be closed.
+        """Return the series so far, with the open window if it is still filled and may be closed.
 
         The series of a place is made when it is asked for: one costs the same however many there are.
         """

@@ -34,7 +34,7 @@ ENTRY = numpy.dtype(
     [("place", "<i4"), ("type", "<i4"), ("count", "<i4"), ("rank", "<i4"), ("records", "<i8"), ("values", "<i8"),
      ("size", "<i8"), ("first", "<i8"), ("last", "<i8")]
 )  # fmt: skip
-"""A run of values of one place and type: where in the body its records and values are, and what is in them."""
+"""A run of values of one place and type: the positions of its records and values in the body, and facts of them."""
 RECORD = numpy.dtype([("iteration", "<i8"), ("rank", "<i4"), ("call", "<i4"), ("eval", "<i1")])
 COLUMNS = {"iterations": "iteration", "ranks": "rank", "calls": "call", "modes": "eval"}
 """The parts of a record, by the names of the arrays that a file has of each."""
@@ -184,7 +184,7 @@ def _types(series: Series) -> Iterator[ValueType]:
 
 
 class Frame(NamedTuple):
-    """What was read of a frame.
+    """A frame that was read.
 
     Attributes:
         facts: its JSON.
@@ -283,7 +283,7 @@ class FrameIndex:
         """Return the places that have records, by their paths, in the order in which they first came.
 
         Raises:
-            RecordingError: if an entry speaks of what there is not.
+            RecordingError: if an entry refers to something that is missing.
         """
         if not self._entries:
             return {}

@@ -38,7 +38,7 @@ class PlaceRecorder:
 
     Attributes:
         asked: the places in words.
-        handle: of what is attached to the model.
+        handle: the handle of the attachment to the model.
     """
 
     asked: str
@@ -222,7 +222,7 @@ class Listener(PlaceRecorder):
         now = self._clock.now()
         recorded = [path for path in paths if path in self._columns]
         for last in [last for path in recorded if (last := self._columns[path].last) is not None]:
-            last.forget()  # what stands there again is recorded even if it is as before
+            last.forget()  # a value that comes there again is recorded even if it is as before
         if recorded:
             self._windows.end_of(recorded, why, [now, *(one for one in self._clock.coming() if one.mode != now.mode)])
 
@@ -306,7 +306,7 @@ _NOT_ASSIGNED = "it was not assigned while recording: the function was not calle
 
 
 def _entries(where: Any) -> list[tuple[Place | None, str]]:
-    """Return the entries of what was asked for: those that are paths, and the words of each."""
+    """Return each entry of ``where``: its place if it is a path, and its words."""
     return [
         (as_place(one) if isinstance(one, str | Place) else None, printable(_worded(one))) for one in several(where)
     ]

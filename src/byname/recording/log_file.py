@@ -79,7 +79,7 @@ class LogStore(Store):
             self._waiting += [series for series in window.values() if len(series)]
 
     def forget(self) -> None:
-        """Forget what was taken: readers skip it from the next frame on, and the HDF5 file does not contain it."""
+        """Forget all values so far: readers skip it from the next frame on, and the HDF5 file does not contain it."""
         if self._writes:
             self._waiting.clear()
             self._said["anew"] = True
@@ -105,7 +105,7 @@ class LogStore(Store):
             self._said.setdefault("ends", []).append([path, [[*one] for one in times]])
 
     def close(self, *, complete: bool = True) -> None:
-        """Write what is left, and make the HDF5 file; if that fails, the log stays, and is whole."""
+        """Write the last values, and make the HDF5 file; if that fails, the log stays, and is whole."""
         if self._descriptor is None:
             return
         try:

@@ -54,13 +54,13 @@ class Store:
         """Take the values that came since the last window; they are copies that nothing else changes."""
 
     def forget(self) -> None:
-        """Forget everything taken so far: what comes next is all that stays."""
+        """Forget all values so far; only later ones stay."""
 
     def note(self, name: str, fact: str) -> None:
         """Note a fact of the run."""
 
     def flush(self) -> None:
-        """Make what was appended outlive a kill of the process, and seen by readers."""
+        """Write the appended values, so that readers see them and they outlive a kill of the process."""
 
     def lose(self, sentence: str) -> None:
         """Note in words that something is missing in the recording."""
@@ -76,11 +76,11 @@ class Store:
         return {}
 
     def withdraw(self) -> None:
-        """Remove what was made, after `close`, where nothing was taken."""
+        """Remove the file, after `close`, if nothing was appended."""
 
 
 class MemoryStore(Store):
-    """Keeps the windows of a run; what is missing is in the recorder's notes."""
+    """Keeps the windows of a run; the recorder's notes name missing values."""
 
     def __init__(self) -> None:
         self._windows: dict[str, list[Series]] = {}

@@ -84,21 +84,21 @@ class Options(IterationSchedule):
         )
 
     def check(self, path: str) -> None:
-        """Refuse what has no meaning; the path is for messages."""
+        """Refuse invalid options; the path is for messages."""
         reduction(self.reduce, path)
         torch_dtype(self.dtype)
         callables(self.on_value, "on_value")
 
 
 def options_of(**given: Any) -> Options:
-    """Return options that have been looked at; what is wrong with one is said before anything is installed."""
+    """Return checked options; an invalid one raises before anything is installed."""
     options = Options(**given)
     options.check("")
     return options
 
 
 def placed(where: Any, defaults: Options) -> list[tuple[Options, Any]]:
-    """Return places, or a mapping of places to their own options, by what is asked of them: each is one attachment."""
+    """Return places by their options, from places or a mapping of places to options; each pair is one attachment."""
     if not isinstance(where, Mapping):
         return [(defaults, where)]
     if not where:

@@ -106,7 +106,7 @@ def record(
             named first), ``"step"`` (each call of `Recorder.step`), or an optimizer, whose steps count.
         on_value: ``on_value(path, value, iteration)``; its result is recorded instead of the value.
         gather_every: gather the values of all processes at rank 0 each time this many iterations are over.
-        before_gather: ``before_gather(path, series)`` returns what is gathered in the place of such a window.
+        before_gather: ``before_gather(path, series)`` returns a series to gather instead of that window.
         after_gather: the same for the window of all processes, in rank 0.
         at_end: the same for all windows, when the recorder is closed; it changes the results, not the file.
         compression: of the file: ``"gzip"`` or ``("gzip", level)``.

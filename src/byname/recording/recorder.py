@@ -93,7 +93,7 @@ class Recorder:
 
     @property
     def results(self) -> RecordedSeries:
-        """What was recorded so far, by path: ``recorder.results["fc1"]`` is a `Series`, a wildcard several."""
+        """The series so far, by path: ``recorder.results["fc1"]`` is a `Series`; a wildcard gives several."""
         found = self._windows.results(early=not self._closed)
         return RecordedSeries(self._ended or found, self.paths)  # at the end, of all places
 
@@ -134,7 +134,7 @@ class Recorder:
         once more. If it stops the making of the HDF5 file, the log stays, and `byname.finish` makes the file of it.
 
         Raises:
-            RecordingError: if the file could not be written to its end; what was written can be read.
+            RecordingError: if the file could not be written to its end; the part that was written can be read.
         """
         self._close(None)
 
@@ -202,7 +202,7 @@ class Recorder:
         return [*sentences_by_reason("recorded", silent, WARNED), *lost[:WARNED]]
 
     def _let_go(self) -> None:
-        """Let go of the model: what was recorded of it does not keep it alive."""
+        """Let go of the model: its recording does not keep it alive."""
         self._paths, self._notes = self.paths, self.notes
         self._listeners = []
         for column in self._windows.columns.values():

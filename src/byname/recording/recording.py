@@ -1,4 +1,4 @@
-"""Recording: `open` a file, and what was recorded in it, by place."""
+"""Recording: `open` a file, and the series in it, by place."""
 
 from __future__ import annotations
 

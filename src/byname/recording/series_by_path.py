@@ -127,7 +127,7 @@ class RecordedSeries(Mapping[str, Any], _OfPlaces):
     """Series by path; a path with wildcards gives a dict of all that fit, with a table of their records.
 
     Args:
-        found: what was recorded.
+        found: the series by their paths.
         listened: the places that were observed; some may have reported nothing.
     """
 
@@ -173,7 +173,7 @@ class RecordedSeries(Mapping[str, Any], _OfPlaces):
 
 
 def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> Any:
-    """Return what is recorded at a path: what `get` gives, or a `SeriesByPath` for a path with wildcards.
+    """Return the series at a path, by `get`, or a `SeriesByPath` for a path with wildcards.
 
     Raises:
         NotCapturedError: if nothing is, with the closest paths that there are.

@@ -50,7 +50,7 @@ class Source(ABC):
 
     @abstractmethod
     def damaged(self, words: str) -> RecordingError:
-        """Return the error that says what is wrong with these bytes."""
+        """Return an error about these bytes, which are damaged."""
 
     def read(self, at: int, size: int) -> Bytes:
         """Return some of the bytes, in memory of their own."""
@@ -76,7 +76,7 @@ class OpenFile(Source):
         flags: how to open it, as for ``os.open``.
 
     Attributes:
-        size: its bytes when it was opened; what is written later is not seen.
+        size: its bytes when it was opened; later ones are not read.
         updated: when it was last written, in seconds since 1970.
 
     Raises:

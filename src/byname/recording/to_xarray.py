@@ -125,7 +125,7 @@ class _Source:
     missing: Any
 
     def placed(self, where: Positions) -> AnyArray:
-        """Return the records in the cells of a grid, and what stands for nothing in the others."""
+        """Return the records in the cells of a grid, and the filling of the empty cells."""
         present = where >= 0
         out = np.full((*where.shape, *self.inner), self.missing, self.dtype)
         out[present] = self.take(where[present])

@@ -160,7 +160,7 @@ class Running:
         return str(name or type(self.callback).__name__)
 
     def ask(self, meaning: Meaning, selectors: Iterable[Selector]) -> None:
-        """Note what was requested, and add the places that are known already to `paths`."""
+        """Note the requested places, and add those that are known already to `paths`."""
         for asked, spots in meaning.asked:
             self.requested.ask(in_words(asked), spots)
         for selector in selectors:

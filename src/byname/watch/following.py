@@ -1,4 +1,4 @@
-"""Following: the hook sets at the places of an attachment. A place is a name: what stands there now is observed."""
+"""Following: the hook sets at the places of an attachment. A place is a name: what it names now is observed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Following:
         self._observe(meaning, binding)
 
     def _observe(self, meaning: Meaning, binding: Binding) -> None:
-        """Make the hook sets for what stands at the places now."""
+        """Make the hook sets for the modules and values that the places name now."""
         running, self.spots, self.binding = self._running, meaning.spots, binding
         outputs = Hooks(running)
         wanted: defaultdict[str, list[ReportedPlace]] = defaultdict(list)
@@ -92,7 +92,7 @@ class Following:
         self._look()
 
     def _look(self) -> None:
-        """Note what stands at the names on the way to the places."""
+        """Note the modules at the names on the way to the places."""
         self._steps = _steps_to(self._root, (*(spot.path for spot in self.spots), *self.binding.chosen))
         self._held = [
             (spot.module, at, spot.name) for spot in self.spots if spot.name and (at := _REGISTRY.get(spot.kind))
@@ -162,7 +162,7 @@ class Following:
         self._stale = self._stale or id(module) in self._paths
 
     def follow(self) -> bool:
-        """Observe what stands at the places now, when a forward begins; return whether hooks were made anew."""
+        """Observe what the places name now, when a forward begins; return whether hooks were made anew."""
         if not self._changed():
             return False
         with defer_signals(), CHANGING:
@@ -281,7 +281,7 @@ def _reach(path: str, known: dict[str, nn.Module | None], steps: list[_Step]) ->
 
 
 def _step(module: nn.Module, name: str, steps: list[_Step]) -> nn.Module | None:
-    """Note the step from a module to what stands at a name in it, and return that."""
+    """Note the step from a module to the module at a name in it, and return that module."""
     modules = children_of(module)
     if name not in modules and "parametrizations" in modules:
         around = _step(module, "parametrizations", steps)

@@ -1,4 +1,4 @@
-"""Handle: an object that keeps what was attached to a model, and removes it."""
+"""Handle: an object that keeps an attachment to a model, and removes it."""
 
 from __future__ import annotations
 

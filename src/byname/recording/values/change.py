@@ -31,7 +31,7 @@ class ChangeDetector:
     The program's tensor is held weakly, and the copy as long as its memory is alive.
 
     Args:
-        form: what is made of a value before it is copied; contents are then compared in this form.
+        form: a function of a value whose result is copied and compared instead.
         by_content: whether new memory with the old content is no change. This costs about as much as another copy.
 
     Attributes:

@@ -164,7 +164,7 @@ _Asked = str | Callable[[torch.Tensor], Any] | Sequence[str | Callable[[torch.Te
 
 
 def reduction(reduce: _Asked, path: str) -> Callable[[Any], Any] | None:
-    """Return the function that makes of a value what is recorded of it; None where the value itself is.
+    """Return the function whose result is recorded instead of a value; None if the value itself is recorded.
 
     Figures are taken on the tensor's own device, without gradients and without waiting for the device. Whole numbers
     and bools are taken as float64, and half precision in float32; of an empty tensor the mean, deviation, smallest and
