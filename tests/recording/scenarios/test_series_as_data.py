@@ -8,7 +8,6 @@ from torch import nn
 import byname
 from byname import Series
 from byname.errors import BadArgumentError, BynameError
-from byname.recording.series_by_path import SeriesByPath
 
 
 @pytest.fixture
@@ -87,10 +86,11 @@ def test_several_places_keep_their_modes_masks_and_types_in_one_array():
         assert array.sel(path=path, mode=mode).values.ravel().tolist() == cells
     assert array.recorded.sum() == 3 and not array.recorded.sel(path="1", mode="eval").any()
 
-    values = {"whole": [torch.ones(2)] * 2, "ragged": [torch.ones(2), torch.ones(1)]}
-    columns = [0, 1], [0, 0], [0, 0], ["train"] * 2
-    parts = {path: Series(path, some, *columns, [tuple(one.shape) for one in some]) for path, some in values.items()}
-    mask = SeriesByPath(parts).to_xarray().mask
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
+    crop = {"on_value": lambda path, value, iteration: value[: 2 - iteration]}
+    with byname.record(model, {"0": {}, "1": crop}) as recorder:
+        model(torch.ones(2)), model(torch.ones(2))
+    mask = recorder.results["*"].to_xarray().mask
     assert mask.sum(("iteration", "rank", "call", "dim_0")).values.tolist() == [4, 3]
 
 
