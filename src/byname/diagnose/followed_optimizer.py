@@ -43,12 +43,7 @@ class Flat(NamedTuple):
     operation: str
     site: Site | None
     of_one: bool = False  # a softmax along a dimension with one element, whose result is always the same
-    dead: bool = False  # a relu that gave only zeros, or a clamp of values outside of its range only
-
-    @property
-    def blocks(self) -> str:
-        gives = "gave only zeros" if self.operation == "relu" else "was given values outside of its range only"
-        return f"{self.operation}(){at(self.site)} {gives}"
+    dead: bool = False  # a relu that gave only zeros
 
 
 class FollowedOptimizer:

@@ -34,9 +34,8 @@ from byname.diagnose.silent.ranks_apart import Ranks
 from byname.diagnose.silent.samples import Batches
 from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.shuffles import Seeds, Shuffles
-from byname.diagnose.silent.steps import Clipping, Schedules
+from byname.diagnose.silent.steps import Clipping, Schedules, Unused
 from byname.diagnose.silent.topic import LOSS_FUNCTIONS, ObservedCall, Topic, patch
-from byname.diagnose.silent.unused import Unused
 from byname.diagnose.silent.validation import EvaluationMode
 from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
-import torch
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
@@ -29,7 +28,7 @@ from byname.diagnose.causes.not_reached import cut_before, cuts_beside, remedy_o
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, assigned_on, assignments, made_at, value_of
 from byname.diagnose.followed_optimizer import Flat
-from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
+from byname.diagnose.nonfinite.reasons import is_zero
 from byname.reading.frames import line_of, variables_of
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
@@ -266,18 +265,9 @@ def flat_in(loss: Loss) -> Flat | None:
     for node, slot, result in held_by_nodes(list(loss.of_kinds(("ReluBackward",)))):
         if slot == "result" and is_zero(result):
             return Flat("relu", loss.site(node), dead=True)
-    for node, slot, given in held_by_nodes(list(loss.of_kinds(_CLAMPS))):
-        ends = [getattr(node, name, None) for name in _CLAMPS[kind_of(node)]]
-        if slot == "self" and not any(map(is_tensor, ends)) and can_look(given):
-            with looking():
-                inside = [given >= ends[0]] if ends[0] is not None else []
-                inside += [given <= ends[1]] if ends[1] is not None else []
-                if inside and not bool(torch.stack(inside).all(0).any()):
-                    return Flat("clamp", loss.site(node), dead=True)
     return None
 
 
-_CLAMPS = {"ClampBackward": ("_saved_min", "_saved_max"), "HardtanhBackward": ("_saved_min_val", "_saved_max_val")}
 _SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
 
 

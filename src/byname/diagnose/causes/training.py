@@ -94,11 +94,10 @@ _ONE_ELEMENT = (
     "take it along the dimension of the classes; one logit a sample goes to binary_cross_entropy_with_logits, or to a "
     "sigmoid: cross_entropy, which begins with log_softmax, needs a logit for each class"
 )
-DEAD = {
-    "relu": "a relu is dead where all that it is given is negative or 0: initialise the layer before it otherwise, "
-    "scale its inputs, or take leaky_relu or gelu",
-    "clamp": "leave the clamp out where the loss is computed, or take a sigmoid in its place; or a smaller lr",
-}
+_DEAD = (
+    "a relu is dead where all that it is given is negative or 0: initialise the layer before it otherwise, scale its "
+    "inputs, or take leaky_relu or gelu"
+)
 _DRAWN = {
     "normal": "draw by mean + std * torch.randn_like(std), or by torch.distributions.Normal(mean, std).rsample()",
     "bernoulli": _CHOICES,
@@ -132,7 +131,7 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
         called = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
         why, remedy = tell(_TWO_ZEROS, still=followed.names_of(map(id, still))), _ONE_OF
     elif flat is not None:
-        why, remedy = f": {flat.blocks} in the first backward, and passes no gradient", DEAD[flat.operation]
+        why, remedy = f": relu(){at(flat.site)} gave only zeros in the first backward, and passes no gradient", _DEAD
     elif len(followed.zero) == len(followed.keys):
         remedy = f"if zero_grad() is called between backward and step, call it before the backward; otherwise {remedy}"
     yield {"names": names, "why": why, "called": called, "remedy": remedy}

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from os.path import commonprefix
 from types import CodeType
 from typing import Any
 
@@ -31,6 +32,7 @@ from byname.source.location import Site, is_library
 from byname.source.tracebacks import outwards
 from byname.table import counted
 from byname.tracking.log import DetachPoint, changes_of, changes_so_far, logs
+from byname.tracking.lookup import site_of_tensor
 from byname.undo import Undo
 
 # fmt: off
@@ -68,6 +70,10 @@ INIT_AFTER_LOAD = row("overwritten-after-loading",
     "{names:3} {names:was|were} loaded from a checkpoint{loaded:at}, and overwritten by {operation}(){noticed:at} "
     "before the first step: the initialisation replaces what was loaded",
     "initialise before load_state_dict(), or only the layers that the checkpoint does not have")
+REPLACED_AFTER_LOAD = row("overwritten-after-loading",
+    "suspicious: {names:3} {names:is|are} new since a checkpoint was loaded{noticed:at}, with the shapes of what was "
+    "loaded there and other values{made:at}: the module was replaced, and what was loaded is lost",
+    "replace it before load_state_dict(); it is right if it should learn anew")
 # fmt: on
 
 _OVERWRITES = frozenset("normal_ uniform_ kaiming_uniform_ constant_ zero_ fill_ exponential_ bernoulli_ eye_".split())
@@ -93,7 +99,7 @@ class Loading(Topic):
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
-        self._loads: dict[int, tuple[weakref.ref[nn.Module], Line, dict[int, int], list[tuple[Any, float]]]] = {}
+        self._loads: dict[int, tuple[weakref.ref[nn.Module], Line, dict[int, int], list[tuple[Any, ...]]]] = {}
         self._uncalled: list[_Load] = []
         self._others: dict[int, tuple[Any, Line, list[DetachPoint]]] = {}  # loads of other values, the cuts before
         self._at: Counter[Any] = Counter()  # loads of a model's own tensors, by line
@@ -120,13 +126,16 @@ class Loading(Topic):
             elif len(matched) > _FEW * len(own):
                 self._missed.pop(id(module), None)
                 self._others[id(module)] = weakref.ref(module), line, [log.cuts[-1] for log in logs() if log.cuts]
-                held = [(weakref.ref(own[key]), sum_of(own[key])) for key in matched if own[key].dim() > 1]
+                large = [(key, own[key]) for key in matched if own[key].dim() > 1]
+                held = [(weakref.ref(one), sum_of(one), key, one.shape) for key, one in large]
+                if _renamed(own, given):
+                    self._note_missed(module, own, given, line)
                 every = [] if self._watch.made else parameters_in(module)  # a later load may end a run
                 if every:
                     self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
                 if len(every) > 1:
                     shapes, references = [one.shape for one in every], [weakref.ref(one) for one in every]
-                    totals = {total for _, total in held}
+                    totals = {total for _, total, *_ in held}
                     self._uncalled.append(_Load(type(module), shapes, references, totals, line))
             elif entries and own and not by_hooks:
                 self._note_missed(module, own, entries, line)
@@ -230,7 +239,8 @@ class Loading(Topic):
         stripped = [(sum(key.removeprefix(one) in own for key in given), one, "removeprefix") for one in prefixes]
         added = [(sum(one + key in own for key in given), one, "") for one in prefixes]
         fits, prefix, method = max([*stripped, *added, (0, "", "")])
-        if matched >= fits > 0:
+        renamed = _renamed(own, given)
+        if matched >= fits > 0 and not renamed:
             return
         remedy = "compare the names of both; without strict=False it is an error"
         inner = [key for key, one in given.items() if issubclass(type(one), dict) and not own.keys().isdisjoint(one)]
@@ -239,7 +249,11 @@ class Loading(Topic):
         if fits:
             key = f"k.removeprefix('{prefix}')" if method else f"'{prefix}' + k"
             remedy = f"load {{{key}: v for k, v in {state.path}.items()}}: with this prefix {fits} names fit"
-        names = {"name": next(iter(given)), "wanted": next(iter(own), ""), "remedy": remedy, "noticed": line.site}
+        remedy = (renamed and f"load {{{renamed}: v for k, v in {state.path}.items()}}, whose names fit") or remedy
+        name, wanted = (
+            [*[key for key in one if key not in other], *one, ""][0] for one, other in ((given, own), (own, given))
+        )
+        names = {"name": name, "wanted": wanted, "remedy": remedy, "noticed": line.site}
         facts = {"matched": matched or "none", "state": state, **names}
         facts["given"] = counted(len(given), "entry", "entries")
         self._missed[id(module)] = weakref.ref(module), {"module": argument(line, -1, "the model"), **facts}
@@ -252,6 +266,7 @@ class Loading(Topic):
                 del self._loads[key]
                 with DisableTorchFunction():
                     self._look_for_overwriting(*load[1:])
+                    self._look_for_replacing(dict(state_of(module)), followed.keys, load[1].site, load[3])
         self.end([])
         if followed.is_looked_at and followed.steps > 1:
             self._look_for_best(followed)
@@ -270,8 +285,18 @@ class Loading(Topic):
                     copy, module = variable(ast.unparse(target)), variable(ast.unparse(value))
                     self.say(BEST_IS_MODEL, followed.site, assigned=site, copy=copy, module=module)
 
-    def _look_for_overwriting(self, line: Line, changes: Mapping[int, int], held: Sequence[tuple[Any, float]]) -> None:
-        weights = [(one, total) for reference, total in held if (one := reference()) is not None]
+    def _look_for_replacing(self, own: Mapping[str, Any], keys: frozenset[int], site: Any, held: Sequence[Any]) -> None:
+        """Report new parameters, of the same shapes, in the places of most of those that were loaded."""
+        lost = [(own.get(key), total, shape) for one, total, key, shape in held if one() is not own.get(key)]
+        new: list[Any] = [one for one, _, shape in lost if id(one) in keys and getattr(one, "shape", None) == shape]
+        differ = all(sum_of(one) != total for one, (_, total, _) in zip(new, lost, strict=False))
+        is_most = 2 * sum(map(torch.numel, new)) > sum(shape.numel() for *_, shape in held)
+        if len(held) < 2 * len(new) == 2 * len(lost) > 2 and is_most and differ:
+            names, made = tuple(FailureContext().names(new)), site_of_tensor(new[0])
+            self.say(REPLACED_AFTER_LOAD, site, names=names, made=made)
+
+    def _look_for_overwriting(self, line: Line, changes: Mapping[int, int], held: Sequence[tuple[Any, ...]]) -> None:
+        weights = [(one, total) for reference, total, *_ in held if (one := reference()) is not None]
         made = [changes_of(memory_of(one), changes) if sum_of(one) != total else [] for one, total in weights]
         found = [[change for change in one if change.operation in _OVERWRITES] for one in made]
         if found and all(found):
@@ -288,6 +313,18 @@ class Loading(Topic):
             if load.twin is not None and any(load.keys & followed.keys and followed.steps for followed in every):
                 facts = {"model": variable(called_as(load.twin) or "model"), "called": load.twin.site}
                 self.say(LOADS_ANOTHER, load.line.site, kind=load.kind.__name__, **facts)
+
+
+def _renamed(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Return an expression of the names that are missing, if all that is missing is given with another prefix."""
+    missing, extra = ([key for key in one if key not in other] for one, other in ((own, given), (given, own)))
+    if len(missing) < 2 or not extra:
+        return ""
+    tail = commonprefix([missing[0][::-1], extra[0][::-1]])[::-1].partition(".")[2]  # noqa: RUF071 - no paths of files
+    new, old = (one[0].removesuffix(tail) for one in (missing, extra))
+    fits = {new + key.removeprefix(old): getattr(given[key], "shape", None) for key in extra if key.startswith(old)}
+    is_whole = all(fits.get(key) == own[key].shape for key in missing)
+    return f"k.replace('{old}', '{new}', 1)" if is_whole and old != new else ""
 
 
 def _chosen_as_best(code: CodeType) -> Iterator[tuple[Site, ast.expr, ast.expr]]:

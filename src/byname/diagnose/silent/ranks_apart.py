@@ -35,7 +35,7 @@ APART = row("ranks-apart",
     "{name} has other values in rank {rank} than in rank 0 since step {since} of {kind}{noticed:at}{why}: "
     "{count} of {all} parameters differ, and {keeper:-}{keeps}", "{remedy}")
 ALIKE = row("ranks-alike",
-    "suspicious: rank {rank} is given the same batches{noticed:at} as rank 0 in each of {times} steps, and "
+    "{called:-}suspicious: rank {rank} is given the same batches{noticed:at} as rank 0 in each of {times} steps, and "
     "computes the same loss: it does the same work again",
     "DataLoader(..., sampler=DistributedSampler(dataset)), or a seed that depends on the rank where data is drawn")
 # fmt: on
@@ -154,7 +154,8 @@ class Ranks(Topic):
         alike = self._alike.setdefault(key, [])
         alike.append(mine[0] if len(mine) > 1 and mine == [one for one, _ in theirs] else None)
         if len(alike) == _LOOKS + 1 == len({*alike} - {None}):
-            self.say(ALIKE, self._loader.site or self._called.site, rank=key[1], times=len(alike))
+            called = self._called.site
+            self.say(ALIKE, self._loader.site or called, called=called, rank=key[1], times=len(alike))
 
     def _tell_of_apart(
         self, followed: FollowedOptimizer, wrapper: Any, facts: dict[str, Any], differ: list[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import math
 import re
 import sys
 import weakref
@@ -26,7 +27,7 @@ from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.shuffles import SHUFFLED_APART, Drawn, draw_of, ignores_index, item_of, read_by
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
-from byname.reading.frames import Line, line_of
+from byname.reading.frames import NO_LINE, Line, line_of
 from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of, dict_of, living
 from byname.reading.quiet import DisableTorchFunction
@@ -46,17 +47,16 @@ BATCH_NOT_USED = row("batch-not-used",
     "each of {times} steps uses the same {what}, {name}{noticed:at}: a batch that {loader} gave before, while the loop"
     "{loop:at} gets a new batch each time, which is not used for it", "use the batch of the loop, not {name}")
 SAME_SLICE = row("same-slice",
-    "suspicious: each of {times} steps uses the same {size} of {samples} samples: {part}{noticed:at} is the same slice "
-    "each time, as {start} does not change", "change {start} from step to step, or iterate over a DataLoader; it is "
-    "right if the other samples are for something else")
+    "{inputs:-}suspicious: each of {times} steps uses the same {size} of {samples} samples: {part}{noticed:at} is the "
+    "same slice each time, as {start} {why}",
+    "{remedy}, or iterate over a DataLoader; it is right if the other samples are for something else")
 EQUAL_SAMPLES = row("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: a batch "
     "seems to repeat one sample",
     "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given")
-PIXELS = row("inputs-not-scaled",
-    "suspicious: the inputs of the first layer ({kind}){noticed:at} are whole numbers up to {most:g}, such as pixels "
-    "of 0 to 255, and the network is freshly initialised: its units saturate, or its steps become too large",
-    "scale them: x / 255, or normalise them")
+UNSCALED = row("inputs-not-scaled",
+    "{called:-}suspicious: the inputs of the first layer ({kind}){noticed:at} are {numbers} up to {most:g}, such as "
+    "{such}, and the network is freshly initialised: its units saturate, or its steps become too large", "{remedy}")
 ONE_TENSOR = row("entries-are-one-tensor",
     "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
     "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
@@ -72,6 +72,7 @@ NEVER_A_TARGET = row("class-never-occurs",
 _MANY, _EQUAL_IN, _ENTRIES, _FRAMES, _REFERENCES, _MOST_CLASSES = 8, 3, 16, 3, 3, 1000
 _LOOKED_AT = (0, 1, 3)
 """Steps made before those whose inputs are read."""
+_PIXELS, _COLUMNS = "scale them: x / 255, or normalise them", "normalise each column: (x - x.mean(0)) / x.std(0)"
 _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 
 
@@ -101,7 +102,7 @@ class _Same(NamedTuple):
     Attributes:
         part: the shape and the offset of the part, and the shape of the tensor.
         given: the batches that loaders had given at the first use.
-        slice: how the part was taken; None if not by a slice with a variable start.
+        slice: how the part was taken; None if not by a slice with a variable start, or in a loop over starts.
     """
 
     tensor: weakref.ref[torch.Tensor]
@@ -110,7 +111,7 @@ class _Same(NamedTuple):
     times: int
     given: int
     line: Line
-    slice: tuple[str, str, Site] | None
+    slice: tuple[str, str, Site, str] | None
 
 
 class _Input(NamedTuple):
@@ -132,7 +133,8 @@ class Batches(Topic):
         self._same: dict[Any, _Same | None] = {}
         self._input: list[_Input] = []
         self._equal, self._how, self._pretrained = 0, "", False  # how it shows that samples should differ
-        self._pixels: tuple[str, float, Line] | None = None
+        self._unscaled: dict[str, Any] = {}
+        self._called = NO_LINE
         self._layers: list[str] = []
         self._classes: dict[Any, tuple[Line, torch.Tensor]] = {}
 
@@ -173,6 +175,7 @@ class Batches(Topic):
         """Look at the inputs of a forward with gradients."""
         given, made = call.tensors[:1], self._watch.made
         if given:
+            self._called = self._called if call.depth else call.line
             if not made and len(self._layers) < 2 and not attributes_of(call.called)["_modules"]:
                 self._note_layer(call, given[0])
             if not call.depth:
@@ -192,11 +195,14 @@ class Batches(Topic):
             return
         self._layers.append(kind)
         if len(self._layers) > 1:
-            self._pixels = None if kind.startswith(_NORMS) else self._pixels
+            self._unscaled = {} if kind.startswith(_NORMS) else self._unscaled
         elif issubclass(type(call.called), nn.Linear | _ConvNd) and (values := values_of(given)) is not None:
             most, whole = float(values.max()), values.is_floating_point() and bool((values == values.round()).all())
+            facts = {"kind": kind, "most": most, "noticed": call.line.site, "called": self._called.site}
             if whole and float(values.min()) >= 0 and 200 < most <= 255 and distinct(values) > 32:
-                self._pixels = kind, most, call.line
+                self._unscaled = {**facts, "numbers": "whole numbers", "such": "pixels of 0 to 255", "remedy": _PIXELS}
+            elif 1e4 < most < math.inf and values.dim() == 2 and distinct(values) > 32:
+                self._unscaled = {**facts, "numbers": "numbers", "such": "those of a raw column", "remedy": _COLUMNS}
 
     def _note_same(self, key: Any, tensor: torch.Tensor, line: Line) -> None:
         known = self._same.get(key)
@@ -263,8 +269,8 @@ class Batches(Topic):
                 name = argument(one.line, 0)
                 self.say(EQUAL_SAMPLES, one.line.site, size=one.equal, name=name, module=one.module, how=self._how)
         self._input, self._how = [], ""
-        if self._pixels is not None and not self._pretrained:
-            self.say(PIXELS, self._pixels[2].site, kind=self._pixels[0], most=self._pixels[1])
+        if self._unscaled and not self._pretrained:
+            self.say(UNSCALED, **self._unscaled)
         if followed.is_looked_at:
             self._look_for_one_tensor()
             with DisableTorchFunction():
@@ -290,10 +296,13 @@ class Batches(Topic):
         """Report a small part of the targets that every step slices anew, always the same part."""
         for same in [same for key, same in self._same.items() if same is not None and key[0] == "targets"]:
             if same.slice is not None and same.times >= 2 * _MANY:
-                size, samples, (text, start, site) = same.part[0][0], same.part[2][0], same.slice
+                size, samples, (text, start, site, steps) = same.part[0][0], same.part[2][0], same.slice
                 if 2 * size <= samples:
-                    facts = {"times": same.times, "size": size, "samples": samples}
-                    self.say(SAME_SLICE, site, part=variable(text), start=variable(start), **facts)
+                    why = "is not read where its loop goes over the samples" if steps else "does not change"
+                    remedy = f"take [{start}:{start} + {steps}]" if steps else f"change `{start}` from step to step"
+                    facts = {"times": same.times, "size": size, "samples": samples, "why": why, "remedy": remedy}
+                    inputs = [one.slice[2] for one in self._same.values() if one and one.slice and one is not same]
+                    self.say(SAME_SLICE, site, inputs=inputs, part=variable(text), start=variable(start), **facts)
 
     def _look_for_one_tensor(self) -> None:
         """Report a tensor that is in many entries of containers, and that the program changes in place."""
@@ -377,18 +386,28 @@ def _rows_equal(values: torch.Tensor) -> bool:
     return len(values) > 1 and bool((values == values[:1]).all())
 
 
-def _slice(tensor: torch.Tensor) -> tuple[str, str, Site] | None:
-    """Return the text, the start and the line of the slice that made a tensor, if its start is a variable."""
+def _slice(tensor: torch.Tensor) -> tuple[str, str, Site, str] | None:
+    """Return the text, the start and the line of the slice that made a tensor, if its start is a variable.
+
+    Or the variable of a loop over starts around it that does not read it, and the step of that loop.
+    """
     item = item_of(tensor)
     index = None if item is None else item[1].slice
     index = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
-    if item is None or item[0].site is None or not isinstance(index, ast.Slice) or index.lower is None:
+    if item is None or item[0].site is None or not isinstance(index, ast.Slice):
         return None
+    if index.lower is None or isinstance(index.lower, ast.Constant):
+        loop: Any = item[1]
+        while not isinstance(loop, ast.For | ast.FunctionDef | ast.Module):
+            loop = loop.parent
+        found = re.match(r"for (\w+) in range\([^,]+, .+, ([\w.]+)\):", ast.unparse(loop))
+        is_read = found is None or any(found[1] in read_by(one) for one in loop.body)
+        return None if found is None or is_read else (ast.unparse(item[1]), found[1], item[0].site, found[2])
     names = [one.id for one in ast.walk(index.lower) if isinstance(one, ast.Name)]
     end, code = "" if index.upper is None else ast.unparse(index.upper), item[0].code
     if end.isidentifier() and code is not None:  # the end of a part on purpose, unless it is computed from the start
         end = " ".join(path for one in statements_binding(code, end) for path in one.reads)
-    return (ast.unparse(item[1]), names[0], item[0].site) if {*names} & {*re.findall(r"\w+", end)} else None
+    return (ast.unparse(item[1]), names[0], item[0].site, "") if {*names} & {*re.findall(r"\w+", end)} else None
 
 
 def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
@@ -400,7 +419,9 @@ def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
     holders += [one for one in rows if id(one) in inside]
     counted = [one.values() if type(one) is dict else [tensor] if _is_record(one) else one for one in holders]
     number = sum(one is tensor for held in counted for one in held)
-    return number, any(type(one) is deque and len(one) >= _FRAMES and len({*map(id, one)}) == 1 for one in holders)
+    return number, any(
+        type(one) in (list, deque) and len(one) >= _FRAMES and len({*map(id, one)}) == 1 for one in holders
+    )
 
 
 def _is_record(one: Any) -> bool:

@@ -135,10 +135,7 @@ class Sequences(Topic):
             self._several = len(several)
             numbers = [one for one in several if one.is_floating_point() and one.dim() in (2, 3)]
             self._series = values_of(numbers[0]) if len(numbers) == 1 else None
-            self._filled = []
-            if self._series is not None and self._series.dim() == 3:  # a number for each position; 0 if all are 0
-                numbers_of = torch.arange(self._series.shape[1]) % 7 + 1
-                self._filled = [(self._series != 0).any(-1).long() * numbers_of]
+            self._filled = _numbered(self._series)
         if given and issubclass(type(call.called), _BY_TIME):
             own = attributes_of(call.called)
             is_first = attributes_of(own["_modules"].get("self_attn", call.called)).get("batch_first")
@@ -189,6 +186,7 @@ class Sequences(Topic):
             if values.numel() == filled.numel():
                 self._look_for_padding(filled, values.reshape(filled.shape), call.line.site, of)
         if values.dtype != torch.long:
+            self._targets += _numbered(values) if reduction == "none" else []
             return
         is_of_words = call.called in (F.cross_entropy, F.nll_loss)
         if is_of_words and self._ids and distinct(values) > 2:
@@ -372,6 +370,13 @@ def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
     shapes = [(shape_of(one), tuple(one._saved_self_sym_sizes)) for one in repeats]
     is_layer = kind_of(given) in ("AddmmBackward", "MmBackward") and shape_of(given)[0] == ids.numel()
     return is_layer and all(after[:2] != tuple(ids.shape) or before == after for after, before in shapes)
+
+
+def _numbered(series: torch.Tensor | None) -> list[torch.Tensor]:
+    """Return a number for each position of some series of numbers, and 0 for one with only zeros."""
+    if series is None or series.dim() != 3:
+        return []
+    return [(series != 0).any(-1).long() * (torch.arange(series.shape[1]) % 7 + 1)]
 
 
 def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:

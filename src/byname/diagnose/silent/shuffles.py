@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import dataloader
 
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import is_readable, looking
@@ -19,7 +20,7 @@ from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, patch, row,
 from byname.reading.frames import Line, variables_of
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.tensor import PLAIN, fact, is_tensor
-from byname.source.code import ThisCode, names_bound, statements_of
+from byname.source.code import ThisCode, enclosing_statement, names_bound, statements_of
 from byname.source.location import PROGRAM, WRITTEN_BY, Site, is_library, site_of, statements_binding
 from byname.source.tracebacks import outwards
 from byname.tracking.lookup import note_of
@@ -31,14 +32,16 @@ SHUFFLED_APART = row("shuffled-apart",
     "{by}: no target belongs to its sample any more",
     "draw one permutation once and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]")
 SAME_DRAWS = row("same-random-numbers",
-    "suspicious: `{seeds.statement}`{noticed:at} sets the same seed before each of {times} steps: what is drawn in the "
-    "forward{drawn:at}, as by a dropout, is the same each time",
+    "suspicious: `{seeds.statement}`{noticed:at} sets the same seed {when}: what is drawn {what}{drawn:at} is the same "
+    "each time",
     "set the seed once, before the loop; for an evaluation with a fixed seed, under torch.random.fork_rng()")
 # fmt: on
 
 _MOST_ROWS, _MOST_NUMBERS, _COMPARED, _MANY = 1 << 16, 1 << 22, 4, 8
 _SEEDS = re.compile(r"seed|set_state|default_rng|RandomState|Random\(")
 """Words of a statement after which the same numbers may be drawn again."""
+_SEEDS_BY = re.compile(r"\b(manual_seed|random\.seed|default_rng|RandomState|random\.Random)\((\d+|[A-Z][A-Z_]*)\)")
+_EACH_STEP = f"before each of {_MANY} steps"
 
 
 class _Draw(NamedTuple):
@@ -108,12 +111,19 @@ class Seeds(Topic):
 
     def begin(self, block: Undo) -> None:
         patch(block, torch, "manual_seed", self._seeds)
+        patch(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
         for owner in (torch, torch.random):  # as fork_rng() does at its end
             patch(block, owner, "set_rng_state", lambda call, _: self._now.clear())
 
     def _seeds(self, call: ObservedCall, result: Any) -> None:
         if torch.is_grad_enabled():
             self._now |= {"seed": call.given(0, "seed"), "line": call.programs_line}
+
+    def _gave(self, call: ObservedCall, batch: Any) -> None:
+        """Report a seed that the dataset of a batch sets for each sample."""
+        is_looked_at = self._watch.made == _MANY and torch.is_grad_enabled()
+        for site, _ in seeds_in(gives_samples(attributes_of(call.args[0]).get("_dataset"))) if is_looked_at else ():
+            self.say(SAME_DRAWS, site, seeds=site, when="for each sample", what="with it", drawn=None)
 
     def ran(self, call: ObservedCall) -> None:
         """Note the state at the first forward of a step."""
@@ -127,12 +137,31 @@ class Seeds(Topic):
             key = id(followed), now["seed"], now["line"].place, now["state"]
             self._same = [*same, key] if [key] == same[-1:] else [key]
             if len(self._same) == _MANY and (site := now["line"].site) is not None:
-                self.say(SAME_DRAWS, site, seeds=site, times=_MANY, drawn=now["drawn"])
+                what = "by a dropout or the like in the forward"
+                self.say(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what=what, drawn=now["drawn"])
+        step: Any = getattr(followed.line.spot, "node", None) if followed.steps == _MANY else None
+        for site, one in seeds_in(followed.line.code) if step is not None else ():
+            is_beside = one.parent is enclosing_statement(step).parent  # type: ignore[attr-defined]
+            if is_beside and "torch.manual_seed" not in ast.unparse(one):
+                self.say(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what="with it", drawn=None)
+
+
+def gives_samples(dataset: Any) -> Any:
+    """Return the code by which a dataset gives a sample, or None."""
+    return getattr(found_in(type(dataset), "__getitem__"), "__code__", None)
+
+
+def seeds_in(code: CodeType | None) -> Iterator[tuple[Site, Any]]:
+    """Yield the statements of a body that always set one seed, or make a generator with it."""
+    for one in statements_of(code) if code is not None and not is_library(code.co_filename) else ():
+        is_plain = isinstance(one, ast.Expr | ast.Assign) and _SEEDS_BY.search(ast.unparse(one))
+        if code is not None and is_plain and isinstance(one.parent, ast.FunctionDef | ast.For | ast.While):  # type: ignore[attr-defined]
+            yield site_of(code, one, None, code.co_qualname), one
 
 
 def ignores_index(loader: Any) -> str:
     """Return in words that the program's dataset of a loader does not read the index that it is asked for, or none."""
-    code: Any = getattr(found_in(type(attributes_of(loader).get("dataset")), "__getitem__"), "__code__", None)
+    code = gives_samples(attributes_of(loader).get("dataset"))
     if code is None or is_library(code.co_filename) or code.co_varnames[1:2] < ("a",):  # "_" says so
         return ""
     given = [one.argval if type(one.argval) is tuple else (one.argval,) for one in dis.get_instructions(code)]

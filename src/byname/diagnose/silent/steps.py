@@ -1,4 +1,4 @@
-"""Steps: schedulers of the wrong optimizer, learning rates that are too small, clipping without effect."""
+"""Steps: schedulers of the wrong optimizer, learning rates that are too small, clipping and calls without effect."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import ast
 import math
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from os.path import commonprefix
 from types import CodeType
 from typing import Any
@@ -16,17 +17,20 @@ import torch
 from torch.optim import lr_scheduler
 
 from byname.diagnose.cause import variable
+from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
 from byname.diagnose.nonfinite.reasons import can_look, looking
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, patch, row
 from byname.naming.name import Name
 from byname.reading.frames import Line
+from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.code import source_of, statements_of
 from byname.source.location import is_library, site_of
 from byname.table import counted
+from byname.tracking.log import Call, Log, logs
 from byname.undo import Undo
 
 # fmt: off
@@ -69,6 +73,8 @@ CLIPS_ANOTHER = row("clips-another-model",
     "`{clip.statement}`{noticed:at} clips the gradients of {names:3}, which no backward has reached since their last "
     "step, and then {kind} steps{step:at} with the gradients of {others:3}, which nothing clips",
     "clip the parameters of that step: those of {path}")
+DROPPED = row("result-dropped",
+    "`{dropped.statement}`{noticed:at} changes nothing: the statement drops what {name}() returns", "{remedy}")
 # fmt: on
 
 _MANY, _ENOUGH, _CLIPPED_IN = 8, 3, 64
@@ -363,3 +369,55 @@ class Clipping(Topic):
             facts = {"kind": followed.kind, "backward": followed.backward, "step": followed.site, "path": path}
             cause = CLIPS_TOO_SOON if clipped is followed else CLIPS_ANOTHER
             self.say(cause, site, clip=site, names=names, others=others, **facts)
+
+
+_NEW = re.compile("masked_fill|detach|dropout|relu|sigmoid|(log_)?softmax|normalize|clamp|squeeze|transpose|permute")
+"""Functions and methods that are called for their result only."""
+
+
+class Unused(Topic):
+    """Watches what statements drop before the first backward calls."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(watch)
+        self._remedies: dict[Any, str] = {}  # by place; none where nothing is dropped
+
+    def backward(self, loss: Loss) -> None:
+        """Report the statements that dropped a result before this call, and before an earlier one."""
+        for log in [one for one in logs() if one.of_this_thread()] if loss.number <= 4 else ():
+            for place, (line, name, module) in {one[0].place: one for one in _calls_of(log)}.items():
+                if remedy := self._remedies.get(place):
+                    self.say(DROPPED, line.site, dropped=line.site, name=name, remedy=remedy)
+                elif place not in self._remedies and not is_library(line.code.co_filename):  # type: ignore[union-attr]
+                    remedy = _instead(line, name, module)
+                    changes = remedy and any(one.line.place == place for one in log.changes)
+                    self._remedies[place] = "" if changes else remedy
+
+
+def _calls_of(log: Log) -> Iterator[tuple[Line, str, Any]]:
+    """Yield the calls since the last step whose result is gone: line, name and innermost module."""
+    since = log.steps[-1].number if log.steps else 0
+    for raw in takewhile(lambda raw: raw[0] >= since, reversed([*log.calls])):
+        if raw[3] is not None and raw[3]() is None and raw[6] is not None and not raw[5]:
+            yield Line(*raw[6:]), Call.of(raw).name, raw[4] and raw[4]()
+    for cut in takewhile(lambda cut: cut.number >= since, reversed([*log.cuts])):
+        if cut.name == "detach" and cut.result is not None and cut.result() is None:
+            yield cut.line, cut.name, None
+
+
+def _instead(line: Line, name: str, module: Any) -> str:
+    """Return what to write instead of a call for its result that is a whole statement; empty if it is none."""
+    node: Any = getattr(line.spot, "node", None)
+    statement: Any = getattr(node, "parent", None)
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) and isinstance(statement, ast.Expr) else ""
+    own = attributes_of(module) if type(module).__module__.startswith("torch.nn.") else {}  # else the line is in it
+    last = called.rpartition(".")[2]  # of a module part of its class, or it may be the last one of those called
+    is_plain = len(last) > 3 and type(module).__name__.lower().startswith(last.lower()[:4])
+    is_known = is_plain and not parameters_in(module) if own else _NEW.fullmatch(name) and last == name
+    if not called or not is_known or any(map(own.get, ("_forward_hooks", "_forward_pre_hooks", "inplace"))):
+        return ""
+    if isinstance(statement.parent, ast.Try) or {one.arg for one in node.keywords} & {"inplace", "out"}:
+        return ""
+    is_function = own or re.search(r"(^|\b(F|functional|torch)\.)\w+$", called)
+    given = (*node.args, node)[0] if is_function else getattr(node.func, "value", node)
+    return f"{ast.unparse(given)} = {ast.unparse(node)}" if "(" not in ast.unparse(given) else "assign the result"

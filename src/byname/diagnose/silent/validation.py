@@ -76,10 +76,7 @@ class _Forwards:
 
 @dataclass
 class _Early:
-    """A module that is in evaluation mode before the first step, and the optimizer that trains it.
-
-    An evaluation ran it so, or the program put it into that mode.
-    """
+    """A module that an evaluation before the first step ran in evaluation mode, or that was put into it; its owner."""
 
     line: Line
     modules: list[weakref.ref[nn.Module]]  # itself, then those that compute otherwise in training
@@ -113,7 +110,7 @@ class EvaluationMode(Topic):
         elif not trains and call.frame.f_code is not call.called.__code__:  # else it is inside of another
             early = self._note_early(call.args[0], line)
             early.is_put, drops = True, any("Norm" not in one.path for one in early.modal)
-            early.is_meant = early.is_meant or (beside and not drops) or _is_in_a_loop(line)
+            early.is_meant = early.is_meant or (beside and not drops)
 
     def evaluated(self, call: ObservedCall) -> None:
         """Note a call without gradients of a module that an optimizer trains, or before the first step of any."""
@@ -198,14 +195,6 @@ def _put_by(line: Line) -> tuple[str, str]:
     if by not in ("eval", "train") or "(" in module:  # as in ``model = Net.from_pretrained(path)``
         module = (line.site and line.site.target) or "model"
     return module, by or "eval"
-
-
-def _is_in_a_loop(line: Line) -> bool:
-    """Return whether a statement is in a loop, as one that each epoch repeats."""
-    node: Any = getattr(line.spot, "node", None)
-    while node is not None and not isinstance(node, ast.For | ast.While):
-        node = getattr(node, "parent", None)
-    return node is not None
 
 
 def _evaluates(line: Line) -> bool:

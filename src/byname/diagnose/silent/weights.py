@@ -11,17 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from byname.autograd.walk import has_graph
 from byname.diagnose.cause import variable
-from byname.diagnose.causes.loss import Loss
-from byname.diagnose.causes.losses import flat_in
-from byname.diagnose.causes.training import DEAD
 from byname.diagnose.context import FailureContext, assignments
-from byname.diagnose.followed_optimizer import Flat, FollowedOptimizer, has_zero_gradient, sum_of
+from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, sum_of
 from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, called_as, patch, row
 from byname.naming.name import Name
-from byname.reading.frames import NO_LINE, Line
+from byname.reading.frames import Line
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact, memory_of
@@ -42,7 +38,9 @@ TWINS = row("equal-units",
     "initialise each at random, by itself: make each anew instead of by copy.deepcopy(), or call reset_parameters()")
 DIES = row("gradients-die",
     "{backward:-}all numbers in the gradients of {names:3} are exactly 0 since step {since} of {steps}, and were not "
-    "before; the loss is not 0{why}{blocking:-}", "{remedy}")
+    "before; the loss is not 0. This happens when a relu gets only negative values (a dead "
+    "relu), or a clamp only values outside of its range",
+    "leave out a relu at the output (or take softplus, leaky_relu), take a smaller learning rate (lr), or clip")
 AVERAGE_IS_COPY = row("average-is-a-copy",
     "{average} is no average of {weight}: after each update{noticed:at} it is nearly equal to it, and differs by "
     "{share:.1g} of what the last step changed. The decay seems to be used the wrong way round",
@@ -67,8 +65,6 @@ UNTIED = row("weights-untied",
     "right if each should learn by itself")
 # fmt: on
 
-_DEAD_RELU = ". This happens when a relu gets only negative values: a dead relu"
-_LESS = "leave out a relu at the output (or take softplus, leaky_relu), take a smaller learning rate (lr), or clip"
 _EQUAL_AT, _TARGETS_AT, _AVERAGED_AT = 8, (32, 64, 128, 256), (8, 16, 32)
 _DEAD, _LONG = 8, 4
 """The fewest steps with gradients of 0 only that are reported, and the smallest share of all steps: one in `_LONG`."""
@@ -121,7 +117,6 @@ class Weights(Topic):
         super().__init__(watch)
         self.dead: dict[int, int] = {}
         self._dying: dict[int, list[int]] = {}
-        self._blocking: dict[int, Flat | None] = {}
         self._last: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._copies: dict[int, int] = {}
         self._modules: dict[int, _Called] = {}
@@ -159,13 +154,8 @@ class Weights(Topic):
                 self.say(UNTIED, site, first=names[0], second=names[1], tied=second.line.site)
 
     def note_losses(self, roots: Sequence[Any]) -> None:
-        """Note whether a loss is 0: then a gradient of 0 is right, as that of a hinge loss; else what passes none."""
+        """Note whether a loss is 0: then a gradient of 0 is right, as that of a hinge loss."""
         self._loss_is_zero = any(map(is_zero, roots))
-        if not self._loss_is_zero and not self._blocking.keys() >= self.dead.keys():
-            loss = Loss(FailureContext([one for one in roots if has_graph(one)]), 0, NO_LINE, ())
-            reached = set(map(id, loss.context.leaves))
-            for key in [key for key in self.dead if not reached.isdisjoint(self._dying[key])]:
-                self._blocking.setdefault(key, flat_in(loss))
 
     def evaluated(self, call: ObservedCall) -> None:
         """Note a call that gives a target, by the name of what is called, of a module that an optimizer trains."""
@@ -314,25 +304,16 @@ class Weights(Topic):
                     self._targets.append((called, followed, {"target": target, "module": module, "unused": unused}))
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        died = {followed for followed in every if self._tell_of_death(followed)}  # then no unit is dead alone
-        self._tell_of_dead_units([one for one in every if one not in died])
+        since = {one: self.dead.get(id(one), one.steps) for one in every}
+        died = [one for one in every if one.steps - since[one] >= max(_DEAD, one.steps / _LONG)]
+        self._tell_of_dead_units([one for one in every if one not in died])  # they may be dead by what is behind them
+        for followed in died:
+            names = followed.names_of(self._dying[id(followed)])
+            facts = {"names": names, "backward": followed.backward, "steps": followed.steps}
+            self.say(DIES, followed.site, since=since[followed], **facts)
         for called, followed, facts in self._targets:
             if any(sum_of(one) == called.total for one in called.parameters[:1]):  # none of a copy that is gone
                 self.say(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
-
-    def _tell_of_death(self, followed: FollowedOptimizer) -> bool:
-        """Report gradients that are 0 since some step; return whether they are."""
-        since = self.dead.get(id(followed), followed.steps)
-        is_long = followed.steps - since >= max(_DEAD, followed.steps / _LONG)
-        flat = self._blocking.get(id(followed)) if is_long else None
-        why, remedy = _DEAD_RELU, _LESS
-        if flat is not None and flat.dead:
-            why, remedy = f": {flat.blocks} then", DEAD["clamp"] if flat.operation == "clamp" else _LESS
-        facts = {"backward": followed.backward, "blocking": flat and flat.site, "why": why, "remedy": remedy}
-        if is_long:
-            names = followed.names_of(self._dying[id(followed)])
-            self.say(DIES, followed.site, names=names, steps=followed.steps, since=since, **facts)
-        return is_long
 
 
 def _all_equal(tensor: torch.Tensor) -> bool:
