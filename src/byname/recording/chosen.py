@@ -97,9 +97,9 @@ class Chosen:
                 gone.add(time)  # unless it is found to stay
                 values = {**self._latest, **values}
                 gone = gone - {time} | self._displaced(time, values, hurry)
-                if not (why or hurry) and self._asked(self._stops, "stop_when", time, values):
-                    asked = f"stop_when ({reduction_name(self._stop_when)})"
-                    why = f"{asked} was true after {time.mode} iteration {time.iteration}"
+                stop = None if why or hurry else self._stop_when
+                if stop is not None and self._asked(stop, "stop_when", time, values):
+                    why = f"stop_when ({reduction_name(stop)}) was true after {time.mode} iteration {time.iteration}"
         finally:
             if self._keep is not None:
                 self._windows.drop(gone)
@@ -125,16 +125,13 @@ class Chosen:
         heapq.heappush(self._kept, (math.inf if math.isnan(number) else number, -next(self._order), time))
         return {heapq.heappop(self._kept)[2]} if len(self._kept) > self._keep else set()
 
-    def _stops(self, values: Mapping[str, Any]) -> bool:
-        return bool(self._stop_when and self._stop_when(values))
-
     def _asked(
         self, function: Callable[[Any], Any], name: str, time: Time, values: dict[str, Any], *, hurry: bool = False
     ) -> Any:
         """Call a function of the user's; its error says where it was called. None if its error was reported."""
         try:
             with muting(), torch.inference_mode(False), torch.no_grad():
-                return function(values)
+                return function(values) if name == "by" else bool(function(values))
         except Exception as error:
             when = f"{time.mode} iteration {time.iteration}"
             note_on(error, f"byname: in {name}, at {when}")

@@ -205,13 +205,12 @@ def together(found: Mapping[str, SeriesRecords], *how: Any) -> xarray.DataArray:
     if len({*inner.values()}) > 1:
         shapes = listed([f"{path} {shape}" for path, shape in inner.items()], 4)
         raise BynameError(f"the values of these places have different shapes ({shapes}): take them one by one")
-    paths = xarray.Variable("path", [*arrays])
     dtype = np.result_type(*(one.dtype for one in arrays.values()))
     known = np.concatenate([np.zeros(0, dtype), *(np.ravel(one) for one in arrays.values() if dtype.kind == "O")])
     empty = {"values": np.full(1, _missing(known), dtype)[0], "recorded": False, "filled": False, "mask": False}
     named = [one.drop_attrs().to_dataset(name="values") for one in arrays.values()]
-    how_joined: Any = {"join": "outer", "data_vars": "all", "coords": "different", "compat": "equals"}
-    return xarray.concat(named, paths, fill_value=empty, **how_joined)["values"].rename(None)
+    join: Any = {"join": "outer", "data_vars": "all", "coords": "different", "compat": "equals"}
+    return xarray.concat(named, xarray.Variable("path", [*arrays]), fill_value=empty, **join)["values"].rename(None)
 
 
 def _masked(array: xarray.DataArray) -> xarray.DataArray:

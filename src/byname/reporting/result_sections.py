@@ -133,7 +133,8 @@ def census_section(census: Census, draft: PageDraft) -> Section:
         for way, without in (("kind", ""), ("module", "no module"), ("dtype", "no tensor"), ("site", "not tracked"))
         if any(row[way] for row in rows)
     }
-    facts = [("alive", bytes_text(census.bytes)), ("devices", _joined(key for key, _, _ in census.by("device")))]
+    devices = ", ".join(sorted({str(key) for key, _, _ in census.by("device")})) or "none"
+    facts = [("alive", bytes_text(census.bytes)), ("devices", devices)]
     return _section("Memory", census, rows, ways, facts)
 
 
@@ -217,10 +218,6 @@ def _section(
     panels += [TablePanel.of(rows)] if rows else []
     headline = found._title() if rows else f"{title}: nothing"
     return Section(title=title, headline=headline, facts=facts, notes=found._notes(), panels=panels)
-
-
-def _joined(words: Iterable[object]) -> str:
-    return ", ".join(sorted({str(one) for one in words})) or "none"
 
 
 BARS = 60
