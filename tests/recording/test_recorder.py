@@ -73,17 +73,20 @@ def test_a_forward_that_raises_raises_its_own_error_whatever_is_due_next_and_the
             h = x + 1
             if x in (1, 4, 5):
                 raise KeyError("the program's own")
+            if x == 9:
+                raise KeyboardInterrupt
             return h
 
     model = Picky()
-    with byname.record(model, {"input": {"every": 2}, "forward.h": {"start": 6}, "forward": {}}) as recorder:
-        for x in range(8):
-            with pytest.raises(KeyError) if x in (1, 4, 5) else nullcontext():
+    where = {"input": {"every": 2, "mode": "train"}, "forward.h": {"start": 6, "stop": 8}, "forward": {}}
+    with byname.record(model, where) as recorder:
+        for x in range(11):
+            with pytest.raises(KeyboardInterrupt if x == 9 else KeyError) if x in (1, 4, 5, 9) else nullcontext():
                 model(torch.tensor(x))
     found = {path: list(zip(s.iterations, map(int, s.values), strict=True)) for path, s in recorder.results.items()}
-    assert found["input"] == [(i, i) for i in (0, 2, 4, 6)]
+    assert found["input"] == [(i, i) for i in (0, 2, 4, 6, 8, 10)]
     assert found["forward.h"] == [(6, 7), (7, 8)]
-    assert found["forward"] == [(i, i + 1) for i in (0, 2, 3, 6, 7)]
+    assert found["forward"] == [(i, i + 1) for i in (0, 2, 3, 6, 7, 8, 10)]
     assert not model._forward_hooks and not model._forward_pre_hooks
 
 

@@ -303,8 +303,8 @@ class Clock:
             self._ended()
 
     def _catch_up(self) -> bool:
-        """Report at the next forward that one has ended which raised: until then PyTorch goes through its hooks."""
-        late, self._late = self._late, False
+        """Report a forward that raised, as PyTorch then went through its hooks, or was interrupted; at the next one."""
+        late, self._late = self._late or self.thread.inside, False
         if late:
             self._ended()
         return late
