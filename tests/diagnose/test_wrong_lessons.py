@@ -2916,6 +2916,21 @@ def noise_of_one_generator():
     return model
 
 
+def validated_with_a_seed_in_the_loop():
+    model, generator = network(), torch.Generator()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        generator.manual_seed(0)
+        with torch.no_grad():
+            model(torch.randn(12, 4, generator=generator))
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
 def noise_of_a_new_generator():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -2936,7 +2951,10 @@ def test_a_seed_that_a_dataset_sets_for_each_sample_or_a_loop_for_a_new_generato
     assert [one.statement for one in found.sites] == ["generator = torch.Generator().manual_seed(3)"]
 
 
-@pytest.mark.parametrize("program", [batches_of(NoisyByIndex), batches_of(TwiceTheSame), noise_of_one_generator])
+@pytest.mark.parametrize(
+    "program",
+    [batches_of(NoisyByIndex), batches_of(TwiceTheSame), noise_of_one_generator, validated_with_a_seed_in_the_loop],
+)
 def test_seeds_that_differ_between_samples_and_one_generator_are_right(program):
     assert findings_of(program) == []
 

@@ -250,9 +250,8 @@ class Loading(Topic):
             key = f"k.removeprefix('{prefix}')" if method else f"'{prefix}' + k"
             remedy = f"load {{{key}: v for k, v in {state.path}.items()}}: with this prefix {fits} names fit"
         remedy = (renamed and f"load {{{renamed}: v for k, v in {state.path}.items()}}, whose names fit") or remedy
-        name, wanted = (
-            [*[key for key in one if key not in other], *one, ""][0] for one, other in ((given, own), (own, given))
-        )
+        name = next((key for key in given if key not in own), "")
+        wanted = next((key for key in own if key not in given), "")
         names = {"name": name, "wanted": wanted, "remedy": remedy, "noticed": line.site}
         facts = {"matched": matched or "none", "state": state, **names}
         facts["given"] = counted(len(given), "entry", "entries")

@@ -387,10 +387,7 @@ def _rows_equal(values: torch.Tensor) -> bool:
 
 
 def _slice(tensor: torch.Tensor) -> tuple[str, str, Site, str] | None:
-    """Return the text, the start and the line of the slice that made a tensor, if its start is a variable.
-
-    Or the variable of a loop over starts around it that does not read it, and the step of that loop.
-    """
+    """Return the text, variable start and line of the slice that made a tensor, and the step of a loop over starts."""
     item = item_of(tensor)
     index = None if item is None else item[1].slice
     index = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index

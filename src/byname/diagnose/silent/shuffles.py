@@ -40,7 +40,8 @@ SAME_DRAWS = row("same-random-numbers",
 _MOST_ROWS, _MOST_NUMBERS, _COMPARED, _MANY = 1 << 16, 1 << 22, 4, 8
 _SEEDS = re.compile(r"seed|set_state|default_rng|RandomState|Random\(")
 """Words of a statement after which the same numbers may be drawn again."""
-_SEEDS_BY = re.compile(r"\b(manual_seed|random\.seed|default_rng|RandomState|random\.Random)\((\d+|[A-Z][A-Z_]*)\)")
+_SEEDS_BY = re.compile(r"\b(manual_seed|random\.seed|default_rng|RandomState|random\.Random)\((\d+|[A-Z][A-Z_]*)\)$")
+_EVALUATES = re.compile(r"val|test|eval|no_grad|inference")
 _EACH_STEP = f"before each of {_MANY} steps"
 
 
@@ -108,6 +109,7 @@ class Seeds(Topic):
         super().__init__(watch)
         self._now: dict[str, Any] = {}  # since the last step: the seed, its line, the generator's state in the forward
         self._same: list[Any] = []  # what held in the last steps in a row
+        self._last = (0, 0)  # the iterator that gave the last batch, and the steps before it
 
     def begin(self, block: Undo) -> None:
         patch(block, torch, "manual_seed", self._seeds)
@@ -121,7 +123,8 @@ class Seeds(Topic):
 
     def _gave(self, call: ObservedCall, batch: Any) -> None:
         """Report a seed that the dataset of a batch sets for each sample."""
-        is_looked_at = self._watch.made == _MANY and torch.is_grad_enabled()
+        last, self._last = self._last, (id(call.args[0]), self._watch.made)
+        is_looked_at = self._last == (last[0], last[1] + 1) == (last[0], _MANY) and torch.is_grad_enabled()
         for site, _ in seeds_in(gives_samples(attributes_of(call.args[0]).get("_dataset"))) if is_looked_at else ():
             self.say(SAME_DRAWS, site, seeds=site, when="for each sample", what="with it", drawn=None)
 
@@ -141,8 +144,11 @@ class Seeds(Topic):
                 self.say(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what=what, drawn=now["drawn"])
         step: Any = getattr(followed.line.spot, "node", None) if followed.steps == _MANY else None
         for site, one in seeds_in(followed.line.code) if step is not None else ():
-            is_beside = one.parent is enclosing_statement(step).parent  # type: ignore[attr-defined]
-            if is_beside and "torch.manual_seed" not in ast.unparse(one):
+            beside = one.parent.body if one.parent is enclosing_statement(step).parent else []  # type: ignore[attr-defined]
+            used = [ast.unparse(part) for part in beside if one.lineno < part.lineno < step.lineno]
+            name = re.match(r"(?!torch\.)[\w.]+(?= =|\.manual_seed|\.seed)", ast.unparse(one))  # of the generator
+            draws = [text for text in used if name and re.search(rf"\b{re.escape(name[0])}\b", text)]
+            if draws and not _EVALUATES.search(" ".join([ast.unparse(one), *draws])):
                 self.say(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what="with it", drawn=None)
 
 

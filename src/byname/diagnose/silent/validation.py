@@ -139,8 +139,8 @@ class EvaluationMode(Topic):
         modes = [one for one in modules_in(module) if has_modes(one)]
         kinds = tuple(map(variable, sorted({type(one).__name__ for one in modes})))
         references = [*map(weakref.ref, [module, *modes])]
-        early = self._early[id(module)] = _Early(line, references, kinds, is_meant=not modes)
-        return early
+        self._early[id(module)] = _Early(line, references, kinds, is_meant=not modes)
+        return self._early[id(module)]
 
     def applied(self, call: ObservedCall) -> None:
         """Report a dropout that eval() does not reach: one called as a function, or a module that is in no other."""
