@@ -2513,6 +2513,33 @@ def test_only_the_entries_of_the_program_are_counted():
     assert any(f"{one} entries of containers are one tensor" in str(found[0]) for one in (16, 32, 64))
 
 
+class Factors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(4, 3).requires_grad_(False)
+        self.down = nn.Parameter(torch.zeros(4, 2))
+        self.up = nn.Parameter(torch.zeros(2, 3))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.down @ self.up
+
+
+def two_factors_of_zeros():
+    model = Factors()
+    optimizer = torch.optim.SGD([model.down, model.up], 0.1)
+    for _ in range(8):
+        step(model, optimizer)
+    return model
+
+
+def test_the_lines_that_made_two_factors_of_zeros_are_told():
+    (found,) = findings_of(two_factors_of_zeros)
+    assert [one.statement for one in found.sites[:2]] == [
+        "self.down = nn.Parameter(torch.zeros(4, 2))",
+        "self.up = nn.Parameter(torch.zeros(2, 3))",
+    ]
+
+
 @pytest.mark.grid(fast=12)
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda one: one.__qualname__.replace(".<locals>.program", ""))
 def test_nothing_is_told_of_what_looks_alike_and_is_right(program):

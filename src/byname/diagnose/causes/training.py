@@ -33,6 +33,7 @@ from byname.source.location import Site, is_library
 from byname.source.tracebacks import outwards
 from byname.table import counted
 from byname.tracking.log import Change, changes_of, logs
+from byname.tracking.lookup import site_of_tensor
 
 MANY = 8
 """Steps after which some parameters of an optimizer are reported while its others learn."""
@@ -129,6 +130,7 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
         )
     elif len(still) > 1 and (len(followed.zero) < len(followed.keys) or len(still) == len(followed.zero)):
         called = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
+        called = called or [site for site in map(site_of_tensor, still) if site is not None]
         why, remedy = tell(_TWO_ZEROS, still=followed.names_of(map(id, still))), _ONE_OF
     elif flat is not None:
         why, remedy = f": relu(){at(flat.site)} gave only zeros in the first backward, and passes no gradient", _DEAD
