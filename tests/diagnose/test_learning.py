@@ -487,6 +487,11 @@ def test_what_learns_nothing_is_told_once_with_a_line_and_a_remedy(program, caus
     assert {site.file for site in findings[0].sites} == {__file__}
 
 
+def test_the_line_that_makes_an_optimizer_anew_is_told():
+    _, (finding,) = found_in(new_optimizers)
+    assert "optimizer = torch.optim.Adam(model.parameters())" in [site.statement for site in finding.sites]
+
+
 def test_the_parameters_of_the_new_model_are_named_beside_those_of_the_old_one():
     _, (finding,) = found_in(another_model)
     assert "`model.bias` and `model.weight`, and no optimizer has them" in finding.message

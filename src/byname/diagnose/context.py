@@ -26,7 +26,7 @@ from byname.reading.frames import Line, called_from, locals_of, passed_by, varia
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import is_bound_before_loop, source_of
+from byname.source.code import loops_around, names_bound, source_of, statements_of
 from byname.source.location import Instruction, Site, is_library, is_torch, locate, site_of, statements_binding
 from byname.source.tracebacks import PassedFrame
 from byname.tracking.lookup import site_of_tensor
@@ -185,7 +185,9 @@ class FailureContext:
         user, value = self._users_frame, self.value_at(path)
         if user is None or self.noticed is None or not is_tensor(value) or fact(value, "_version") > 0:
             return False
-        return is_bound_before_loop(user.code, path, self.noticed.line)
+        loops = loops_around(user.code, self.noticed.line)
+        bound = [one.lineno for one in statements_of(user.code) if path in names_bound(one)]
+        return bool(loops and bound) and max(bound) < loops[-1].lineno
 
     @property
     def _outside(self) -> list[PassedFrame]:

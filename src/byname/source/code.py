@@ -289,13 +289,6 @@ def is_kept(code: CodeType, path: str, line: int) -> bool:
     return bool(body) and not any(path in names_bound(one) for one in others)
 
 
-def is_bound_before_loop(code: CodeType, path: str, line: int) -> bool:
-    """Return whether a variable is bound before the innermost loop around a line, and not in that loop."""
-    bound = [one.lineno for one in statements_of(code) if path in names_bound(one)]
-    inner = loops_around(code, line)[-1:]
-    return any(min(bound, default=line) < one.lineno and not any(_spans(one, at) for at in bound) for one in inner)
-
-
 def loops_around(code: CodeType, line: int) -> list[ast.For | ast.While]:
     """Return the loops of a function or module body around a line, the outermost first."""
     return [one for one in statements_of(code) if isinstance(one, ast.For | ast.While) and _spans(one, line)]

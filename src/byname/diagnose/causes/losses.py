@@ -12,7 +12,7 @@ from torch import nn
 
 from byname.autograd.slots import held_by_nodes
 from byname.autograd.walk import Walk
-from byname.diagnose.cause import Cause, Facts, always, tell, variable
+from byname.diagnose.cause import Cause, Facts, always, variable
 from byname.diagnose.causes.loss import (
     ACTIVATIONS,
     COMPARING,
@@ -131,15 +131,9 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
                 "made": cut.line.site if derived else site_of_tensor(variables[path]),
                 "why": why_cut(cut),
                 "cut": cut.line.site,
-                "remedy": remedy_of(cut) if derived else tell(_AGAIN, variable=variable(path)),
+                "remedy": remedy_of(cut) if derived else f"compute `{path}` {_AGAIN}",
             }
             return
-
-
-_AGAIN = (
-    "compute {variable} again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; values "
-    "recorded under no_grad can be the old ones in a ratio of both"
-)
 
 
 def _constants(part: ast.AST, node: Any) -> Iterator[ast.expr]:
@@ -162,6 +156,8 @@ def _cut_parts(values: dict[str, Any], leaves: Collection[int]) -> Iterator[tupl
             yield from ((path, cut) for cut in cuts if any(id(one()) in leaves for one, _ in cut.inputs))
 
 
+_AGAIN = "again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; values recorded under "
+_AGAIN += "no_grad can be the old ones in a ratio of both"
 _LOG = re.compile(r"log_?p(rob|i\b|\b|s\b)|log_softmax")  # log_prob, logp, log_pi, ...
 
 

@@ -138,8 +138,7 @@ def remedy_of(cut: DetachPoint) -> str:
 
 def _words_of(cut: DetachPoint) -> tuple[str, str]:
     if cut.reason:
-        site = cut.line.site
-        is_drawn = cut.reason == "no_grad" and site is not None and ".sample(" in site.statement
+        is_drawn = cut.reason == "no_grad" and ".sample(" in getattr(cut.line.site, "statement", "")
         return _REASONS["sample" if is_drawn else cut.reason]
     otherwise = f"is the result of {cut.name}(), which has no gradient", "use a differentiable operation instead"
     return next(((why, remedy) for names, why, remedy in _KINDS if cut.name in names), otherwise)

@@ -29,7 +29,7 @@ from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
-from byname.source.location import Site, is_library
+from byname.source.location import Site, is_library, statements_binding
 from byname.source.tracebacks import outwards
 from byname.table import counted
 from byname.tracking.log import Change, changes_of, logs
@@ -139,17 +139,15 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
     yield {"names": names, "why": why, "called": called, "remedy": remedy}
 
 
-def _put_back(followed: FollowedOptimizer) -> Iterator[Facts]:
-    return ({"names": names} for fate, names in followed.same_values().items() if fate == PUT_BACK)
-
-
 def _too_small(followed: FollowedOptimizer) -> Iterator[Facts]:
     same = sorted(followed.same_values().items())
     return ({"names": names, "dtype": fate} for fate, names in same if fate not in (MOVED, PUT_BACK))
 
 
 def _all_parameters(followed: FollowedOptimizer) -> Iterator[Facts]:
-    yield {"times": followed.anew, "names": followed.all_names()}
+    code, path = followed.line.code, followed.variable.path
+    made = [] if code is None else [one.site for one in statements_binding(code, path)]
+    yield {"times": followed.anew, "names": followed.all_names(), "made": made[0] if len(made) == 1 else None}
 
 
 def _backward_calls(followed: FollowedOptimizer) -> Iterator[Facts]:
@@ -226,8 +224,8 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
         "GradScaler: `{clip.statement}`{clip:at} clips gradients that are still multiplied by the scale, {scale:g}",
         "call `{scaler}.unscale_({optimizer})` on the line before it, after the backward"),
     Cause("optimizer-anew", lambda followed: followed.anew == ANEW, _all_parameters,
-        "suspicious: {times} times in a row a new {kind} made one step{noticed:at} for {names}: what it keeps of "
-        "earlier gradients begins anew each time",
+        "suspicious: {times} times in a row a new {kind}{made:at} made one step{noticed:at} for {names}: what it keeps "
+        "of earlier gradients begins anew each time",
         "make the optimizer once, before the loop; to change a setting, assign it in optimizer.param_groups"),
     Cause("never-zeroed", lambda followed: followed.carried == CARRIED, _all_parameters,
         "nothing clears the gradients of {names} between {steps} so far: the backward{backward:at} adds to those of "
@@ -272,7 +270,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         "the gradient of {names} is exactly 0 in each of those of {steps} that were looked at{why}{called:-}",
         "{remedy}"),
     Cause("never-learns", lambda followed: followed.over and followed.steps >= MANY and followed.idle != followed.steps,
-        _put_back,
+        lambda one: ({"names": names} for fate, names in one.same_values().items() if fate == PUT_BACK),
         "suspicious: {names} {names:has|have} the same values before each of those of {steps} that were looked at, "
         "though {names:its|their} gradients are not 0: a step does change them, and something puts them back. Only a "
         "few small parameters are looked at",
