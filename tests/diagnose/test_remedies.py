@@ -310,6 +310,9 @@ def test_a_value_made_before_the_loop_is_no_state_carried_over(tmp_path):
     assert run(OLD_LOG_PROBS.replace("for _", f"{line}\nfor _"), tmp_path) is None
     written = OLD_LOG_PROBS.replace("    loss =", "    old += policy(torch.ones(4, 3))\n    loss =")
     assert "before the loop" not in explained(written, tmp_path).remedy
+    elsewhere = "def renew():\n    global old\n    old = old + policy(torch.ones(4, 3))\n"
+    bound = OLD_LOG_PROBS.replace("for _", f"{elsewhere}for _").replace("    loss =", "    renew()\n    loss =")
+    assert "before the loop" not in explained(bound, tmp_path).remedy
 
 
 def test_a_value_that_a_list_carries_over_is_detached_where_the_next_iteration_takes_it(tmp_path):

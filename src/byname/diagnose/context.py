@@ -26,7 +26,7 @@ from byname.reading.frames import Line, called_from, locals_of, passed_by, varia
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import loops_around, names_bound, source_of, statements_of
+from byname.source.code import binds_alone, loops_around, names_bound, source_of, statements_of
 from byname.source.location import Instruction, Site, is_library, is_torch, locate, site_of, statements_binding
 from byname.source.tracebacks import PassedFrame
 from byname.tracking.lookup import site_of_tensor
@@ -187,7 +187,7 @@ class FailureContext:
             return False
         loops = loops_around(user.code, self.noticed.line)
         bound = [one.lineno for one in statements_of(user.code) if path in names_bound(one)]
-        return bool(loops and bound) and max(bound) < loops[-1].lineno
+        return bool(loops and bound) and max(bound) < loops[-1].lineno and binds_alone(user.code, path)
 
     @property
     def _outside(self) -> list[PassedFrame]:
