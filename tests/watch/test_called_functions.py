@@ -334,6 +334,30 @@ def test_functional_names_that_are_operations_stay_operations(x):
     assert high[2] == x.max()
 
 
+def gelu(x):
+    inner = x * (1 + x.tanh())
+    return inner / 2
+
+
+def test_a_function_that_has_the_name_of_an_operation_and_calls_no_such_is_the_programs(x):
+    """As language models have a `gelu` of their own."""
+
+    class Ours(nn.Module):
+        def forward(self, x):
+            return gelu(x) + 1
+
+    class Theirs(nn.Module):
+        def forward(self, x):
+            return F.gelu(x) + 1
+
+    for model, plain in ((Ours(), gelu(x)), (Theirs(), F.gelu(x))):
+        for where in ("0.gelu", "*.gelu"):
+            (one,) = seen(nn.Sequential(model), where, x)
+            assert one[0] == "0.gelu" and torch.equal(one[2], plain)
+        with byname.interject(model, "gelu", lambda name, module, value: value * 0):
+            assert torch.equal(model(x), torch.ones_like(x))
+
+
 def in_its_place(module, x):
     doubled = x * 2
     return module.linear(doubled)

@@ -100,9 +100,7 @@ def repeated(plan: Plan, link: Wires) -> Iterator[str]:
         run = plan.items[min(ends)[0]].run if ends else None
         if run is not None:
             total, times = len(run.groups), {time for _, time in ends}
-            which = {frozenset({0}): "the first", frozenset({total - 1}): "the last"}.get(
-                frozenset(times), str(len(times))
-            )
+            which = {"{0}": "the first", f"{{{total - 1}}}": "the last"}.get(str(times), str(len(times)))
             yield f"{word} {'each' if len(times) == total else which} of {total}"
 
 
@@ -111,11 +109,8 @@ def _sizes(module: nn.Module | None) -> str:
     if module is None or not type(module).__module__.startswith("torch.nn."):
         return ""
     known = vars(module)
-    for before, after in (
-        ("in_features", "out_features"),
-        ("num_embeddings", "embedding_dim"),
-        ("input_size", "hidden_size"),
-    ):
+    sizes = (("in_features", "out_features"), ("num_embeddings", "embedding_dim"), ("input_size", "hidden_size"))
+    for before, after in sizes:
         if before in known and after in known:
             return f"{known[before]} → {known[after]}"
     if "in_channels" not in known:

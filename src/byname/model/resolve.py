@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import dis
 import re
 from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
@@ -311,7 +312,18 @@ def _operations(level: Level, rest: Segments, alone: bool, function: str = "") -
     if name.wild or is_operation(_bare(name.plain)) or is_operation(name.plain):
         label = f"{function}.{name.text}" if function else name.text
         for path, module in level.items():
-            yield Spot("operation", under(path, label), module, name.text, function, rest[1:], alone=alone)
+            if function or name.wild or not _is_programs(module, name.plain):
+                yield Spot("operation", under(path, label), module, name.text, function, rest[1:], alone=alone)
+
+
+def _is_programs(module: nn.Module, name: str) -> bool:
+    """Return whether a name that PyTorch has too is that of a function of the program in the code of a forward."""
+    code = getattr(function_of(module, "forward"), "__code__", None)
+    if code is None or name not in (*code.co_names, *code.co_freevars):
+        return False
+    loads = {one.opname for one in dis.get_instructions(code) if one.argval == name}  # not as an attribute: `F.gelu`
+    own = functions_called(module).get(name) if loads <= {"LOAD_GLOBAL", "LOAD_DEREF"} else None
+    return own is not None and name not in own.__code__.co_names
 
 
 _READERS = {

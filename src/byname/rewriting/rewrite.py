@@ -264,18 +264,14 @@ def _interjection_sites(module: nn.Module) -> Iterator[InterjectionSite]:
 
 def _copy_of(root: M) -> M:
     """Return a copy that shares tensors, and the interjections that are in it already."""
-    modules = modules_in(root)
-    kept = [site.interjection for module in modules for site in _interjection_sites(module)]
+    kept = [site.interjection for module in modules_in(root) for site in _interjection_sites(module)]
     try:
         return view_of(root, kept)
     except BadArgumentError as error:
         raise RewriteError(
             f"this {type(root).__name__} cannot be copied, which a second model needs: {error.__cause__ or error}. "
-            f"{_INSTEAD}"
+            "byname.interject(model, where, interjection) works on the model as it is"
         ) from error
-
-
-_INSTEAD = "byname.interject(model, where, interjection) works on the model as it is"
 
 
 def _put_in(model: nn.Module, calls: _Calls, interjection: Interjection) -> None:

@@ -153,9 +153,7 @@ class _Listing:
             self._inside = {call.path: None for call in self._run.flow.calls if not is_place(call)}
             operations = {one.path for one in self.every if one.kind == "operation"}
             self._around = operations - self._run.counts.keys() - self._run.listed
-        self.places = [
-            point for point in self.every if point.path not in self._around and point.path not in self._inside
-        ]
+        self.places = [one for one in self.every if one.path not in self._around and one.path not in self._inside]
 
     def _rows(self, modules: dict[str, nn.Module]) -> Iterator[Point]:
         """Yield what ran in the order of the run, then the modules that did not run, or all if there is no example."""
