@@ -725,6 +725,19 @@ def test_what_only_interject_reaches_is_said_to_be_so(where, what):
         rewrite(ResNet(), where, keep)
 
 
+class Encoding(nn.Module):
+    def encode(self, x):
+        return x.relu()
+
+    def forward(self, x):
+        return self.encode(x)
+
+
+def test_what_a_method_returns_is_not_called_a_variable():
+    with pytest.raises(RewriteError, match="`encode` is what encode returns; rewrite reaches .* PyTorch's functions"):
+        rewrite(Encoding(), "encode", keep)
+
+
 @pytest.mark.parametrize("interjection", [None, 3, "relu", Doubling])
 def test_what_is_no_interjection_is_refused(interjection):
     with pytest.raises(NotAnInterjectionError):

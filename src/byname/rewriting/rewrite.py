@@ -119,14 +119,12 @@ def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[_Calls, lis
 def _of_spots(spots: Sequence[Spot], paths: dict[int, str]) -> _Calls:
     found: _Calls = {}
     for spot in spots:
-        what = "the gradient of a value" if spot.gradient else "an item of a value" if spot.items else f"a {spot.kind}"
-        if spot.kind == "operation" and spot.method:
-            what = f"inside of {spot.method}, a function that a module calls"
-        elif not (spot.gradient or spot.items) and spot.kind in ("module", "operation"):
-            what = ""
-        if what:
+        if spot.kind not in ("module", "operation") or spot.gradient or spot.items or spot.method:
+            kind = f"what {spot.method} returns" if spot.name == "return" else f"a {spot.kind}"
+            kind = f"inside of {spot.method}, a function that a module calls" if spot.kind == "operation" else kind
+            what = "the gradient of a value" if spot.gradient else "an item of a value" if spot.items else kind
             raise RewriteError(
-                f"`{spot.full}` is {what}; rewrite reaches only what modules and functions return. "
+                f"`{spot.full}` is {what}; rewrite reaches only what modules and PyTorch's functions return. "
                 "byname.interject(model, where, interjection) reaches it"
             )
         found[paths[id(spot.module)], spot.name if spot.kind == "operation" else ""] = spot.path
