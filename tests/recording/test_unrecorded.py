@@ -192,7 +192,7 @@ def test_values_that_belong_to_no_iteration_are_missing(tmp_path):
         model(X)
         model.eval()
         model.encode(X)
-    sentence = f"`enc`: 1 value passed outside of the forwards of Net and belong to no iteration; {PART}"
+    sentence = f"`enc`: 1 value passed outside of the forwards of Net, in no iteration; {PART}"
     assert recorder.notes == (sentence,)
     recording = byname.open(tmp_path / "run.h5")
     assert (recording.missing, recording.complete) == ((sentence,), False)

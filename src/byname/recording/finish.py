@@ -182,7 +182,7 @@ def finish_log(log: RecordingFile, path: Path) -> None:
         _write(log, new)
         with defer_signals(also_repeated=True):
             if not same_file(log.file.descriptor, log.file.path):
-                raise OSError("another program has removed or replaced it")
+                raise OSError("it was removed or replaced meanwhile")
             try:
                 give_name(new, Path(os.path.realpath(path)))
             except FileExistsError:

@@ -173,8 +173,8 @@ class Listener(PlaceRecorder):
     def dropped(self) -> list[str]:
         """Return sentences about places where values were recorded, and others belonged to no iteration."""
         return [
-            f"`{path}`: {counted(number, 'value')} passed outside of the forwards of {self._unrecorded.name} and "
-            f"belong to no iteration; {self._unrecorded.remedy}"
+            f"`{path}`: {counted(number, 'value')} passed outside of the forwards of {self._unrecorded.name}, in no "
+            f"iteration; {self._unrecorded.remedy}"
             for path, number in self._unrecorded.outside.items()
             if self._columns[path].stored
         ]

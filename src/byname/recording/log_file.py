@@ -202,7 +202,7 @@ class LogStore(Store):
         assert self._descriptor is not None, "only while it writes"
         there = same_file(self._descriptor, self._log)
         if there is None:
-            raise OSError("another program has removed or replaced it")
+            raise OSError("it was removed or replaced meanwhile")
         if there.st_size != self._end:
             raise OSError("another program has changed it")
         self._end = write_together(self._descriptor, buffers, self._end)

@@ -107,7 +107,7 @@ def test_an_evaluation_without_gradients_does_not_take_a_gradient_away_from_its_
 
 def test_where_forwards_are_counted_no_value_of_an_evaluation_is_called_one_of_the_training():
     model = Net()
-    left_out = pytest.warns(byname.errors.RecordingWarning, match="belong to no iteration")
+    left_out = pytest.warns(byname.errors.RecordingWarning, match="in no iteration")
     with left_out, byname.record(model, ["enc", "enc.grad"]) as recorder:
         for _ in range(2):
             model.train()(torch.randn(2, 4)).sum().backward()
