@@ -1217,6 +1217,12 @@ def test_a_target_that_no_line_updates_is_told(name, update, call, why, tmp_path
     assert why in found.message and [site.statement for site in found.sites] == [f"goal = {name}(x)"]
 
 
+def test_a_method_that_copies_weights_is_not_said_to_be_never_called_since_other_files_may_call_it(tmp_path):
+    source = following("target", RIGHT, "pass").replace("def update():", "class Agent:\n  def update(self):")
+    (found,), _ = checked(source, tmp_path)
+    assert found.message.endswith("No line that runs copies weights to it")
+
+
 @pytest.mark.parametrize(
     ("name", "update", "call"),
     [

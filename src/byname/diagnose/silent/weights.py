@@ -376,10 +376,12 @@ def _dead_updates(line: Line, name: Name) -> str | None:
     used = {getattr(one, "id", getattr(one, "attr", None)) for one in nodes}
     functions = [one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     unused = [one for one in functions if one.name not in used and not one.name.startswith("__")]
-    dead = {id(part): one.name for one in unused for part in ast.walk(one)}
+    dead = {id(part): one for one in unused for part in ast.walk(one)}
     parts = (ast.Assign, ast.AugAssign, ast.Expr, ast.For, ast.With)
     updates = [one for one in nodes if isinstance(one, parts) and _TARGET.search(ast.unparse(one).lower())]
     updates = [one for one in updates if _UPDATES & {getattr(part, "attr", None) for part in ast.walk(one)}]
     if any(id(one) not in dead for one in updates):
         return None
-    return f"; {dead[id(updates[-1])]}() is never called" if updates else ""
+    methods = [id(part) for one in nodes if isinstance(one, ast.ClassDef) for part in one.body]
+    unused = [dead[id(one)] for one in updates[-1:] if id(dead[id(one)]) not in methods]  # which other files may call
+    return f"; {unused[0].name}() is never called" if unused else ""
