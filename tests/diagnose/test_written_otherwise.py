@@ -219,6 +219,20 @@ def language_model_that_shifts_itself(right):
     trained_by(lambda: model(ids, labels=ids), model)
 
 
+def names_of_several_lengths(right):
+    embed, out = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+    def loss():
+        lengths, places = torch.randint(4, 9, (6, 1)), torch.arange(10)
+        letters = torch.randint(1, 20, (6, 10)) * (places < lengths)
+        x = embed(letters[:, :-1])[:, None]
+        x = F.scaled_dot_product_attention(x, x, x, is_causal=right)[:, 0]
+        target = letters[:, 1:].masked_fill(places[1:] > lengths, -1)
+        return F.cross_entropy(out(x).flatten(0, 1), target.flatten(), ignore_index=-1)
+
+    trained_by(loss, embed, out)
+
+
 def forecast_by_convolutions(right):
     first, last = nn.Conv1d(1, 4, 3, padding=0 if right else 1), nn.Conv1d(4, 1, 1)
     model = nn.Sequential(nn.ConstantPad1d((2, 0) if right else (0, 0), 0.0), first, nn.ReLU(), last)
@@ -459,6 +473,7 @@ PROGRAMS = {
     a_buffer_that_is_read_again: "equal-samples",
     optimizer_made_again: "scheduler-of-another-optimizer",
     language_model_that_shifts_itself: "future-leak",
+    names_of_several_lengths: "future-leak",
     forecast_by_convolutions: "future-leak",
     clips_values: "clips-at-the-wrong-place",
     clips_the_parameters_of_a_copy: "clips-another-model",

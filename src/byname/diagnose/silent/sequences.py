@@ -207,7 +207,10 @@ class Sequences(Topic):
             later, cut = given.narrow(dim, 1, length - 1), values.numel() == given.numel() // length * (length - 1)
             if length > 2 and (cut or values.numel() == given.numel()) and (dim or given is not self._series):
                 aligned = values.reshape(later.shape if cut else given.shape)
-                if torch.equal(aligned.narrow(dim, 0, length - 1), later) and (cut or not torch.equal(aligned, given)):
+                first = aligned.narrow(dim, 0, length - 1)
+                ignored = (first < 0) & (first.dtype == torch.long)  # as padding is, by -1 or -100
+                is_shifted = torch.equal(first.where(~ignored, later), later) and ignored.float().mean() < 0.75
+                if is_shifted and (cut or not torch.equal(aligned, given)):
                     self._shifted, self._length, self._cut = (line, given, alone), length, cut
 
     def _look_for_padding(self, ids: torch.Tensor, target: torch.Tensor, site: Any, of: str = "") -> None:
