@@ -233,6 +233,28 @@ def names_of_several_lengths(right):
     trained_by(loss, embed, out)
 
 
+class Letters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 20)
+
+    def forward(self, letters):
+        return self.out(self.rnn(self.embed(letters))[0])
+
+
+def names_that_are_given_as_targets(right):
+    model = Letters()
+
+    def loss():
+        lengths, places = torch.randint(4, 9, (6, 1)), torch.arange(10)
+        letters = torch.randint(1, 20, (6, 10)) * (places < lengths)
+        target = letters[:, 1:] if right else letters[:, :-1]
+        target = target.masked_fill(places[:-1] >= lengths, -1)
+        return F.cross_entropy(model(letters[:, :-1]).flatten(0, 1), target.flatten(), ignore_index=-1)
+
+    trained_by(loss, model)
+
+
 def forecast_by_convolutions(right):
     first, last = nn.Conv1d(1, 4, 3, padding=0 if right else 1), nn.Conv1d(4, 1, 1)
     model = nn.Sequential(nn.ConstantPad1d((2, 0) if right else (0, 0), 0.0), first, nn.ReLU(), last)
@@ -474,6 +496,7 @@ PROGRAMS = {
     optimizer_made_again: "scheduler-of-another-optimizer",
     language_model_that_shifts_itself: "future-leak",
     names_of_several_lengths: "future-leak",
+    names_that_are_given_as_targets: "target-not-shifted",
     forecast_by_convolutions: "future-leak",
     clips_values: "clips-at-the-wrong-place",
     clips_the_parameters_of_a_copy: "clips-another-model",
