@@ -62,7 +62,7 @@ class ActiveSteps:
         self._iterations = {True: itertools.count(), False: itertools.count()}
         self._recent: set[bool] = set()
         self._backward = False
-        self.thread = _Thread()
+        self.thread = _StepOfThread()
 
     @classmethod
     def of(cls, root: nn.Module, steps: Any) -> ActiveSteps | None:
@@ -157,7 +157,7 @@ class _Call:
     forwards: Iterator[int] = field(default_factory=itertools.count)
 
 
-class _Thread(threading.local):
+class _StepOfThread(threading.local):
     """The calls of ``generate`` that run in one thread; whether the edit holds for its iteration, None if none runs."""
 
     def __init__(self) -> None:
