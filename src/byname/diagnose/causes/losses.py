@@ -156,8 +156,10 @@ def _cut_parts(values: dict[str, Any], leaves: Collection[int]) -> Iterator[tupl
             yield from ((path, cut) for cut in cuts if any(id(one()) in leaves for one, _ in cut.inputs))
 
 
-_AGAIN = "again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; values recorded under "
-_AGAIN += "no_grad can be the old ones in a ratio of both"
+_AGAIN = (
+    "again for the loss, outside of torch.no_grad(), by log_prob() of the same actions; values recorded under no_grad "
+    "can be the old ones in a ratio of both"
+)
 _LOG = re.compile(r"log_?p(rob|i\b|\b|s\b)|log_softmax")  # log_prob, logp, log_pi, ...
 
 
