@@ -68,6 +68,8 @@ class _OfPlaces:
             BynameError: as there, or the values of the places have different shapes.
         """
         with needs("to_xarray()", "xarray"):
+            import xarray  # noqa: F401 - it is this import that says what is missing
+
             from byname.recording.to_xarray import together
         return together({path: series for path, series in self.items() if len(series)}, fill, chunks, dims)
 
