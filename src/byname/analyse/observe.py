@@ -89,13 +89,9 @@ def observe(
     handle.requested.seen = observation.why_nothing
     handle.requested.if_never_run = True
     try:
-        same = [one for one in analyser.observations if one.model is root and one.label == observation.label]
-        if twice := [path for path in handle.paths if any(path in one.handle.paths for one in same)]:
-            what = f"this {type(analyser).__name__} observes `{printable(twice[0])}` already"
-            how = "remove the handle of the other observation before, or give another analyser"
-            raise BadArgumentError(f"{what}, and would count each value twice: {how}")
+        observation.refuse_twice()
         observation.targets_are(analyser.targets)
-    except BynameError:  # as the path of the targets is none of this model's
+    except BynameError:  # also if the path of the targets is none of this model's
         handle.remove()
         raise
     handle.add(observation)
@@ -125,6 +121,16 @@ class Observation:
         self._given: set[str] = set()
         self._waited: set[str] = set()
         self._noted: set[str] = set()
+
+    def refuse_twice(self) -> None:
+        """Raise an error if the analyser observes a place already: it would count each value twice."""
+        same = [one for one in self._analyser.observations if one.model is self._model and one.label == self.label]
+        twice = [path for path in self.handle.paths if any(path in one.handle.paths for one in same)]
+        if twice:
+            raise BadArgumentError(
+                f"this {type(self._analyser).__name__} observes `{printable(twice[0])}` already, and would count each "
+                "value twice: remove the handle of the other observation before, or give another analyser"
+            )
 
     def why_nothing(self, entry: Entry) -> str:
         """Return why the analyser got nothing of the values that passed; empty if it got something."""

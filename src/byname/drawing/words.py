@@ -100,7 +100,7 @@ def repeated(plan: Plan, link: Wires) -> Iterator[str]:
         run = plan.items[min(ends)[0]].run if ends else None
         if run is not None:
             total, times = len(run.groups), {time for _, time in ends}
-            which = {"{0}": "the first", f"{{{total - 1}}}": "the last"}.get(str(times), str(len(times)))
+            which = "the first" if times == {0} else "the last" if times == {total - 1} else str(len(times))
             yield f"{word} {'each' if len(times) == total else which} of {total}"
 
 

@@ -51,11 +51,11 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
         raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
     view = view_of(model)
     root, done = unwrapped(model), list[Handle]()
-    before = attachments_of(root), modules_in(root)
+    before = attachments_of(root), [*map(id, modules_in(root))]
     try:
         for make in edits:
             done.append(checked_handle(make(view)))
-            if before != (attachments_of(root), modules_in(root)):
+            if before != (attachments_of(root), [*map(id, modules_in(root))]):
                 raise BadArgumentError(
                     "an edit changes the view that it is called with; this one changes the model itself"
                 )

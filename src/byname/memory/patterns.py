@@ -24,7 +24,7 @@ from byname.naming.reference_path import pattern_of
 from byname.naming.search import Ours, Targets
 from byname.reading.tensor import fact
 
-_TEXT_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|\.[^\W\d]\w*?\d+$""")
+_NEW_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|\.[^\W\d]\w*?\d+$""")
 """A text key, or the name of an attribute that ends with a number, as ``setattr(self, f"h_{step}", h)`` makes them."""
 _MANY = 3
 """Number of new keys at one place that make a pattern."""
@@ -160,7 +160,7 @@ HIDDEN = Key("", "")
 
 
 def _form_of(key: Key) -> Key:
-    return Key(_TEXT_KEY.sub(_wild, key.pattern), key.scope)
+    return Key(_NEW_KEY.sub(_wild, key.pattern), key.scope)
 
 
 def _wild(key: re.Match[str]) -> str:
@@ -174,9 +174,9 @@ def widened(known: Iterable[Key], fresh: Iterable[Key], gone: Iterable[Key]) -> 
     wide = {form: place for form, place in places if place is not None}
     found = {}
     for key in known:
-        place = wide.get(_form_of(key)) if _TEXT_KEY.search(key.pattern) else None
+        place = wide.get(_form_of(key)) if _NEW_KEY.search(key.pattern) else None
         if place is not None:
-            part = list(_TEXT_KEY.finditer(key.pattern))[place]
+            part = list(_NEW_KEY.finditer(key.pattern))[place]
             found[key] = key._replace(pattern=f"{key.pattern[: part.start()]}{_wild(part)}{key.pattern[part.end() :]}")
     return found
 
@@ -184,7 +184,7 @@ def widened(known: Iterable[Key], fresh: Iterable[Key], gone: Iterable[Key]) -> 
 def _by_form(keys: Iterable[Key]) -> dict[Key, list[Key]]:
     found: dict[Key, list[Key]] = {}
     for key in keys:
-        if _TEXT_KEY.search(key.pattern):
+        if _NEW_KEY.search(key.pattern):
             found.setdefault(_form_of(key), []).append(key)
     return found
 
@@ -194,7 +194,7 @@ def _open_place(keys: list[Key], replaced: bool) -> int | None:
 
     The patterns differ only in text keys; if some vanished as others came, these were `replaced`, and two are enough.
     """
-    found = [list(_TEXT_KEY.finditer(key.pattern)) for key in keys]
+    found = [list(_NEW_KEY.finditer(key.pattern)) for key in keys]
     for place in range(len(found[0])):
         different = len({each[place][0] for each in found})
         inside = any("[*]" in key.pattern[: each[place].start()] for key, each in zip(keys, found, strict=True))

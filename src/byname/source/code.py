@@ -284,7 +284,8 @@ def is_kept(code: CodeType, path: str, line: int) -> bool:
     """
     body = [*statements_of(code)]
     if path.isidentifier():
-        body = [one for one in body for loop in loops_around(code, line)[:1] if _spans(loop, one.lineno)]
+        loops = loops_around(code, line)
+        body = [one for one in body if loops and _spans(loops[0], one.lineno)]
     others = [one for one in body if one.lineno != line]
     return bool(body) and not any(path in names_bound(one) for one in others)
 

@@ -22,7 +22,8 @@ other (PyTorch 2.13)."""
 class Tap(Protocol):
     """A hook set: one way to observe values, such as hooks on modules, rewritten source or a function mode."""
 
-    def install(self) -> None: ...
+    def install(self) -> None:
+        """Install everything."""
 
     def remove(self) -> None:
         """Remove everything, so that the model is as before. It may be partly installed, or removed already."""

@@ -42,10 +42,12 @@ def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
 
 def _failing_call(context: FailureContext) -> FailingExpression | None:
     """Return the call, item or operator that raised the error, in the program or in a module of PyTorch."""
-    files = ((one, one.file) for one in context.passed if not is_byname(one.file))
-    return FailingExpression.of(
-        next((one for one, file in files if not is_torch(file) or file.startswith(_MODULES)), None)
-    )
+    return FailingExpression.of(next((one for one in context.passed if _calls_operations(one.file)), None))
+
+
+def _calls_operations(file: str) -> bool:
+    """Return whether a file is the program's or a module's, and not one of those that carry an operation out."""
+    return not is_byname(file) and (not is_torch(file) or file.startswith(_MODULES))
 
 
 _MODULES = str(Path(nn.__file__).parent)

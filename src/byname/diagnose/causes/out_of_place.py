@@ -156,7 +156,7 @@ def _is_part(target: ast.expr, variable: str, sets_item: bool) -> bool:
 def _whole(part: ast.expr, variable: str) -> ast.expr | None:
     """Return ``y`` of ``y[0][:, 1]`` if the tensor has that name, or ``y["h"]`` of ``y["h"][0]``; None if unclear."""
     holding = list(_holding(part))
-    named = [one for one in holding if _is_called(one, variable) or ast.unparse(one).endswith(("']", '"]'))]  # no index
+    named = [one for one in holding if _is_called(one, variable) or _is_value_of_dict(one)]
     return named[0] if named else holding[0] if len(holding) == 1 else None
 
 
@@ -169,6 +169,11 @@ def _holding(path: ast.expr) -> Iterator[ast.expr]:
 
 def _is_called(path: ast.expr, variable: str) -> bool:
     return ast.unparse(path).rpartition(".")[2] == variable.rpartition(".")[2]
+
+
+def _is_value_of_dict(path: ast.expr) -> bool:
+    """Return whether a path ends with a text in brackets, which no tensor takes as an index."""
+    return isinstance(path, ast.Subscript) and isinstance(path.slice, ast.Constant) and type(path.slice.value) is str
 
 
 def _rewritten(parsed: ast.stmt, operation: str) -> str | None:

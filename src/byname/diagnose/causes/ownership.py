@@ -77,13 +77,17 @@ def _left_out_of(context: FailureContext) -> _LeftOut:
     hidden = _hidden(context, mine) if mine else {}
     theirs = {id(one) for model in context.models for one in parameters_in(model)} | hidden.keys()
     if context.models:
-        own = context.once(_registered)  # a parameter of no module is changed by an optimizer, or something reads it
-        mine = [one for one in mine if (its := id(one.tensor)) in theirs or (its not in own and _is_idle(context, one))]
+        mine = [leaf for leaf in mine if id(leaf.tensor) in theirs or _is_stray(context, leaf)]
     names = tuple([leaf.name for leaf in mine])
     uses = tuple([use.site for leaf in mine for use in leaf.consumers if use.site is not None])
     lost = all(leaf.name.how == "graph" or not leaf.name.path for leaf in mine)
     made = dict.fromkeys([one.site for one in mine if one.site is not None and not is_library(one.site.file)])
     return _LeftOut(names, uses, [*made][:3], hidden, bool(uses) and lost)
+
+
+def _is_stray(context: FailureContext, leaf: Leaf) -> bool:
+    """Return whether no module has a parameter, and nothing reads its gradient: only an optimizer can change it."""
+    return id(leaf.tensor) not in context.once(_registered) and _is_idle(context, leaf)
 
 
 def _registered(context: FailureContext) -> set[int]:

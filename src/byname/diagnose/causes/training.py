@@ -139,6 +139,10 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
     yield {"names": names, "why": why, "called": called, "remedy": remedy}
 
 
+def _put_back(followed: FollowedOptimizer) -> Iterator[Facts]:
+    return ({"names": names} for fate, names in followed.same_values().items() if fate == PUT_BACK)
+
+
 def _too_small(followed: FollowedOptimizer) -> Iterator[Facts]:
     same = sorted(followed.same_values().items())
     return ({"names": names, "dtype": fate} for fate, names in same if fate not in (MOVED, PUT_BACK))
@@ -270,7 +274,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         "the gradient of {names} is exactly 0 in each of those of {steps} that were looked at{why}{called:-}",
         "{remedy}"),
     Cause("never-learns", lambda followed: followed.over and followed.steps >= MANY and followed.idle != followed.steps,
-        lambda one: ({"names": names} for fate, names in one.same_values().items() if fate == PUT_BACK),
+        _put_back,
         "suspicious: {names} {names:has|have} the same values before each of those of {steps} that were looked at, "
         "though {names:its|their} gradients are not 0: a step does change them, and something puts them back. Only a "
         "few small parameters are looked at",
