@@ -96,6 +96,15 @@ class _Loader:
     sums: list[float | None] = field(default_factory=list)  # of the tensors of the first batch
 
 
+class _Slice(NamedTuple):
+    """A slice in the source: its text, the variable it starts at, its line, and the step of a loop over starts."""
+
+    text: str
+    start: str
+    site: Site
+    steps: str = ""
+
+
 class _Same(NamedTuple):
     """A tensor, or a part of it, that was used in all of some uses so far, unchanged.
 
@@ -111,7 +120,7 @@ class _Same(NamedTuple):
     times: int
     given: int
     line: Line
-    slice: tuple[str, str, Site, str] | None
+    slice: _Slice | None
 
 
 class _Input(NamedTuple):
@@ -301,7 +310,7 @@ class Batches(Topic):
                     why = "is not read where its loop goes over the samples" if steps else "does not change"
                     remedy = f"take [{start}:{start} + {steps}]" if steps else f"change `{start}` from step to step"
                     facts = {"times": same.times, "size": size, "samples": samples, "why": why, "remedy": remedy}
-                    inputs = [one.slice[2] for one in self._same.values() if one and one.slice and one is not same]
+                    inputs = [one.slice.site for one in self._same.values() if one and one.slice and one is not same]
                     self.say(SAME_SLICE, site, inputs=inputs, part=variable(text), start=variable(start), **facts)
 
     def _look_for_one_tensor(self) -> None:
@@ -386,8 +395,8 @@ def _rows_equal(values: torch.Tensor) -> bool:
     return len(values) > 1 and bool((values == values[:1]).all())
 
 
-def _slice(tensor: torch.Tensor) -> tuple[str, str, Site, str] | None:
-    """Return the text, variable start and line of the slice that made a tensor, and the step of a loop over starts."""
+def _slice(tensor: torch.Tensor) -> _Slice | None:
+    """Return the slice that made a tensor, if it starts at a variable, or is in a loop over starts that it ignores."""
     item = item_of(tensor)
     index = None if item is None else item[1].slice
     index = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
@@ -399,12 +408,13 @@ def _slice(tensor: torch.Tensor) -> tuple[str, str, Site, str] | None:
             loop = loop.parent
         found = re.match(r"for (\w+) in range\([^,]+, .+, ([\w.]+)\):", ast.unparse(loop))
         is_read = found is None or any(found[1] in read_by(one) for one in loop.body)
-        return None if found is None or is_read else (ast.unparse(item[1]), found[1], item[0].site, found[2])
+        return None if found is None or is_read else _Slice(ast.unparse(item[1]), found[1], item[0].site, found[2])
     names = [one.id for one in ast.walk(index.lower) if isinstance(one, ast.Name)]
     end, code = "" if index.upper is None else ast.unparse(index.upper), item[0].code
     if end.isidentifier() and code is not None:  # the end of a part on purpose, unless it is computed from the start
         end = " ".join(path for one in statements_binding(code, end) for path in one.reads)
-    return (ast.unparse(item[1]), names[0], item[0].site, "") if {*names} & {*re.findall(r"\w+", end)} else None
+    is_moved = bool({*names} & {*re.findall(r"\w+", end)})  # from step to step, if its start is
+    return _Slice(ast.unparse(item[1]), names[0], item[0].site) if is_moved else None
 
 
 def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
@@ -416,9 +426,8 @@ def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
     holders += [one for one in rows if id(one) in inside]
     counted = [one.values() if type(one) is dict else [tensor] if _is_record(one) else one for one in holders]
     number = sum(one is tensor for held in counted for one in held)
-    return number, any(
-        type(one) in (list, deque) and len(one) >= _FRAMES and len({*map(id, one)}) == 1 for one in holders
-    )
+    frames = [one for one in holders if type(one) in (list, deque) and len(one) >= _FRAMES]
+    return number, any(len({*map(id, one)}) == 1 for one in frames)
 
 
 def _is_record(one: Any) -> bool:

@@ -93,7 +93,7 @@ class _Layer(NamedTuple):
     kind: str
     shape: tuple[int, ...]
     batch_first: bool
-    bidirectional: int  # its layers, if each joins what two directions give
+    joins: int  # how many of its layers join what two directions give
     line: Line
     number: int  # of the node that made what it was given
 
@@ -139,12 +139,8 @@ class Sequences(Topic):
         if given and issubclass(type(call.called), _BY_TIME):
             own = attributes_of(call.called)
             is_first = attributes_of(own["_modules"].get("self_attn", call.called)).get("batch_first")
-            facts = (
-                tuple(given[0].shape),
-                bool(is_first),
-                own["num_layers"] if own.get("bidirectional") else 0,
-                call.line,
-            )
+            joins = own["num_layers"] if own.get("bidirectional") else 0
+            facts = tuple(given[0].shape), bool(is_first), joins, call.line
             node: Any = fact(given[0], "grad_fn")
             self._layers.append(_Layer(type(call.called).__name__, *facts, -1 if node is None else node._sequence_nr()))
         for one in given:
@@ -308,8 +304,8 @@ class Sequences(Topic):
                 self.say(FUTURE_LEAKS, loss.site(node), shifted=shifted.site, **facts)
         numbers = {-1 if alone else -2, *(one._sequence_nr() for one in known)}
         joined = [{*shape_of(one)[:2]} for one in loss.of_kinds(("CatBackward",))]
-        for layer in [one for one in self._layers if one.bidirectional and one.number in numbers]:
-            is_used = joined.count({*layer.shape[:2]}) >= layer.bidirectional  # and not only its last state
+        for layer in [one for one in self._layers if one.joins and one.number in numbers]:
+            is_used = joined.count({*layer.shape[:2]}) >= layer.joins  # and not only its last state
             if not is_used and "CudnnRnnBackward" not in loss.nodes:
                 continue
             facts = {"what": f"a bidirectional {layer.kind}", "how": "", "remedy": "leave out bidirectional=True"}
@@ -319,7 +315,7 @@ class Sequences(Topic):
         """Return whether all words go through one recurrent layer, or through attention that sees no later ones."""
         length = self._ids[0].shape[1]
         if any(one.kind in ("RNN", "LSTM", "GRU") for one in self._layers):
-            return len(self._layers) == 1 and not self._layers[0].bidirectional
+            return len(self._layers) == 1 and not self._layers[0].joins
         return (length, length) in attended(loss) and not any(True for _ in seeing_later(loss, length))
 
     def _look_at_masks(self, loss: Loss) -> None:

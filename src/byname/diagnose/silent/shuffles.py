@@ -41,6 +41,7 @@ _MOST_ROWS, _MOST_NUMBERS, _COMPARED, _MANY = 1 << 16, 1 << 22, 4, 8
 _SEEDS = re.compile(r"seed|set_state|default_rng|RandomState|Random\(")
 """Words of a statement after which the same numbers may be drawn again."""
 _SEEDS_BY = re.compile(r"\b(manual_seed|random\.seed|default_rng|RandomState|random\.Random)\((\d+|[A-Z][A-Z_]*)\)$")
+_GENERATOR = re.compile(r"(?!torch\.)[\w.]+(?= =|\.manual_seed|\.seed)")
 _EVALUATES = re.compile(r"val|test|eval|no_grad|inference")
 _EACH_STEP = f"before each of {_MANY} steps"
 
@@ -109,7 +110,7 @@ class Seeds(Topic):
         super().__init__(watch)
         self._now: dict[str, Any] = {}  # since the last step: the seed, its line, the generator's state in the forward
         self._same: list[Any] = []  # what held in the last steps in a row
-        self._last = (0, 0)  # the iterator that gave the last batch, and the steps before it
+        self._last = (0, 0)  # the id of the iterator that gave the last batch, and the steps before it
 
     def begin(self, block: Undo) -> None:
         patch(block, torch, "manual_seed", self._seeds)
@@ -123,10 +124,12 @@ class Seeds(Topic):
 
     def _gave(self, call: ObservedCall, batch: Any) -> None:
         """Report a seed that the dataset of a batch sets for each sample."""
-        last, self._last = self._last, (id(call.args[0]), self._watch.made)
-        is_looked_at = self._last == (last[0], last[1] + 1) == (last[0], _MANY) and torch.is_grad_enabled()
-        for site, _ in seeds_in(gives_samples(attributes_of(call.args[0]).get("_dataset"))) if is_looked_at else ():
-            self.say(SAME_DRAWS, site, seeds=site, when="for each sample", what="with it", drawn=None)
+        last, made = self._last, self._watch.made
+        self._last = id(call.args[0]), made
+        trains = last == (id(call.args[0]), made - 1) and torch.is_grad_enabled()  # it gives a batch for each step
+        if trains and made == _MANY:
+            for site, _ in seeds_in(gives_samples(attributes_of(call.args[0]).get("_dataset"))):
+                self.say(SAME_DRAWS, site, seeds=site, when="for each sample", what="with it", drawn=None)
 
     def ran(self, call: ObservedCall) -> None:
         """Note the state at the first forward of a step."""
@@ -142,13 +145,18 @@ class Seeds(Topic):
             if len(self._same) == _MANY and (site := now["line"].site) is not None:
                 what = "by a dropout or the like in the forward"
                 self.say(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what=what, drawn=now["drawn"])
-        step: Any = getattr(followed.line.spot, "node", None) if followed.steps == _MANY else None
-        for site, one in seeds_in(followed.line.code) if step is not None else ():
-            beside = one.parent.body if one.parent is enclosing_statement(step).parent else []  # type: ignore[attr-defined]
-            used = [ast.unparse(part) for part in beside if one.lineno < part.lineno < step.lineno]
-            name = re.match(r"(?!torch\.)[\w.]+(?= =|\.manual_seed|\.seed)", ast.unparse(one))  # of the generator
-            draws = [text for text in used if name and re.search(rf"\b{re.escape(name[0])}\b", text)]
-            if draws and not _EVALUATES.search(" ".join([ast.unparse(one), *draws])):
+        if followed.steps == _MANY:
+            self._look_for_generators(followed.line)
+
+    def _look_for_generators(self, line: Line) -> None:
+        """Report a generator that is seeded beside a step, and drawn from before that step."""
+        step: Any = getattr(line.spot, "node", None)
+        for site, seeds in seeds_in(line.code) if step is not None else ():
+            beside = seeds.parent.body if seeds.parent is enclosing_statement(step).parent else []  # type: ignore[attr-defined]
+            between = [ast.unparse(one) for one in beside if seeds.lineno < one.lineno < step.lineno]
+            generator = _GENERATOR.match(ast.unparse(seeds))
+            draws = [one for one in between if generator and re.search(rf"\b{re.escape(generator[0])}\b", one)]
+            if draws and not _EVALUATES.search(" ".join([ast.unparse(seeds), *draws])):
                 self.say(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what="with it", drawn=None)
 
 
