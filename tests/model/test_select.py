@@ -138,7 +138,11 @@ def test_and_or_not_say_how_it_is_spelled():
 
 BAD = [
     (lambda: select.rulu, AttributeError, "relu"),
-    (lambda: select.parameter.weight, AttributeError, r"select.parameter has no 'weight'.* select.path\('\*\*.weight'"),
+    (
+        lambda: select.parameter.weight,
+        AttributeError,
+        r"select.parameter has no 'weight'; it has (?!.*(after|before)).* select.path\('\*\*.weight'",
+    ),
     (lambda: select.attention.patern, AttributeError, "select.attention has no 'patern'; it has pattern, "),
     (lambda: select.op(3), BadArgumentError, "name of an operation"),
     (lambda: select.op(torch.Tensor.size), BadArgumentError, "not operations"),

@@ -174,7 +174,8 @@ class Selector:
         if name.startswith("_") or name in self.__slots__:  # a copy or a notebook asks, of one that may lack its fields
             raise AttributeError(name)
         words = ["after", "before", "first", "first_before", "last", "next_after", "pattern", "scores"]
-        has = [one for one in words if hasattr(type(self), one)] + ["grad", "path"] * self.only_states
+        words = ["first", "grad", "last", "path"] if self.only_states else words  # states are not in the flow of data
+        has = [one for one in words if hasattr(type(self), one)]
         hint = f"; for those of one name use & select.path('**.{name}')" * self.only_states
         raise AttributeError(f"{self} has no {name!r}; it has {closest(name, has)}{hint}")
 
