@@ -26,7 +26,7 @@ from byname.model.module_tree import notes_on_scripts
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
 from byname.tracing.muted import of_thread
-from byname.tracking.depth import Deeper
+from byname.tracking.depth import RECURSION_LIMIT
 from byname.undo import Patch, Shared
 
 _CHOICE = "_callback_from_stance"
@@ -79,7 +79,6 @@ class _Eagerly(Shared):
         self._before: Any = None
         self._stance: Any = None
         self._choice: Patch | None = None
-        self._deeper = Deeper()
 
     @property
     def on(self) -> bool:
@@ -97,7 +96,7 @@ class _Eagerly(Shared):
             block.remove()
 
     def _begin(self) -> None:
-        self._deeper.install()
+        RECURSION_LIMIT.hold(self)
         if "torch._dynamo" in sys.modules:
             self._step_aside()
         else:
@@ -105,7 +104,7 @@ class _Eagerly(Shared):
             sys.meta_path.insert(0, self._arrival)
 
     def _end(self) -> None:
-        self._deeper.remove()
+        RECURSION_LIMIT.release(self)
         if self._arrival in sys.meta_path:
             sys.meta_path.remove(self._arrival)
         self._arrival = None

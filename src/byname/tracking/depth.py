@@ -7,7 +7,6 @@ A tracker's patch adds one frame to each module call, and so does PyTorch's own 
 from __future__ import annotations
 
 import sys
-import weakref
 
 from byname.undo import Shared
 
@@ -15,24 +14,8 @@ _MOST = 3000
 """The most to add to the limit: each frame of a module call also takes space on the thread's own stack."""
 
 
-class Deeper:
-    """Raises Python's recursion limit from `install` to `remove`, or until this object is freed."""
-
-    def __init__(self) -> None:
-        self._token = object()
-        weakref.finalize(self, _LIMIT.release, self._token).atexit = False
-
-    def install(self) -> None:
-        """Raise the recursion limit. A second call does nothing."""
-        _LIMIT.hold(self._token)
-
-    def remove(self) -> None:
-        """Restore the limit, unless another holder still needs it raised. A second call does nothing."""
-        _LIMIT.release(self._token)
-
-
-class _Limit(Shared):
-    """The recursion limit, which Python has once for the process."""
+class _RecursionLimit(Shared):
+    """Python's recursion limit, which it has once for the process; higher while anything holds this."""
 
     def __init__(self) -> None:
         super().__init__(self._raise, self._restore)
@@ -54,4 +37,4 @@ class _Limit(Shared):
         self._raised = 0
 
 
-_LIMIT = _Limit()
+RECURSION_LIMIT = _RecursionLimit()

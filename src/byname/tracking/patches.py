@@ -28,7 +28,7 @@ from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import dynamo_skip, torch_function_disabled
 from byname.source.location import is_library
 from byname.source.tracebacks import clean, meant_frame
-from byname.tracking.depth import Deeper
+from byname.tracking.depth import RECURSION_LIMIT
 from byname.tracking.log import Called
 from byname.tracking.mode import TrackingMode
 from byname.tracking.unwatched import Compiled, OptimizerSteps
@@ -82,7 +82,6 @@ class _Unseen:
             Patch(warnings, "_showwarnmsg", _once(_about_the_program)),
         ]
         self._hook: Any = None
-        self._deeper = Deeper()
 
     def watch(self, watch: TrackingMode) -> None:
         """Add a tracking mode; the first one installs the wrappers. If this raises, `unwatch` undoes it."""
@@ -102,7 +101,7 @@ class _Unseen:
             self._watched.release(watch)
 
     def _install(self) -> None:
-        self._deeper.install()
+        RECURSION_LIMIT.hold(self)
         for patch in self._patches:
             patch.install()
         self._register_hook()
@@ -112,7 +111,7 @@ class _Unseen:
             self._hook.remove()
         for patch in self._patches:
             patch.remove()
-        self._deeper.remove()
+        RECURSION_LIMIT.release(self)
         self._compiled.unwatch()
 
     def _hide(self) -> None:
