@@ -6,7 +6,7 @@ import ast
 import contextlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import CodeType
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +34,7 @@ from byname.tracking.lookup import site_of_tensor
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class FailureContext:
     """A graph with everything that the program and the log know about it, each looked up on first use.
 
@@ -48,22 +49,15 @@ class FailureContext:
         match: what the pattern of a cause found in the message of the error.
     """
 
-    match: re.Match[str]
+    roots: Sequence[Any] = ()
+    inputs: Sequence[Any] = ()
+    models: Sequence[nn.Module] = ()
+    optimizers: Sequence[Any] = ()
+    error: BaseException | None = None
+    match: re.Match[str] = field(init=False)
 
-    def __init__(
-        self,
-        roots: Sequence[Any] = (),
-        inputs: Sequence[Any] = (),
-        models: Sequence[nn.Module] = (),
-        optimizers: Sequence[Any] = (),
-        error: BaseException | None = None,
-    ) -> None:
-        self.roots = roots
-        self.inputs = inputs
-        self.models = models
-        self.optimizers = optimizers
-        self.error = error
-        self.passed = [] if error is None else passed_by(error)
+    def __post_init__(self) -> None:
+        self.passed = [] if self.error is None else passed_by(self.error)
         self._evidence: dict[Any, Any] = {}
 
     def about(self, models: Sequence[nn.Module] = (), optimizers: Sequence[Any] = ()) -> FailureContext:
