@@ -49,31 +49,19 @@ Listener: TypeAlias = Callable[[BackwardCall, Sequence[Any], Sequence[Any]], End
 """A function that is called at the start of each run of the engine, in any thread, with its roots and inputs."""
 
 
-class _Engine:
-    """The wrapper around the engine's function, and its listeners."""
+class _Engine(Shared):
+    """The wrapper around the engine's function. Its holders are listeners, which it calls at every run."""
 
     def __init__(self) -> None:
+        super().__init__(self._wrap, self._unwrap)
         self._patches = [Patch(owner, _NAME, self._listened_to) for owner in (torch.autograd, torch.autograd.graph)]
-        self._listeners = Shared(self._install, self._remove)
         self._numbers = itertools.count()
 
-    @property
-    def listens(self) -> bool:
-        return bool(self._listeners.holders)
-
-    def listen(self, listener: Listener) -> None:
-        """Call a listener at every run from now on, until `forget` is called with this very object."""
-        self._listeners.hold(listener)
-
-    def forget(self, listener: Listener) -> None:
-        """Stop calling a listener. A second call does nothing."""
-        self._listeners.release(listener)
-
-    def _install(self) -> None:
+    def _wrap(self) -> None:
         for patch in self._patches:
             patch.install()
 
-    def _remove(self) -> None:
+    def _unwrap(self) -> None:
         for patch in reversed(self._patches):
             patch.remove()
 
@@ -84,7 +72,7 @@ class _Engine:
             ended: list[Ended] = []
             try:
                 run, inputs = self._asked(args)
-                for listener in self._listeners.holders:
+                for listener in self.holders:
                     end = safely(listener, run, t_outputs, inputs)
                     ended[:0] = [] if end is None else [end]
                 result = original(t_outputs, *args, **kwargs)

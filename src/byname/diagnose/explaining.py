@@ -91,13 +91,13 @@ class Explaining:
         self._tracker.begin(block)
         block.add(self._tracker.leave_threads)
         thread = self._thread
-        block.add(NEW_THREADS.end, thread)
-        NEW_THREADS.begin(thread)
+        block.add(NEW_THREADS.release, thread)
+        NEW_THREADS.hold(thread)
         beginning = self._beginning
-        block.add(ENGINE.forget, beginning)
-        ENGINE.listen(beginning)
-        block.add(RESERVE.end, block)
-        RESERVE.begin(block)
+        block.add(ENGINE.release, beginning)
+        ENGINE.hold(beginning)
+        block.add(RESERVE.release, block)
+        RESERVE.hold(block)
         if self._finite is not None:
             self._finite.begin(block)
             following = self._finite.following()
@@ -130,7 +130,7 @@ class Explaining:
 
     def _beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
         """Check a backward call before it runs; return a function that explains its error and marks nodes after it."""
-        RESERVE.hold()
+        RESERVE.reserve()
         foretold = None if self._check is None else safely(self._check.before, run, roots)
         done = Undo()
         try:

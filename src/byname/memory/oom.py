@@ -99,33 +99,25 @@ def _holding(look: HeapSnapshot) -> Iterator[str]:
             yield f"`{key.pattern}` {bytes_text(sizes[key])}"
 
 
-class _Reserve:
-    """Address space of the process, held while a block may need it. Nothing is written there, so it takes no memory."""
+class _Reserve(Shared):
+    """Address space of the process, reserved while a block may need it; unwritten, so that it takes no memory."""
 
     size = 128 * 2**20
 
     def __init__(self) -> None:
-        self._users = Shared(self.hold, self.give_back)
+        super().__init__(self.reserve, self.give_back)
         self._held: mmap.mmap | None = None
 
-    def begin(self, block: object) -> None:
-        """Hold it from now on until `end` is called for this block."""
-        self._users.hold(block)
-
-    def end(self, block: object) -> None:
-        """Give it back if no other block needs it. A second call does nothing."""
-        self._users.release(block)
-
-    def hold(self) -> None:
-        """Hold it, also again after `give_back`; nothing is held if there is no room for it."""
-        with self._users.lock:
-            if self._held is None and self._users.holders:
+    def reserve(self) -> None:
+        """Reserve it, also again after `give_back`, while there are holders; nothing if there is no room for it."""
+        with self.lock:
+            if self._held is None and self.holders:
                 with suppress(OSError, ValueError, AttributeError):  # no room; or Windows, whose mmap has no flags
                     self._held = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def give_back(self) -> None:
         """Release it, so that the process can allocate as much."""
-        with self._users.lock:
+        with self.lock:
             held, self._held = self._held, None
         if held is not None:
             held.close()

@@ -15,7 +15,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -279,29 +279,18 @@ _UNSEEN = _Unseen()
 """One object for the process, because it wraps attributes of the process; it is empty while nothing tracks."""
 
 
-_Context = Callable[[], AbstractContextManager[Any]]
-
-
-class _NewThreads:
-    """Wraps the body of ``threading.Thread``, so that each new thread runs inside given contexts."""
+class _NewThreads(Shared):
+    """Wrapper of the body of ``threading.Thread``. Its holders are functions that make a context for each thread."""
 
     def __init__(self) -> None:
         patch = Patch(threading.Thread, "_bootstrap_inner", self._in_contexts)
-        self._contexts = Shared(patch.install, patch.remove)
-
-    def begin(self, context: _Context) -> None:
-        """Run each thread started from now on in a context of its own, which `context` makes."""
-        self._contexts.hold(context)
-
-    def end(self, context: _Context) -> None:
-        """Stop using `context` for new threads. A second call does nothing."""
-        self._contexts.release(context)
+        super().__init__(patch.install, patch.remove)
 
     def _in_contexts(self, body: Callable[..., None]) -> Callable[..., None]:
         def in_contexts(thread: threading.Thread) -> None:
             with ExitStack() as entered:
                 try:
-                    for context in self._contexts.holders:
+                    for context in self.holders:
                         entered.enter_context(context())
                 finally:
                     body(thread)  # in any case, since whoever has started the thread waits until it runs

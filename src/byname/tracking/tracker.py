@@ -59,8 +59,8 @@ class Tracker:
         if self._allocations is not None:
             context = self.in_thread
             block.add(self.leave_threads)
-            block.add(NEW_THREADS.end, context)
-            NEW_THREADS.begin(context)
+            block.add(NEW_THREADS.release, context)
+            NEW_THREADS.hold(context)
         return self
 
     def _enter(self, block: Undo) -> TrackingMode:

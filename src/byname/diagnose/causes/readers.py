@@ -39,8 +39,8 @@ def reads_gradient_of(names: Sequence[Name], models: Sequence[nn.Module]) -> boo
     if any(wanted & function.gradients for function in _of_the_program()):
         return True
     if any(name.exact and name.rebound_at is None for name in names):
-        return any(function.others for function in _in_reach(() if ENGINE.listens else models))
-    return not ENGINE.listens and any(function.asks for function in _of_the_program())
+        return any(function.others for function in _in_reach(() if ENGINE.holders else models))
+    return not ENGINE.holders and any(function.asks for function in _of_the_program())
 
 
 def reads_gradients() -> bool:
