@@ -16,6 +16,7 @@ from byname.diagnose.cause import Cause, Facts, Raised, Sentence, tell, variable
 from byname.diagnose.context import FailingExpression, FailureContext, made_at
 from byname.memory.blocks import cuda_is_in_use
 from byname.naming.name import Name
+from byname.reading.functions import flat
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import modes_disabled
 from byname.reading.tensor import fact, is_tensor
@@ -56,7 +57,7 @@ _MODULES = str(Path(nn.__file__).parent)
 def _tensors_given(context: FailureContext) -> list[torch.Tensor]:
     """Return the tensors that the failing call was given, as far as its source names them."""
     failing = _failing_call(context)
-    given = [] if failing is None else [one for part in _given_to(failing.node) for one in _held(failing.value(part))]
+    given = [] if failing is None else flat(map(failing.value, _given_to(failing.node)))
     return [*{id(one): one for one in given}.values()]
 
 
@@ -82,11 +83,6 @@ _REFERENCES = (ast.Name, ast.Attribute, ast.Subscript)
 
 def _is_of_variable(function: Any) -> TypeGuard[ast.Attribute]:
     return isinstance(function, ast.Attribute) and isinstance(function.value, _REFERENCES)
-
-
-def _held(value: Any) -> list[torch.Tensor]:
-    held = value if type(value) in (list, tuple) else [value]
-    return [one for one in held if is_tensor(one)]
 
 
 def _on_two_devices(context: FailureContext) -> Iterator[Facts]:
