@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -178,14 +178,6 @@ def slots_now(walk: Walk) -> list[Slot] | None:
 def find_saved(slots: Sequence[Slot], searches: Searches) -> NameIndex:
     """Search for the names of the tensors in some slots."""
     return searches.find(Targets(slot.tensor for slot in slots if slot.tensor is not None), deep=False)
-
-
-def rows_of(walk: Walk, slots: Sequence[Slot], given: Iterable[object] = ()) -> Saved:
-    """Return the rows of some slots of a walk, with names also from given models and optimizers.
-
-    Callers hold `DisableTorchFunction`.
-    """
-    return rows_among(walk, slots, find_saved(slots, Searches(given)))
 
 
 def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Saved:

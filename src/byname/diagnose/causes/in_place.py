@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from byname.autograd.saved import SavedTensor, rows_of
+from byname.autograd.saved import SavedTensor, find_saved, rows_among
 from byname.autograd.slots import Slot, doubtful, slots_of, versions_in, versions_of
 from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, tell
 from byname.diagnose.causes.iterations import CarriedOver, carrier_of, letting_go
@@ -21,6 +21,7 @@ from byname.diagnose.causes.out_of_place import instead_of
 from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
 from byname.diagnose.engine import first_run
 from byname.naming.name import Name, unnamed
+from byname.naming.names import Searches
 from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor, memory_of
@@ -79,7 +80,8 @@ class _Change:
     def __init__(self, context: FailureContext, slot: Slot) -> None:
         self._context = context
         self._slot = slot
-        row: SavedTensor = rows_of(context.walk, [slot], [*context.models, *context.optimizers])[0]
+        index = find_saved([slot], Searches([*context.models, *context.optimizers]))
+        row: SavedTensor = rows_among(context.walk, [slot], index)[0]
         self.saved = row.site or context.site(slot.number)
         self.versions = versions_of(context.walk.nodes[slot.number], slot.name)
         self.changes = self._changes()
