@@ -25,8 +25,7 @@ from byname.diagnose.nonfinite.reasons import (
     site_of,
     why,
 )
-from byname.naming.names import find
-from byname.naming.search import Targets
+from byname.naming.names import name
 from byname.reading.frames import NO_LINE, Line
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
@@ -166,9 +165,8 @@ def _turned(run: WatchedRun) -> Iterator[Facts]:
 def _arrived(run: WatchedRun) -> Iterator[Facts]:
     """Yield the leaf, or the node, at which NaN or Inf arrived."""
     leaf = None if run.walk.inputs[run.offence.number] else run.node.variable
-    name = node_name(run.node)
-    where = name if leaf is None else find(Targets([leaf])).names(leaf)[0]
-    yield {"node": name, "where": where, "made": run.made.site}
+    kind = node_name(run.node)
+    yield {"node": kind, "where": kind if leaf is None else name(leaf), "made": run.made.site}
 
 
 def _where_remedy(operation: str, remedy: str) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from byname.autograd.slots import slots_in
-from byname.autograd.walk import Walk, node_name
+from byname.autograd.walk import Walk, leaf_tensors, node_name
 from byname.diagnose.cause import Cause, Facts, always, nothing_more, tell
 from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
@@ -28,7 +28,7 @@ from byname.diagnose.nonfinite.reasons import DIVERGING, call_of, is_finite, lar
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.history import name_at
 from byname.naming.name import Name
-from byname.naming.names import find
+from byname.naming.names import find, name
 from byname.naming.search import Targets
 from byname.reading.frames import NO_LINE, caller, programs_frame
 from byname.reading.modules import parameters_of
@@ -119,7 +119,7 @@ class FiniteWatch:
             return
         run.remove_hooks()
         if not run.found:
-            for leaf in _leaves(run.walk) if self._spoilt else ():  # what spoils them later is another event
+            for leaf in leaf_tensors(run.walk.nodes) if self._spoilt else ():  # what spoils them later is another event
                 self._spoilt.pop(id(leaf), None)
         else:
             self._spoil(run.walk)
@@ -130,12 +130,12 @@ class FiniteWatch:
 
     def _spoil(self, walk: Walk) -> None:
         """Note the leaves that a step may now update with gradients that are not finite."""
-        self._spoilt.update((id(leaf), weakref.ref(leaf)) for leaf in _leaves(walk))
+        self._spoilt.update((id(leaf), weakref.ref(leaf)) for leaf in leaf_tensors(walk.nodes))
 
     def _is_consequence(self, walk: Walk) -> bool:
         """Return whether a leaf holds NaN or Inf left by gradients that were reported already."""
-        known = [leaf for leaf in _leaves(walk) if (one := self._spoilt.get(id(leaf))) is not None and one() is leaf]
-        return not all(map(is_finite, known))
+        known = ((leaf, self._spoilt.get(id(leaf))) for leaf in leaf_tensors(walk.nodes))
+        return any(one is not None and one() is leaf and not is_finite(leaf) for leaf, one in known)
 
     def _tell(self, key: tuple[Any, ...], finding: Finding) -> None:
         if key not in self._reported:
@@ -147,11 +147,6 @@ class FiniteWatch:
             self._local.runs = []
         runs: list[WatchedRun | None] = self._local.runs
         return runs
-
-
-def _leaves(walk: Walk) -> list[torch.Tensor]:
-    with DisableTorchFunction():
-        return [walk.nodes[number].variable for number in walk.leaf_numbers]
 
 
 def _walk(roots: Sequence[Any]) -> Walk | None:
@@ -208,7 +203,7 @@ def of_forward(root: _Root) -> tuple[tuple[Any, ...], Finding]:
         return (*line.place, "forward" if root.is_turned else "given"), finding
     if root.tensor is None:
         return (None if root.origin is None else line.place, called), finding
-    named = _name_of(root.tensor)
+    named = name(root.tensor)
     return ("there", named.path, named.scope) if named.path else ("there", line.site, called), finding
 
 
@@ -225,9 +220,8 @@ def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.T
     order = sorted(range(1, len(walk.nodes)), key=lambda number: walk.nodes[number]._sequence_nr())
     leaves = set(walk.leaf_numbers)
     with DisableTorchFunction():
-        held = [walk.nodes[number].variable for number in sorted(leaves)]
         saved = (slot.tensor for number in order if number not in leaves for slot in slots_in(walk.nodes[number]))
-        for tensor in (*held, *saved, root):
+        for tensor in (*leaf_tensors(walk.nodes), *saved, root):
             if tensor is not None and not is_finite(tensor):
                 return tensor, origins.known.get(tensor)
     return None, None
@@ -238,7 +232,7 @@ def _grown(walk: Walk, origin: Origin) -> tuple[torch.Tensor, float] | None:
     if origin.numbers.kind != "Inf" or origin.was != "finite numbers":
         return None
     with looking():
-        sizes = [(leaf, largest) for leaf in _leaves(walk) if (largest := largest_of(leaf)) > _GROWN]
+        sizes = [(leaf, largest) for leaf in leaf_tensors(walk.nodes) if (largest := largest_of(leaf)) > _GROWN]
     return max(sizes, key=lambda found: found[1], default=None)
 
 
@@ -253,24 +247,20 @@ def _turned(root: _Root) -> Iterator[Facts]:
     grown = None if root.hidden else _grown(root.walk, origin)
     if grown is not None:
         words = ". {leaf} holds numbers up to {size:.1e} by then: most likely, training diverges"
-        so, remedy = tell(words, leaf=_name_of(grown[0]), size=grown[1]), DIVERGING
+        so, remedy = tell(words, leaf=name(grown[0]), size=grown[1]), DIVERGING
     yield {"why": origin.why and f": {origin.why}", "so": so, "remedy": remedy}
 
 
 def _there(root: _Root) -> Iterator[Facts]:
     """Yield the tensor that held the numbers before any operation that was seen."""
     assert root.tensor is not None
-    named = _name_of(root.tensor)
+    named = name(root.tensor)
     whose: str = f"a tensor without a name, of shape {tuple(root.tensor.shape)},"
     if named.path:
         whose = tell("`{named.path}`{named:-}", named=named)
     node = root.of_tensor("grad_fn")
     kind = "" if node is None else node_name(node)
     yield {"whose": whose, "numbers": numbers_of(root.tensor), "node": kind, "inside": kind.removesuffix("Backward")}
-
-
-def _name_of(tensor: torch.Tensor) -> Name:
-    return find(Targets([tensor])).names(tensor)[0]
 
 
 def _result_of(origin: Origin) -> Name | None:
@@ -316,7 +306,7 @@ class _Spoilt(NamedTuple):
     def known(self) -> Facts:
         """The facts that the sentence may mention."""
         facts = {"kind": type(self.optimizer).__name__, "stepped": self.stepped, "noticed": None}
-        return {**facts, "parameter": _name_of(self.parameter), "numbers": numbers_of(self.parameter)}
+        return {**facts, "parameter": name(self.parameter), "numbers": numbers_of(self.parameter)}
 
 
 def _too_small_eps(step: _Spoilt) -> Iterator[Facts]:
