@@ -199,7 +199,6 @@ def ask(process: int, about: str, top: int, *, facts: bool = False, width: int =
 
 
 def taken_back(process: int, request: Request) -> None:
-    """Remove a question and its answer."""
     _remove(f"{process}.request", request.answer, f"{request.answer}.py")
 
 

@@ -114,7 +114,6 @@ class FailureContext:
 
     @property
     def known(self) -> dict[str, Any]:
-        """The facts that every sentence about it may mention."""
         return {"noticed": self.noticed}
 
     def _caller(self, passed: PassedFrame) -> Instruction | None:

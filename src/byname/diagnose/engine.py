@@ -177,7 +177,6 @@ def freed_by(node: Node) -> BackwardCall | None:
 
 
 def first_run(node: Node) -> BackwardCall | None:
-    """Return the first run known to have run a node, or None."""
     stamps = node.metadata
     run: BackwardCall | None = stamps.get(_FIRST) or stamps.get(_FREED)
     return run

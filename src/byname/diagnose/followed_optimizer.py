@@ -120,7 +120,6 @@ class FollowedOptimizer:
 
     @property
     def known(self) -> dict[str, Any]:
-        """The facts that every sentence about it may mention."""
         return {
             "steps": f"the {self.steps} steps of {self.kind}{at(self.site)}",
             "kind": self.kind,
@@ -305,7 +304,6 @@ def is_training(module: nn.Module) -> bool:
 
 
 def alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Tensor]:
-    """Return those of some tensors that are still alive."""
     return (tensor for reference in references if (tensor := reference()) is not None)
 
 

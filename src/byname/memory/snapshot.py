@@ -120,7 +120,6 @@ class HeapSnapshot:
         return list(shortest.values())
 
     def block_of(self, tensor: torch.Tensor) -> int:
-        """Return the number of the block in which a tensor lies."""
         return self._numbers[id(tensor)]
 
     def spare(self, number: int) -> int:

@@ -44,7 +44,6 @@ def name_of(function: Any) -> str:
 
 
 def is_method(function: Any) -> bool:
-    """Return whether a function is a method of tensors."""
     name = name_of(function)
     return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
 

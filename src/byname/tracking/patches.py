@@ -36,7 +36,6 @@ from byname.undo import Patch, Shared
 
 
 def start(watch: TrackingMode) -> None:
-    """Begin to watch this thread."""
     FUNCTIONS.push(watch)
     if watch.allocating is not None:
         DISPATCHES.push(watch.allocating)
@@ -115,7 +114,6 @@ class _Unseen:
         self._compiled.unwatch()
 
     def _hide(self) -> None:
-        """Remove the wrappers for a while."""
         with self._watched.lock:
             self._hook.remove()
             for patch in self._patches:

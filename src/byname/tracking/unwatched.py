@@ -175,7 +175,6 @@ class Compiled:
             self._patch.install()
 
     def unwatch(self) -> None:
-        """Restore the compiler as it was."""
         self._regions.clear()
         if self._patch is not None:
             self._patch.remove()

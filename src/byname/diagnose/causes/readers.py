@@ -44,7 +44,6 @@ def reads_gradient_of(names: Sequence[Name], models: Sequence[nn.Module]) -> boo
 
 
 def reads_gradients() -> bool:
-    """Return whether any function of the program reads the gradient of something."""
     return any(function.gradients or function.others for function in _of_the_program())
 
 

@@ -70,7 +70,6 @@ class WatchedRun:
 
     @property
     def known(self) -> Facts:
-        """The facts that every sentence about it may mention."""
         return {"noticed": site_of(self.place), "numbers": self.offence.numbers}
 
     @property

@@ -189,7 +189,6 @@ def _items(values: Any, depth: int = _DEPTH) -> Iterator[Any]:
 
 
 def _is_not_finite(value: Any) -> bool:
-    """Return whether a number, or an array of numbers, is not finite."""
     if type(value) is float:
         return not math.isfinite(value)
     if type(value) not in (complex, numpy.ndarray) and not issubclass(type(value), numpy.generic):

@@ -170,7 +170,6 @@ class _Root(NamedTuple):
 
     @property
     def known(self) -> Facts:
-        """The facts that every sentence about it may mention."""
         origin = self.origin
         made = None if origin is None else origin.line.spot
         facts: Facts = {"noticed": site_of(self.place), "origin": origin, "kind": "NaN or Inf", "used": ""}
@@ -304,7 +303,6 @@ class _Spoilt(NamedTuple):
 
     @property
     def known(self) -> Facts:
-        """The facts that the sentence may mention."""
         facts = {"kind": type(self.optimizer).__name__, "stepped": self.stepped, "noticed": None}
         return {**facts, "parameter": name(self.parameter), "numbers": numbers_of(self.parameter)}
 

@@ -104,7 +104,6 @@ class _Schedule:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts that each sentence mentions."""
         names = {"scheduler": _target(self.made), "optimizer": argument(self.made, 0, "its optimizer")}
         return {"kind": self.kind, "noticed": self.made.site, **names}
 
@@ -178,7 +177,6 @@ class Schedules(Topic):
                 self.say(RATE_NOT_SET, followed.site, optimizer=followed.variable, **facts)
 
     def after_step(self, followed: FollowedOptimizer) -> None:
-        """Note whether the step changed anything."""
         before, self.before, rate = self.before, [], self._rates[id(followed)]
         alive = [(one, old) for reference, old in before if (one := reference()) is not None]
         with looking():

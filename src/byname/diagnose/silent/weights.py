@@ -106,7 +106,6 @@ class _Home(NamedTuple):
 
     @property
     def now(self) -> Any:
-        """The parameter in this place now."""
         return attributes_of(self.module()).get("_parameters", {}).get(self.name)
 
 
@@ -166,7 +165,6 @@ class Weights(Topic):
         self.ran(call)
 
     def ran(self, call: ObservedCall) -> None:
-        """Remember the modules that are called."""
         if not call.depth and id(call.called) not in self._modules and len(self._modules) < _MOST_MODULES:
             for first in parameters_in(call.called)[:1]:
                 facts = sum_of(first), call.line, self._watch.made
