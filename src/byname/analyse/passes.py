@@ -1,8 +1,8 @@
 """Passes: the batches of a loader as arguments of a model, and everything restored that a pass changes.
 
 `byname.tracing.preserve` restores the model and the random state. A pass over a loader also changes
-gradients, which are removed and put back without a copy; weights that a forward renormalises; the generators of the
-loader; and autocast's cache of weights.
+gradients, which are removed and put back without a copy; the generators of the loader; and autocast's cache of
+weights.
 """
 
 from __future__ import annotations
@@ -176,16 +176,14 @@ class Preserved:
     def __init__(self, model: nn.Module, before: ModelSnapshot) -> None:
         self.clear_gradients = before.clear_gradients
         """Remove all gradients, so that the next backward begins without any."""
-        self._renormed = {id(one) for one in _renormed(model)}
-        self._versions = [(name, one, version_of(one)) for name, one in model.named_parameters()]
+        renormed = before.copy_for_a_run()
+        self._versions = [
+            (name, one, version_of(one)) for name, one in model.named_parameters() if id(one) not in renormed
+        ]
 
     def check(self) -> None:
         """Raise an error if the pass changed parameters in place, whose old values are lost."""
-        changed = [
-            name
-            for name, one, version in self._versions
-            if version_of(one) != version and id(one) not in self._renormed
-        ]
+        changed = [name for name, one, version in self._versions if version_of(one) != version]
         if changed:
             raise BadArgumentError(
                 f"the pass changed {len(changed)} parameters in place, such as {changed[0]}, and their old values are "
@@ -202,8 +200,6 @@ def preserved(model: nn.Module, generators: list[torch.Generator], *, backward: 
             stack.callback(generator.set_state, generator.get_state())
         before = stack.enter_context(restored(model))
         stack.enter_context(autocast_keeps_nothing())
-        for weight in _renormed(model):
-            stack.callback(_write, weight, weight.detach().clone())
         if backward:
             for parameter in model.parameters():
                 _silence(parameter, stack)
@@ -221,17 +217,6 @@ def gradients_kept(loss: Tensor) -> Iterator[None]:
     finally:
         for leaf, grad in before:
             leaf.grad = grad
-
-
-def _renormed(model: nn.Module) -> list[Tensor]:
-    """Return the weights that a forward changes: embeddings with a largest norm."""
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    return [one.weight for one in model.modules() if isinstance(one, kinds) and one.max_norm is not None]
-
-
-def _write(weight: Tensor, values: Tensor) -> None:
-    with torch.inference_mode(False), torch.no_grad():
-        weight.copy_(values)
 
 
 def _silence(parameter: Any, stack: ExitStack) -> None:
