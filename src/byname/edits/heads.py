@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor, nn
 
 from byname.errors import InterjectionError
 from byname.model.families import family_named
-from byname.model.feature_dims import Heads, Surroundings, configs_of, head_counts, read_heads
+from byname.model.feature_dims import Heads, Surroundings, configs_of, enclosing_paths, head_counts, read_heads
 from byname.model.module_tree import modules_by_path, under
 from byname.reading.objects import attributes_of
 from byname.watch.attachment import Event
@@ -89,7 +87,7 @@ def _found(root: nn.Module, event: Event) -> Heads | str:
     """Return what the nearest module around a place says of its heads; else why there is none."""
     modules = modules_by_path(root)
     start = next((path for path, one in modules.items() if one is event.module), "")
-    way = [path for path in _upwards(start) if path in modules]
+    way = [path for path in enclosing_paths(start) if path in modules]
     for path in way:
         if heads := _held(path, modules[path]):
             return heads
@@ -107,14 +105,6 @@ def _found(root: nn.Module, event: Event) -> Heads | str:
             if heads := read_heads(config):
                 return heads
     return "no module around it says how many heads there are (num_heads, config.num_attention_heads)"
-
-
-def _upwards(path: str) -> Iterator[str]:
-    """Yield a path, and the paths of the modules around it."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
-    yield ""
 
 
 def _held(path: str, module: nn.Module) -> Heads | None:
@@ -147,7 +137,7 @@ def _mixing(root: nn.Module, event: Event, found: Heads | str) -> str | None:
     if isinstance(found, Heads):
         own = path if name in _PROJECTIONS else _child(path, modules)
         return own if event.kind == "module" else None
-    beside = ((one, _beside(one, modules)) for one in _upwards(path))
+    beside = ((one, _beside(one, modules)) for one in enclosing_paths(path))
     return next((layer for one, layer in beside if layer and _follows(path, event.kind, one, layer)), None)
 
 

@@ -75,7 +75,7 @@ class Surroundings:
     def __init__(self, modules: dict[str, nn.Module], path: str, module: nn.Module, output: bool) -> None:
         self._own = module if output else None
         self._explicit = path.endswith(_BY_HEADS)
-        around = [one for one in _outwards(path) if one in modules]
+        around = [one for one in enclosing_paths(path.partition("[")[0]) if one in modules]
         self._scopes = [modules[one] for one in around]
         self._inside = re.sub(r"^\.?forward(?=\[|$)", "", path[len(around[0]) :])
         self._read: dict[int, FeatureScope] = {}
@@ -222,12 +222,11 @@ def _of_images(nearest: FeatureScope | None, value: Tensor) -> FeatureDim | None
     return FeatureDim(1, tuple(sorted(kinds)), False) if kinds else None
 
 
-def _outwards(path: str) -> Iterator[str]:
-    """Yield the paths of the scopes of a place, the innermost first: the module itself, its parent, the model."""
-    plain = path.partition("[")[0]
-    while plain:
-        yield plain
-        plain = plain.rpartition(".")[0]
+def enclosing_paths(path: str) -> Iterator[str]:
+    """Yield a path and those around it, the innermost first: the module itself, its parent, the model."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
     yield ""
 
 
