@@ -22,6 +22,7 @@ from byname.recording.memory import Store
 from byname.recording.series import Series
 from byname.recording.series_by_path import RecordedSeries
 from byname.source.tracebacks import warn
+from byname.table import listed
 from byname.text import note_on, printable
 from byname.undo import Undo, weakly
 from byname.watch.requested import WARNED, sentences_by_reason
@@ -272,6 +273,6 @@ class Recorder:
             raise
 
     def __repr__(self) -> str:
-        shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")
+        shown = listed(self.paths, 3)
         state = "closed" if self._closed else f"at iteration {self.iteration}"
         return printable(f"<Recorder {state}: {shown or 'no place yet'}>")

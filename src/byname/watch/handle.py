@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from byname.errors import NothingSeenWarning
 from byname.reading.interrupts import defer_signals, raise_first
 from byname.source.tracebacks import warn
+from byname.table import listed
 from byname.text import printable
 from byname.undo import Undo
 from byname.watch.requested import Notes, PlaceNote, Requested
@@ -186,7 +187,7 @@ class Handle:
 
     def __repr__(self) -> str:
         state = "removed" if self._removed else "enabled" if self._installed else "disabled"
-        shown = ", ".join(self.paths[:3]) + (f", and {len(self.paths) - 3} more" if len(self.paths) > 3 else "")
+        shown = listed(self.paths, 3)
         return printable(f"<{state} at {shown or 'no place yet'}>")
 
     def _take_off(self) -> None:
