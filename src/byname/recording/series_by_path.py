@@ -160,18 +160,19 @@ class RecordedSeries(Mapping[str, Any], _OfPlaces):
         return to_html(self._places(), title=self._title())
 
     def _places(self) -> list[Row]:
-        """Return one dict a place, with the columns of a `Recording` for which no value is read."""
-        return [
-            {
-                "path": path,
-                "shape": shape or None if len({shape, *series.shapes}) == 1 else "ragged",
-                "records": len(series),
-                "iterations": "-".join(map(str, dict.fromkeys((min(series.iterations), max(series.iterations))))),
-            }
-            for path, series in self._found.items()
-            if len(series)
-            for shape in [tuple(series.shapes[0])]
-        ]
+        return [place_row(path, series) for path, series in self._found.items() if len(series)]
+
+
+def place_row(path: str, series: Series) -> Row:
+    """Return the columns of a `Recording` for which no value is read."""
+    shapes = {*map(tuple, series.shapes)}
+    ends = dict.fromkeys((min(series.iterations, default=""), max(series.iterations, default="")))
+    return {
+        "path": path,
+        "shape": (shapes.pop() or None) if len(shapes) == 1 else "ragged" if shapes else None,
+        "records": len(series),
+        "iterations": "-".join(map(str, ends)),
+    }
 
 
 def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> Any:

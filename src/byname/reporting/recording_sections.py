@@ -14,6 +14,7 @@ from byname.recording import export
 from byname.recording.recorder import Recorder
 from byname.recording.recording import Recording
 from byname.recording.series import Series
+from byname.recording.series_by_path import place_row
 from byname.reporting.heat_maps import heat_map
 from byname.reporting.panels import PageDraft, Panel, PlotPanel, Section, StripPanel, TablePanel, duration, figure
 from byname.reporting.thinning import POINTS, Curve, curves_of, rounded
@@ -76,7 +77,7 @@ def _section(
     drawn = {path: _drawn(found[path], draft) for path in followed(kept, f"report of {title}")}
     curves = {path: of_place for path, (_, of_place) in drawn.items()}
     links = {path: place.anchor for path, (place, _) in drawn.items()}
-    rows = rows or [_row(path, series) for path, series in found.items()]
+    rows = rows or [place_row(path, series) for path, series in found.items()]
     table = TablePanel.of([_with_range(row, curves) for row in rows], title="Places", links=links, skip=("how",))
     panels: list[Panel] = [table, *_gradients(curves, links), *(place for place, _ in drawn.values())]
     more = len(paths) - len(kept)
@@ -140,17 +141,6 @@ def _about(path: str, curves: Sequence[Curve]) -> str:
     low, high = min(one[0] for one in known), max(one[4] for one in known)
     medians = f"median {figure(known[0][2])} first, {figure(known[-1][2])} last"
     return f"{path}: values from {figure(low)} to {figure(high)}; {medians}"
-
-
-def _row(path: str, series: Series) -> dict[str, Any]:
-    shapes = list(dict.fromkeys(map(tuple, series.shapes)))
-    first, last = min(series.iterations, default=0), max(series.iterations, default=0)
-    return {
-        "path": path,
-        "shape": shapes[0] if len(shapes) == 1 else "ragged" if shapes else None,
-        "records": len(series),
-        "iterations": "" if not len(series) else f"{first}-{last}" if first != last else str(first),
-    }
 
 
 def _with_range(row: dict[str, Any], curves: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
