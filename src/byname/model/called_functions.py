@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from byname.model.methods import content_of, decorators_of, function_inside, function_of, method_of, methods_of
+from byname.model.methods import content_of, decorators_of_forward, function_inside, function_of, method_of, methods_of
 from byname.model.operations import is_operation, taken
 from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
 from byname.source.code import stands_for
@@ -89,7 +89,7 @@ def _functions(module: nn.Module, *, tables: bool = True) -> Iterator[tuple[str,
     """
     methods = set(methods_of(module))
     waiting = [forward] if (forward := function_of(module, "forward")) is not None else []
-    waiting += [one for one in decorators_of(module, "forward") if not is_torch(one.__code__.co_filename)] * tables
+    waiting += [one for one in decorators_of_forward(module) if not is_torch(one.__code__.co_filename)] * tables
     seen = {id(function) for function in waiting}
     for function in waiting:  # which grows meanwhile
         names = _names_in(stands_for[function.__code__])

@@ -86,9 +86,9 @@ NOT_CALLABLE = (property, *_WITH_FUNC)
 """The classes of what stands in a class for a method and cannot be called itself."""
 
 
-def decorators_of(module: nn.Module, name: str) -> list[FunctionType]:
-    """Return the Python functions that decorators have put around a method, the outermost first."""
-    return [one for one in _layers(_raw(module, name), name)[:-1] if type(one) is FunctionType]
+def decorators_of_forward(module: nn.Module) -> list[FunctionType]:
+    """Return the Python functions that decorators have put around the forward, the outermost first."""
+    return [one for one in _layers(_raw(module, "forward"), "forward")[:-1] if type(one) is FunctionType]
 
 
 def _layers(raw: Any, name: str) -> list[Any]:

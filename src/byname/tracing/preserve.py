@@ -242,7 +242,7 @@ class _Tensor:
             torch._C._autograd._unsafe_set_version_counter((tensor,), (self.version,))
 
 
-_PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device, torch.Size, complex)
+_PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device, torch.Size, complex, type)
 _DEEP = 5
 """The number of nested containers that the snapshot descends into."""
 _NEAR = 2
@@ -367,9 +367,6 @@ def _step(segment: Segment) -> str:
     return str(segment) if type(segment.key) in (str, int) else "[…]"  # the repr of another key may be the user's code
 
 
-_LEAVES = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device, torch.Size, type)
-
-
 def copied_arguments(value: Any, model: nn.Module, modules: list[nn.Module]) -> Any:
     """Return a copy of the arguments, so that a model that changes its input in place does not change the example."""
     memory: dict[int, Any] = {id(module): module for module in [model, *modules]}
@@ -386,7 +383,7 @@ def _copy(value: Any, memory: dict[int, Any]) -> Any:
         made = type(value)(_copy(one, memory) for one in value)
     elif type(value) is dict:
         made = {key: _copy(one, memory) for key, one in value.items()}
-    elif type(value) not in _LEAVES:
+    elif type(value) not in _PLAIN:
         made = _attempt(lambda one: copy.deepcopy(one, memory), value)
     memory[id(value)] = made
     return made

@@ -249,7 +249,7 @@ class ObservedOperations:
         """Run and report an operation that may work in place, runs step by step, or is announced to ``before``."""
         running, inputs = self.running, (*args, *kwargs.values())
         if found.parts is not None:
-            func = _step_by_step(running, found.parts, func, owner.module)
+            func = _step_by_step(found.parts, func, owner.module)
         before = [running.begins(found.path, owner.module, args, kwargs) for _ in found.places]
         changed = changed_tensor(func, args, kwargs) if kwargs or found.in_place else None
         with nullcontext() if changed is None else saved_as_copies(changed):
@@ -345,7 +345,7 @@ def _refuse_in_checkpoint(owner: Owner, path: str) -> None:
         frame = frame.f_back
 
 
-def _step_by_step(running: Running, parts: Parts, func: Any, module: nn.Module) -> _InSteps:
+def _step_by_step(parts: Parts, func: Any, module: nn.Module) -> _InSteps:
     """Return a function that computes attention in steps, and reports the requested ones."""
     later = func.see if type(func) is _InSteps else None
 
