@@ -122,7 +122,6 @@ class LinearClassifier(Statistic):
             self.weight, self.bias = (_padded(one.detach(), classes) for one in (self.weight, self.bias))
 
     def _follow(self, rows: Tensor) -> None:
-        """Take in the moments of rows."""
         if self.standardise:
             found = PowerSums(self._rows, self._mean.clone(), [torch.zeros_like(self._mean), self._squares.clone()])
             if len(rows) <= found.room():

@@ -163,7 +163,6 @@ class BatchSource:
         self._left = False
 
     def generators(self) -> list[torch.Generator]:
-        """Return the random generators of the loader and of its samplers."""
         sampler, batches = getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)
         holders = (self.loader, sampler, batches, getattr(batches, "sampler", None))
         found = (getattr(holder, "generator", None) for holder in holders)

@@ -209,7 +209,6 @@ def _ticks(axes: Axes, axis: str, labels: Sequence[str]) -> None:
 
 
 def _text_size(axes: Axes, count: int, axis: str = "y") -> float:
-    """Return the font size for `count` names along an axis."""
     box = axes.get_window_extent()
     inches = (box.height if axis == "y" else box.width) / axes.figure.dpi
     return min(8.5, 72 * 0.85 * inches / max(count, 1))

@@ -133,7 +133,6 @@ class Sketch:
         counts += added
 
     def _widen(self, size: int) -> None:
-        """Make room in the buffer for `size` values."""
         features, have = self.buffer.shape
         if size > have:
             wider = self.buffer.new_zeros(features, min(self.room, max(size, 2 * have)))

@@ -171,7 +171,6 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def on_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a tree with each tensor replaced."""
     return mapped(value, lambda one: change(one) if isinstance(one, Tensor) else one)
 
 

@@ -95,7 +95,6 @@ class ModelRun:
         self.notes |= dict.fromkeys(f"{self.name}: {note}" for note in handle.notes)
 
     def __call__(self, event: Event) -> None:
-        """Keep the tensors in a value."""
         if event.recomputed:
             return
         for path, tensor in labelled(event.path, event.value):

@@ -107,14 +107,12 @@ class PlaceDiff(Tabled):
     )
 
     def much(self) -> str:
-        """Return how much it differs, in words."""
         words = [] if self.error is None else [f"error {self.error:.3g} (relative {self.relative:.3g})"]
         words += [f"in {self.elements:,} of {self.size:,} elements"] if self.elements else []
         words += [f"{self.nan:,} NaN in only one"] if self.nan else []
         return ", ".join([*words, *([self.what] if self.what else [])])
 
     def where(self) -> str:
-        """Return the place and the moment, in words."""
         words = [f"`{self.path}`"]
         if self.iteration is not None:
             words.append(f"{'eval ' if self.mode == 'eval' else ''}iteration {self.iteration:,}")

@@ -237,7 +237,6 @@ class View:
     open: set[int]
 
     def children(self, number: int) -> list[int]:
-        """Return the items that are shown inside an item."""
         return self.plan.items[number].children if number in self.open else []
 
 

@@ -210,7 +210,6 @@ NEVER_CALLED = nn.Module.__dict__["forward"]
 
 
 def own_state(module: nn.Module, kind: str) -> dict[str, Any]:
-    """Return a module's own parameters or buffers, by name."""
     return {name: one for name, one in snapshot(registry_of(module, REGISTRY[kind])) if one is not None}
 
 

@@ -75,7 +75,6 @@ def nested_in(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
 
 
 def argument_names(node: Function) -> list[str]:
-    """Return the names of the arguments in the order of the signature."""
     one = node.args
     stars = [[star] if star else [] for star in (one.vararg, one.kwarg)]
     return [part.arg for part in [*one.posonlyargs, *one.args, *stars[0], *one.kwonlyargs, *stars[1]]]

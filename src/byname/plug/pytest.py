@@ -36,7 +36,6 @@ def tensor_growth() -> Iterator[Growth]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Begin the check of a marked test."""
     marker = item.get_closest_marker(_MARKER)
     if marker is not None:
         item.stash[_CHECK] = _Check(item, _allowed(marker))

@@ -78,7 +78,6 @@ class TakesSnapshots(TrainingListener):
         self._model = model
 
     def begins(self, model: nn.Module, at: Progress) -> None:
-        """Take the snapshot before the first step."""
         model = model if self._model is None else self._model
         self._snapshots = Snapshots(self.evaluation, model, self.schedule, at.epoch)
         self._snapshots.steps, self._seen = at.step, self._counted(at)
@@ -86,7 +85,6 @@ class TakesSnapshots(TrainingListener):
             self._snapshots.__enter__()
 
     def batch_done(self, model: nn.Module, at: Progress) -> None:
-        """Take a snapshot if one is due."""
         before, self._seen = self._seen, self._counted(at)
         self._snapshots.steps, self._snapshots.epoch = at.step, at.epoch
         event = self.schedule.due(self._seen, before)

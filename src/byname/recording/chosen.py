@@ -60,7 +60,6 @@ class Chosen:
         windows.note = None if keep is None and stop_when is None else self.note
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the run that a file keeps."""
         return {} if self._keep is None else {"keep": self._keep, "by": self._path or reduction_name(self._by)}
 
     def check(self, listeners: Sequence[Listener], reports: Sequence[object]) -> None:

@@ -129,7 +129,6 @@ class _Body:
 
     @property
     def pieces(self) -> list[Any]:
-        """Its buffers, in order."""
         self._join()
         return self._pieces
 
@@ -363,12 +362,10 @@ class StoredPlace:
 
     @property
     def first(self) -> int:
-        """The first iteration of a record."""
         return int(self.entries["first"].min())
 
     @property
     def last(self) -> int:
-        """The last iteration of a record."""
         return int(self.entries["last"].max())
 
     @property

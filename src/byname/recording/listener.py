@@ -55,7 +55,6 @@ class PlaceRecorder:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The places that have reported something."""
         return tuple(self._columns)
 
     def dropped(self) -> list[str]:
@@ -185,7 +184,6 @@ class Listener(PlaceRecorder):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The places, as far as they are known."""
         return self.handle.paths
 
     def prepare(self) -> None:

@@ -48,7 +48,6 @@ from byname.text import printable_lines
 
 
 def findings_section(found: Sequence[Finding], draft: PageDraft) -> Section:
-    """Return the section of some findings, each with the lines of its story."""
     causes = Counter(one.cause for one in found)
     words = ", ".join(f"{cause} ({count})" if count > 1 else cause for cause, count in causes.most_common())
     stories = [{**one.row(), "story": _story(one.sites)} for one in found]

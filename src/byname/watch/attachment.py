@@ -169,7 +169,6 @@ class Running:
         self.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
 
     def note(self, place: str, reason: str) -> None:
-        """Note a fact about a place, once."""
         self.notes.setdefault(PlaceNote(place, reason))
 
     def end(self, paths: Collection[str], why: str = _OTHERWISE) -> None:

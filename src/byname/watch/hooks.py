@@ -75,11 +75,9 @@ class MethodStandIn:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The signature of the method, without the module."""
         return inspect.signature(self.below or MethodType(self.__wrapped__, self))
 
     def install(self) -> None:
-        """Install this function above those that are there."""
         module = self._module()
         if module is not None and not self._on:
             self.below = module.__dict__.get(self.method)
@@ -150,7 +148,6 @@ class Hooks:
         self._classes: list[type[nn.Module]] = []
 
     def call(self, moment: Moment, module: nn.Module, function: Callable[..., Any]) -> None:
-        """Add a hook that calls a function."""
         self.wanted.append((module, Hook(function, 4 if moment is AFTER else 3, self._running), moment))
 
     def install(self) -> None:

@@ -199,7 +199,6 @@ def _put_in(interjection: Interjection) -> _PutIn:
 
 
 def label_of(interjection: Interjection) -> str:
-    """Return the name of a function, or of the class of an interjection."""
     return getattr(interjection, "__name__", None) or type(interjection).__name__
 
 

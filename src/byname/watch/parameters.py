@@ -90,7 +90,6 @@ class States:
         return None if spot.name else new
 
     def install(self) -> None:
-        """Hook the parameters whose gradients are requested."""
         self._awaiting = True
         for hooks in self._refusing.values():
             hooks.install()
@@ -126,7 +125,6 @@ class States:
                     new.accumulate(parameter, _receiver(weakref.ref(self), spot.full))
 
     def remove(self) -> None:
-        """Remove the hooks, and put every parameter back."""
         self.put_back()
         remove_all(self._refusing.values())
         with self._changing:

@@ -221,7 +221,6 @@ def _not_called(spot: Spot) -> str:
 
 
 def in_words(asked: object) -> str:
-    """Return a part of ``where`` in words, for messages."""
     if isinstance(asked, type):
         return f"modules of class {printable(asked.__name__)}"
     if isinstance(asked, nn.Module):

@@ -288,11 +288,9 @@ class Reshaped:
         self.base_size = base_size
 
     def cut(self, gradient: Tensor) -> Tensor:
-        """Return a gradient of the base in the shape of the view."""
         return gradient.reshape(self.size)
 
     def pasted(self, gradient: Tensor, new: Tensor) -> Tensor:
-        """Return the new gradient of the view in the shape of the base."""
         return new.reshape(self.base_size)
 
 

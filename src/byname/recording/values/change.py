@@ -88,7 +88,6 @@ class ChangeDetector:
         return self.copies.get(self._memory, NOTHING)
 
     def forget(self) -> None:
-        """Let go of the copy that was stored last."""
         self._memory = self._state = None
         self.copies.clear()  # with the last reference to its key: what calls back then finds its copy, or never calls
 

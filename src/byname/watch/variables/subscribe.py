@@ -313,7 +313,6 @@ class Run:
 
     @dynamo_skip
     def forget(self, variable: str) -> None:
-        """Note that a variable was deleted."""
         self.known.pop(variable, None)
 
     @dynamo_skip

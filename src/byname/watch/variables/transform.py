@@ -245,7 +245,6 @@ class _Expressions(ast.NodeTransformer):
         self.rewriting = rewriting
 
     def put(self, owner: ast.AST, old: ast.AST, new: ast.AST) -> None:
-        """Replace a child node of `owner` by another one."""
         for field, value in ast.iter_fields(owner):
             if value is old:
                 setattr(owner, field, new)
