@@ -5,6 +5,8 @@ import torch
 from tiny import by_hook, logits
 from torch import nn
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     GPT2Config,
@@ -198,6 +200,34 @@ def test_where_the_positions_are_cannot_be_known_a_mask_works():
     assert torch.equal(ablated(model, "attention[0]", x, positions=-1), last)
 
 
+class Embedded(nn.Module):
+    """Ids and a mask, (samples, positions), into an embedding and an attention."""
+
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(10, 8), nn.MultiheadAttention(8, 2, **kwargs)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.parametrize("path", ["input", "forward.ids", "embed.input"])
+def test_ids_have_their_positions_last_and_no_features(path):
+    torch.manual_seed(0)
+    model, ids = Embedded(batch_first=True), torch.tensor([[5, 9, 2], [4, 8, 6]])
+    corrupt = torch.tensor([[5, 9, 0], [4, 8, 0]])
+    mask = torch.tensor([[False, False, True], [False, False, True]])
+    for positions in (2, -1, [2], [False, False, True], mask):
+        assert torch.equal(ablated(model, path, ids, positions=positions), model(corrupt))
+    with byname.patch(model, path, corrupt, positions=2):
+        assert torch.equal(model(ids), model(corrupt))
+    refused(model, path, ids, r"shape .* \(2, 3\); this one has \(3, 1\)", positions=mask.T[:, :1])
+    refused(model, path, ids, "has one number for each position, and no features", features=1)
+    refused(model, path, ids, "has one number for each position, and no features", channels=1)
+    refused(Embedded(), path, ids, "positions= has no known dimension", positions=1)
+
+
 def test_samples_of_a_reference_are_samples_where_positions_come_first():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
@@ -220,3 +250,9 @@ def test_an_attention_that_does_not_say_the_width_of_a_head():
     model, x = nn.Sequential(Fused()), torch.randn(2, 5, 8)
     assert torch.equal(ablated(model, "0.q", x, heads=1), by_hook(model, "0.q", zero(..., slice(4, 8)), x))
     refused(model, "0.qkv", x, "24 features are not 2 heads", heads=1)
+
+
+def test_the_features_of_a_head_are_not_advised_where_the_heads_are_among_the_samples():
+    sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32}
+    model, place = BloomForCausalLM(BloomConfig(**sizes)).eval(), "transformer.h.0.self_attention.bmm"
+    refused(model, place, IDS, r"\(4, 5, 8\).*; use patch\(model, .*whole value", heads=1)

@@ -50,7 +50,7 @@ def refusal(path):
 
 
 MISTAKEN = [
-    "0.inputs", "0.output", "0.out_put", "1.inputs", "1.out", "output", "inputs", "args", "0.sofmax", "0.relv", "0.headz",
+    "0.inputs", "0.output", "0.output[0]", "x[0].qkv.output", "0.out_put", "1.inputs", "1.out", "output", "inputs", "args", "0.sofmax", "0.relv", "0.headz",
     "0.form_pretrained", "0.from_pretrain", "0.forward.score", "0.forward.hiden", "0.heads.hiddn", "0.scal", "0.qvk",
     "0.qkv.wieght", "0.qkv.linaer", "0.rest_parameters", "0.extra_rep", "1.weigth", "2.rleu", "atn.out", "forward.inpt",
     "0.splitt", "0.tranpose", "0.mamtul", "0.fmax",
@@ -98,6 +98,8 @@ def test_the_words_of_other_libraries_are_known():
     assert "; its arguments are `0.input`." in refusal("0.inputs")
     assert "; what the model returns is `forward`." in refusal("output")
     assert "; its arguments are `input`." in refusal("inputs")
+    assert "; what `0` returns is `0`." in refusal("0.output[0]")
+    assert "close to it: `0.qkv`" in refusal("qkv.output[0]")
 
 
 def test_a_function_of_the_owner_is_suggested_and_others_are_not():

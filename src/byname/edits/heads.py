@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from byname.edits.selection import of_whole
 from byname.errors import InterjectionError
 from byname.model.families import family_named
 from byname.model.feature_dims import Heads, Surroundings, configs_of, enclosing_paths, head_counts, read_heads
@@ -77,6 +78,8 @@ def _in_second(around: Surroundings, value: Tensor, numbers: set[int], found: He
 def _unknown(path: str, value: Tensor, numbers: set[int], why: str, size: int | None) -> InterjectionError:
     fits = not numbers or (value.ndim > 3 and any(one in numbers for one in value.shape[1:]))
     features = f". Name the features of a head, as features=slice(0, {size})" if size and value.ndim < 4 else ""
+    if size == value.shape[-1]:  # the heads are among the samples, as in Bloom
+        features = f"; {of_whole(path)}"
     return InterjectionError(
         f"`{path}`: byname cannot tell which dimension of shape {tuple(value.shape)} is that of the heads: {why}"
         + (". Give it as heads=(dim, [indices])" if fits else features)

@@ -57,8 +57,10 @@ class Selection:
         if self._masks:
             if around.channels_first(value):
                 raise self._unknown(path, value, "positions", around)
-            return SelectedPart(path, self._words(), None, (), self._mask(path, value))
+            return SelectedPart(path, self._words(), None, (), self._mask(path, value, around))
         last, wanted = value.ndim - 1, []
+        if around.one_for_each_position(value) and (self.features, self.channels) != (None, None):
+            raise InterjectionError(f"`{path}` has one number for each position, and no features: use positions=")
         if self.features is not None:
             if around.channels_unknown(value):
                 raise self._unknown(path, value, "features", around)
@@ -84,13 +86,14 @@ class Selection:
                 dims[dim] = self._counted(path, name, index, shape[dim], value.device)
         return SelectedPart(path, self._words(), heads, tuple(sorted(dims.items(), reverse=True)))
 
-    def _mask(self, path: str, value: Tensor) -> Tensor:
+    def _mask(self, path: str, value: Tensor, around: Surroundings) -> Tensor:
         mask = self.positions
         assert isinstance(mask, Tensor)
-        if mask.dtype is not torch.bool or mask.shape != value.shape[:-1]:
+        shape = value.shape if around.one_for_each_position(value) else value.shape[:-1]
+        if mask.dtype is not torch.bool or mask.shape != shape:
             raise InterjectionError(
                 f"`{path}`: positions= as a mask of several dimensions needs the shape of the value without its "
-                f"features, {tuple(value.shape[:-1])}; this one has {tuple(mask.shape)}"
+                f"features, {tuple(shape)}; this one has {tuple(mask.shape)}"
             )
         return mask.to(value.device)
 

@@ -148,13 +148,19 @@ class Surroundings:
             alone.add(self._scopes[0])
         return alone.second
 
+    def one_for_each_position(self, value: Tensor) -> bool:
+        """Return whether a value that goes into embeddings has no features, as ids or a mask of them."""
+        numbers = value.ndim == 2 and not value.is_floating_point() and not value.is_complex()
+        within = () if self._own is not None or not numbers else modules_in(self._scopes[0])
+        return any(isinstance(one, nn.Embedding) for one in within)
+
     def position_dim(self, value: Tensor) -> int | None:
         """Return the dimension of the positions of a value; None where it is not known, or there is none."""
         if self.channels_first(value):
             return 2 if value.ndim == 3 else None
         if self._without_batch(value):
             return 1 if value.ndim == 2 else None
-        if value.ndim == 3:
+        if value.ndim == 3 or self.one_for_each_position(value):
             return self._sequence_dim
         return None if self.channels_unknown(value) else value.ndim - 2
 
@@ -164,7 +170,7 @@ class Surroundings:
 
     @cached_property
     def _sequence_dim(self) -> int | None:
-        """The dimension of the positions of values of three dimensions."""
+        """The dimension of the positions of values of three dimensions, and of those without features."""
         own = self._scopes[0]
         if isinstance(own, nn.MultiheadAttention | nn.RNNBase) and not _OF_SEQUENCES.fullmatch(self._inside):
             return 1 if self._inside == "[1]" and isinstance(own, nn.MultiheadAttention) else None

@@ -360,9 +360,11 @@ def _unmatched(place: Place, model: nn.Module) -> str:
     if container is not None:
         return never_called(wanted, container)
     known = {str(path): None for path in _all_paths(place, model)}
-    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    owner, word = _without_items(place)
+    asked = join(owner) if word in _OUTPUTS else wanted
+    close = difflib.get_close_matches(asked, known, n=3, cutoff=0.5)
     if not close:
-        last = wanted.rpartition(".")[2]
+        last = asked.rpartition(".")[2]
         close = [path for path in known if path.rpartition(".")[2] == last][:3]
     hint = f"; close to it: {', '.join(f'`{one}`' for one in close)}" if close else ""
     return (
@@ -380,9 +382,15 @@ _OUTPUTS, _GIVEN = frozenset({"output", "outputs", "out"}), frozenset({"input", 
 """The words of other libraries for the output of a module, and for its arguments."""
 
 
+def _without_items(place: Place) -> tuple[Segments, str]:
+    """Return the segments of a path before its last name, and that name."""
+    last = next((at for at in reversed(range(len(place.segments))) if not _are_items(place.segments[at:])), 0)
+    return place.segments[:last], str(place.segments[last])
+
+
 def _in_other_words(place: Place, model: nn.Module) -> str:
     """Return a hint at the path to ask for, if a path has a word of another library; else an empty string."""
-    owner, word = place.segments[:-1], str(place.segments[-1])
+    owner, word = _without_items(place)
     module = next(iter(modules_reached(model, owner)[-1].values()), None)
     if module is None:
         return ""
