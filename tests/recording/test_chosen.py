@@ -2,6 +2,7 @@
 
 import gc
 import math
+import signal
 
 import h5py
 import pytest
@@ -175,6 +176,25 @@ def _of_the_word(values):
 
 
 _of_the_word.asked = 0
+
+
+def test_ctrl_c_while_by_judges_an_iteration_loses_none():
+    net, inputs = Net(), batches(5)
+
+    def judged(values):
+        if torch.equal(values["forward.x"], inputs[1]):
+            signal.raise_signal(signal.SIGINT)
+        return values["forward.loss"]
+
+    with byname.record(net, PLACES[:2], keep=4, by=judged) as recorder:
+        net(inputs[0])
+        net(inputs[1])
+        with pytest.raises(KeyboardInterrupt):
+            net(inputs[0])  # iteration 1 is judged when this one begins
+        for x in inputs[2:]:
+            net(x)
+    places = recorder.results["forward.x"]
+    assert len(places) == 4 and any(torch.equal(x, inputs[1]) for x in places)
 
 
 @pytest.mark.parametrize("to", [None, "run.h5"])

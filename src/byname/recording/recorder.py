@@ -223,8 +223,10 @@ class Recorder:
             self._windows.store.close()
 
     def _iteration_begins(self) -> None:
-        if self._windows.note is not None and not self._stopped and self._note_end(self._chosen.judge()):
-            self._stop()
+        if self._windows.note is not None and not self._stopped:
+            with defer_signals():  # an iteration whose judgement Ctrl-C stopped would be in no file
+                if self._note_end(self._chosen.judge()):
+                    self._stop()
         self._windows.iteration_begins()
         if self._stopped:
             return
