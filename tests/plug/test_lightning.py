@@ -9,7 +9,7 @@ from torch import nn
 
 import byname
 from byname.analyse import Evaluation, Schedule
-from byname.errors import BadArgumentError
+from byname.errors import BadArgumentError, RecordingWarning
 
 lightning = pytest.importorskip("lightning.pytorch")
 
@@ -54,10 +54,8 @@ def data():
     )
 
 
-def fit(module, callbacks=(), **options):
-    """Trains for two epochs of six batches; the state, and the random state after it."""
-    torch.manual_seed(5)
-    trainer = lightning.Trainer(
+def make_trainer(callbacks, **options):
+    return lightning.Trainer(
         max_epochs=2,
         callbacks=[*callbacks],
         accelerator="cpu",
@@ -67,6 +65,12 @@ def fit(module, callbacks=(), **options):
         enable_model_summary=False,
         **options,
     )
+
+
+def fit(module, callbacks=(), **options):
+    """Trains for two epochs of six batches; the state, and the random state after it."""
+    torch.manual_seed(5)
+    trainer = make_trainer(callbacks, **options)
     loader = torch.utils.data.DataLoader(data(), batch_size=4, shuffle=True)
     trainer.fit(module, loader)
     moments = [one["momentum_buffer"] for one in trainer.optimizers[0].state.values()]
@@ -202,6 +206,14 @@ def test_a_training_that_fails_leaves_a_closed_recording_and_no_hook(tmp_path):
     assert not any(one._forward_hooks for one in module.modules())
     with byname.open(tmp_path / "run.h5") as found:
         assert found["net.4"].iterations == [0, 1, 2, 3]
+        assert not found.complete and "by a ZeroDivisionError" in found.missing[0]
+
+
+def test_a_recording_without_a_training_says_so(tmp_path):
+    recording = RecordCallback("net.4", to=tmp_path / "run.h5")
+    with pytest.warns(RecordingWarning, match="no training ran"):
+        make_trainer([recording]).predict(Module(), torch.utils.data.DataLoader(torch.randn(8, 4)))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_count_of_iterations_is_refused():

@@ -12,6 +12,7 @@ from torch import nn
 
 import byname
 from byname.analyse import Evaluation, PerClass
+from byname.errors import RecordingWarning
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -178,3 +179,10 @@ def test_a_training_that_fails_leaves_a_closed_recording_and_no_hook(tmp_path):
     assert not any(module._forward_hooks for module in model.modules())
     with byname.open(tmp_path / "run.h5") as found:
         assert found["net.4"].iterations == [0, 1, 2, 3]
+        assert not found.complete and "by a ZeroDivisionError" in found.missing[0]
+
+
+def test_a_recording_without_a_training_says_so(tmp_path):
+    with pytest.warns(RecordingWarning, match="no training ran"), RecordCallback("net.4", to=tmp_path / "run.h5"):
+        pass
+    assert not [*tmp_path.iterdir()]

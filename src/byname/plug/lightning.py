@@ -40,8 +40,8 @@ class _LightningHooks(TrainingListener, Callback):
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
         self.ends(pl_module, _progress(trainer))
 
-    def on_exception(self, *_: Any) -> None:
-        self.fails()
+    def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
+        self.fails(exception)
 
 
 def _progress(trainer: Any, batch: int | None = None) -> Progress:
@@ -78,6 +78,9 @@ class LightningRecord(RecordsTraining, _LightningHooks):
 
     For the arguments see `RecordsTraining`; the model is by default the ``LightningModule``.
     """
+
+    def teardown(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        self.untrained()
 
 
 EvaluationCallback = LightningEvaluation

@@ -205,7 +205,7 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         self.close()
 
 

@@ -11,10 +11,11 @@ from torch import nn
 from byname.analyse.batches import checked_choice
 from byname.analyse.evaluation import Evaluation, Snapshots
 from byname.analyse.snapshots import Schedule
-from byname.errors import BadArgumentError
+from byname.errors import BadArgumentError, RecordingWarning
 from byname.plug.sending import Closing
 from byname.recording.record import record
 from byname.recording.recorder import Recorder
+from byname.source.tracebacks import warn
 
 
 class Progress(NamedTuple):
@@ -42,7 +43,7 @@ class TrainingListener:
     def ends(self, model: nn.Module, at: Progress) -> None:
         """Called when the training has ended without an error."""
 
-    def fails(self) -> None:
+    def fails(self, error: BaseException) -> None:
         """Called when the training has failed, or was interrupted; not all trainers report it."""
 
 
@@ -135,5 +136,19 @@ class RecordsTraining(Closing, TrainingListener):
     def ends(self, model: nn.Module, at: Progress) -> None:
         self.close()
 
-    def fails(self) -> None:
-        self.close()
+    def fails(self, error: BaseException) -> None:
+        if self.recorder is not None:
+            self.recorder.__exit__(type(error), error, error.__traceback__)
+
+    def untrained(self) -> None:
+        """Warn if no training ran: then there is no recording, and no file."""
+        if self.recorder is None:
+            why = "no training ran, and RecordCallback records nothing else; `with byname.record(...)` does"
+            warn(f"nothing was recorded: {why}", RecordingWarning)
+
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        if error is not None:
+            self.fails(error)
+        else:
+            self.untrained()
+            self.close()
