@@ -988,10 +988,23 @@ def warmed_up_from_nothing_to_nothing():
     return model, optimizer
 
 
-@pytest.mark.grid(fast=8)
+def frozen_by_hand_until_the_end():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2 * STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        for parameter in model[1].parameters():
+            parameter.grad = None
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.grid(fast=9)
 @pytest.mark.parametrize(
     "program",
     [
+        frozen_by_hand_until_the_end,
         momentum_in_the_gradient,
         episodes_that_begin_anew,
         expanded_on_purpose,

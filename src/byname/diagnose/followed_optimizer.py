@@ -75,6 +75,7 @@ class FollowedOptimizer:
         waiting: findings about parameters that a loss does not reach, for those without a gradient at its next step.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
         explained: the parameters without a gradient that such a finding reported, by ``id``.
+        reached: the parameters that a backward call reached, by ``id``.
         outside: the names of parameters that losses reach and that no optimizer has.
         anew: optimizers in a row, with this one, that make one step each for its parameters.
         over: whether there are no more steps to come.
@@ -101,6 +102,7 @@ class FollowedOptimizer:
         self.waiting: list[tuple[Finding, list[weakref.ref[torch.Tensor]]]] = []
         self.cuts: list[tuple[Finding, frozenset[int]]] = []
         self.explained: set[int] = set()
+        self.reached: set[int] = set()
         self.losses: set[bool] = set()
         self._reached = self._cleared = False  # since the last step
         self._left: dict[int, float] = {}  # the sums of the gradients that the last step used, if they may be used on
@@ -134,8 +136,12 @@ class FollowedOptimizer:
 
     @property
     def without_gradient(self) -> tuple[Name, ...]:
-        """The names of the parameters that had no gradient in any step, but not those in a finding about a cut."""
-        return self.names_of(key for key in self.without if key not in self.explained)
+        """The names of the parameters that had no gradient in any step, but not those in a finding about a cut.
+
+        Nor, where others learn, those that a backward reaches: a program that clears their gradients freezes them.
+        """
+        frozen = self.reached if len(self.without) < len(self.keys) else set()
+        return self.names_of(key for key in self.without if key not in self.explained | frozen)
 
     @property
     def all_without(self) -> bool:
@@ -211,6 +217,7 @@ class FollowedOptimizer:
         self._cleared = self._cleared or cleared or changed
         self.reaching, self._reached, self._last, self.fresh = line, True, now, True
         self.backwards += 1
+        self.reached.update(map(id, mine))
         if not self.steps and self.backwards == ENOUGH:
             self.name(mine)
 
