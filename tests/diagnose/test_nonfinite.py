@@ -245,6 +245,18 @@ def test_inf_under_a_mask_that_multiplies_is_to_be_replaced_before():
     assert "0 times Inf" in one.remedy and "masked_fill" in one.remedy
 
 
+def test_nan_that_the_loss_leaves_out_and_backward_multiplies_is_told_where_it_was_made():
+    head = nn.Linear(3, 1)
+    with watched() as found:
+        weights = torch.full((2, 3), -torch.inf).index_fill(0, torch.tensor([0]), 0.0).softmax(-1)
+        out = head(weights)
+        out[:1].sum().backward()
+    (one,) = found
+    assert head.weight.grad.isnan().all()
+    assert one.message.startswith("`softmax` at") and "turned Inf into NaN in the forward pass (3 of 6)" in one.message
+    assert "The root leaves them out, but backward multiplies them by the gradient 0" in one.message
+
+
 def test_what_was_overwritten_is_forgotten():
     with watched() as found:
         data = torch.zeros(2).log()

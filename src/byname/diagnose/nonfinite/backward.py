@@ -42,6 +42,7 @@ class _Offence:
     why: str = ""
     remedy: str = ""
     masked: bool = False  # the incoming gradient is 0 wherever the outgoing one is not finite
+    spoilt: bool = False  # the node has saved NaN or Inf, which the forward pass has made
 
 
 class WatchedRun:
@@ -133,7 +134,8 @@ def _offence(walk: Walk, number: int, how: str, bad: torch.Tensor, incoming: Any
     same = [one for one in incoming if one is not None and one.shape == bad.shape and one.layout is torch.strided]
     masked = bool(same) and not bool((same[0].detach()[not_finite(bad)] != 0).any().item())
     remedy = remedy_for(operation, bad.dtype, numbers.kind == "Inf")
-    return _Offence(number, how, numbers, why(operation, saved, bad), remedy, masked)
+    reason, spoilt = why(operation, saved, bad), any(one is not None and not is_finite(one) for one in saved.values())
+    return _Offence(number, how, numbers, reason, remedy, masked, spoilt and not reason)
 
 
 def of_backward(run: WatchedRun) -> tuple[tuple[Any, ...], Finding]:

@@ -86,7 +86,7 @@ class FiniteWatch:
         else:
             runs[-1] = WatchedRun(walk, place)
             if (origin := self._origins.overflow) is not None:
-                self._tell(*of_forward(_Root(walk, place, None, origin, hidden=True)))
+                self._tell(*of_forward(_Root(walk, place, None, origin, _OVERCOME)))
         self._origins.overflow = None
 
     def begin(self, block: Undo) -> None:
@@ -126,7 +126,12 @@ class FiniteWatch:
             for outer in self._runs():
                 if outer is not None:
                     outer.done = True
-            self._tell(*of_backward(run))
+            nodes = run.walk.numbers if run.offence.spoilt else {}
+            with DisableTorchFunction():
+                made = [one for result, one in self._origins.known.items() if fact(result, "grad_fn") in nodes]
+            turned = next((one for one in made if one.turned), None)
+            hidden = _Root(run.walk, run.place, None, turned, _LEFT_OUT)
+            self._tell(*(of_backward(run) if turned is None else of_forward(hidden)))
 
     def _spoil(self, walk: Walk) -> None:
         """Note the leaves that a step may now update with gradients that are not finite."""
@@ -166,7 +171,7 @@ class _Root(NamedTuple):
     place: Expression | None
     tensor: torch.Tensor | None  # that its numbers came with, if one is known
     origin: Origin | None  # the call that made them, or used them first, if one was seen
-    hidden: bool = False  # the root is finite
+    hidden: str = ""  # why the root is finite, though they are not
 
     @property
     def known(self) -> Facts:
@@ -192,6 +197,10 @@ class _Root(NamedTuple):
 
     def of_tensor(self, name: str) -> Any:
         return None if self.tensor is None else fact(self.tensor, name)
+
+
+_OVERCOME = ". The root is finite again, as 1 / Inf is 0"
+_LEFT_OUT = ". The root leaves them out, but backward multiplies them by the gradient 0, and 0 times NaN or Inf is NaN"
 
 
 def of_forward(root: _Root) -> tuple[tuple[Any, ...], Finding]:
@@ -242,7 +251,7 @@ def _turned(root: _Root) -> Iterator[Facts]:
     """Yield the call that made the numbers, and the leaf that has grown beyond measure, if one has."""
     origin = root.origin
     assert origin is not None
-    so, remedy = ". The root is finite again, as 1 / Inf is 0" if root.hidden else "", origin.remedy
+    so, remedy = root.hidden, origin.remedy
     grown = None if root.hidden else _grown(root.walk, origin)
     if grown is not None:
         words = ". {leaf} holds numbers up to {size:.1e} by then: most likely, training diverges"
