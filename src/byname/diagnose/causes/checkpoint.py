@@ -21,8 +21,10 @@ from byname.tracking.log import Call, logs
 
 _REMEDY = (
     "what runs inside a checkpoint must do the same both times: no counters, caches, branches or random choices in "
-    "Python that differ the second time (PyTorch replays its own random numbers)"
+    "Python that differ the second time ({random})"
 )
+_REPLAYED = "PyTorch replays its own random numbers"
+_NOT_REPLAYED = "leave out preserve_rng_state=False, under which PyTorch draws other random numbers then"
 
 
 def _mismatch(context: FailureContext) -> Iterator[Facts]:
@@ -32,7 +34,9 @@ def _mismatch(context: FailureContext) -> Iterator[Facts]:
         numbers = context.walk.numbers
         found = {id(raw.data): numbers[node] for node, _, raw in packed_in(context.walk.nodes[1:])}
         nodes = [found.get(id(held)) if (held := one()) is not None else None for one in record.weak_holders]
-        yield _other_operation(context, record, nodes) or _other_shape(context, record, nodes)
+        cells = dict(zip(record.recompute_fn.__code__.co_freevars, record.recompute_fn.__closure__, strict=True))
+        remedy = _REMEDY.format(random=_REPLAYED if cells["preserve_rng_state"].cell_contents else _NOT_REPLAYED)
+        yield {"remedy": remedy, **(_other_operation(context, record, nodes) or _other_shape(context, record, nodes))}
 
 
 def _record(context: FailureContext) -> Any:
@@ -108,11 +112,11 @@ def _differing(left_out: Sequence[Call], added: Sequence[Call]) -> Facts:
     how = "{one[0]} was computed only the " + f"{'first' if left_out else 'second'} time"
     if left_out and added:
         how = "{one[0]} was computed the first time, but {one[1]} in its place the second time"
-    mode, remedy = _mode(left_out, added), _REMEDY
+    mode, remedy = _mode(left_out, added), {}
     if mode:
         how += f". The first time {mode[0]} was in {mode[1]} mode, and it is in {mode[2]} mode now"
-        remedy = "call train() and eval() after the backward or before the forward, not between the two"
-    return {"how": tell(f"{_SAME}: {how}", one=subjects), "remedy": remedy}
+        remedy = {"remedy": "call train() and eval() after the backward or before the forward, not between the two"}
+    return {"how": tell(f"{_SAME}: {how}", one=subjects), **remedy}
 
 
 def _mode(left_out: Sequence[Call], added: Sequence[Call]) -> tuple[str, str, str] | None:
@@ -143,15 +147,14 @@ def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | Non
     number = next((at for at, (old, new) in enumerate(zip(then, now, strict=True)) if new and old != new), None)
     node = None if number is None else nodes[number]
     if number is None or node is None:
-        how = "the checkpointed part saved a different number of tensors when backward recomputed it"
-        return {"how": how, "remedy": _REMEDY}
+        return {"how": "the checkpointed part saved a different number of tensors when backward recomputed it"}
     how = tell(
         _SAME + ": what was saved for {tensor} was {then} the first time and is {now} the second time",
         tensor=Subject(context.variable(node), context.site(node)),
         then=_shape(then[number]),
         now=_shape(now[number]),
     )
-    return {"how": how, "remedy": _REMEDY}
+    return {"how": how}
 
 
 def _metadata_now(record: Any) -> list[Any]:
