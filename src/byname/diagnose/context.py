@@ -173,14 +173,23 @@ class FailureContext:
         at_top = user.code.co_name == "<module>"
         return at_top or not path.isidentifier() or path in own or bool(statements_binding(user.code, path))
 
-    def is_older_than_loop(self, path: str) -> bool:
-        """Return whether a tensor of that line is made before the innermost loop around it, and unchanged since."""
+    def older_than_loop(self, path: str) -> str:
+        """Return the variable of a tensor of that line made before the innermost loop around it, and unchanged since.
+
+        The loop may be that of a function that has passed the tensor on. The result is empty if there is no such loop.
+        """
         user, value = self._users_frame, self.value_at(path)
-        if user is None or self.noticed is None or not is_tensor(value) or fact(value, "_version") > 0:
-            return False
-        loops = loops_around(user.code, self.noticed.line)
-        bound = [one.lineno for one in statements_of(user.code) if path in names_bound(one)]
-        return bool(loops and bound) and max(bound) < loops[-1].lineno and binds_alone(user.code, path)
+        if user is None or not is_tensor(value) or fact(value, "_version") > 0:
+            return ""
+        for one in self.passed[self.passed.index(user) :]:
+            names = [path] if one is user else [name for name, held in locals_of(one.frame) if held is value]
+            path = names[0] if names else ""
+            loops = loops_around(one.code, locate(one.code, one.instruction).site.line)
+            bound = [statement.lineno for statement in statements_of(one.code) if path in names_bound(statement)]
+            if loops or bound:
+                is_older = bool(loops and bound) and max(bound) < loops[-1].lineno and binds_alone(one.code, path)
+                return path if is_older else ""
+        return ""
 
     @property
     def _outside(self) -> list[PassedFrame]:

@@ -194,8 +194,10 @@ _SAME_LINE = (
     "iteration. retain_graph=True would keep every earlier iteration in memory"
 )
 _IN_LOOP = "{it} is computed once, before the loop, and each round goes through it: {detach}, or compute it in the loop"
-_ONCE = "add the losses and call backward once, after the loop"
-_CONSTANT = "if it is constant there, as old log-probabilities of PPO, put `{path} = {path}.detach()` before the loop"
+_ONCE = "add the losses and call backward once, after the loop; or, "
+_CONSTANT = (
+    "if it is constant there, as data or old log-probabilities of PPO, put `{path} = {path}.detach()` before the loop"
+)
 _SAME_ROOT = (
     "compute {it} anew before this backward, in a forward of its own: an earlier backward has already gone through it. "
     "retain_graph=True in that one is right only if nothing that the graph needs is changed in between, as by a step"
@@ -261,9 +263,9 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
     taken = _taken_at(context, number, stamped) if remedy is _SAME_LINE and carrier is None else None
     detach = detach if taken is None else f"detach what carries it at {taken}"
-    if run is not None and remedy is _SAME_LINE and context.is_older_than_loop(variable.path):
+    if run is not None and remedy is _SAME_LINE and (path := context.older_than_loop(variable.path)):
         stepped = any(step.number >= run.sequence for log in logs() if log.thread == run.thread for step in log.steps)
-        remedy, detach = _IN_LOOP, tell(_CONSTANT, path=variable.path) if stepped else _ONCE
+        remedy, detach = _IN_LOOP, tell(_CONSTANT if stepped else _ONCE + _CONSTANT, path=path)
     if stamped.issuperset(context.walk.roots):
         remedy = _SAME_ROOT
     yield {
