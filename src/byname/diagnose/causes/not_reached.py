@@ -76,7 +76,7 @@ def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
         remedy = "call torch.set_grad_enabled(True) after what needs no gradients, or put that into a block of "
         remedy += "`with torch.no_grad():`, which switches them on again at its end"
     ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'} "
-    places = Sentence.joined("; and ", [sentence_of(context, cut) for cut in first.values()])
+    places = Sentence.joined("; and ", dict.fromkeys(sentence_of(context, cut) for cut in first.values()))
     return {"off": off, "why": tell("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
 
 
@@ -93,6 +93,8 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
     if log is None or code is None or into is None:
         return [], False
     out = [cut for cut in log.cuts if cut.name != "grad"]
+    if by_library := is_library(code.co_filename):  # a trainer's line is given what the program has made
+        out = [cut for cut in out if (site := cut.line.site) is not None and not is_library(site.file)]
     begin = log.steps[-1].number if log.steps else 0
     numbers = {cut.line.place: cut for cut in out if cut.result is None and cut.number >= begin}
     here = [(cut, spot) for cut in numbers.values() if cut.line.code is code and (spot := cut.line.spot) is not None]
@@ -102,7 +104,7 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
         if spot.site == into.site or (spot.site.target in into.reads and spot.site.line <= into.site.line)
     ]
     before = [spot for variable in into.reads for spot in statements_binding(code, variable)]
-    makes_anew = any(_MAKERS.search(spot.site.statement) for spot in (into, *before))
+    makes_anew = by_library or any(_MAKERS.search(spot.site.statement) for spot in (into, *before))
     if sure or len(numbers) > _MOST_PLACES or not makes_anew:
         return sure[-1:], True
     return list(numbers.values()), False
@@ -167,7 +169,8 @@ _REASONS = {
         "enable_input_require_grads() does for a model of transformers"),
 }
 _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
-    (_DETACHES, "is detached from the graph", "leave out the detach for tensors that the loss is computed from"),
+    (_DETACHES, "is detached from the graph",
+        "leave out .detach() and .data for tensors that the loss is computed from"),
     (_POSITIONS, "is a position or a choice, which has no gradient",
         "compute the loss from the scores themselves (cross_entropy takes logits); positions are for metrics"),
     (_NUMBERS, "is converted to plain numbers outside of PyTorch",
@@ -230,12 +233,7 @@ class Unreached(NamedTuple):
             way = f". The path {self.sure} cut here: {'; or '.join(places)}"
             they = "it" if len(names) == 1 else "they"
             remedy = f"if {they} should learn, {remedy_of(self.cuts[0])}; if not, requires_grad_(False) says so"
-        return {
-            "names": names,
-            "way": way,
-            "cuts": [cut.line.site for cut in self.cuts],
-            "remedy": remedy,
-        }
+        return {"names": names, "way": way, "cuts": [cut.line.site for cut in self.cuts], "remedy": remedy}
 
     def finding(self, context: FailureContext) -> Finding:
         return DETACHED.finding({"noticed": context.noticed, **self.facts(context)})
