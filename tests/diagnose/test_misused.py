@@ -35,6 +35,25 @@ COPIED = """
 model.last = model(x)
 twin = copy.deepcopy(model)
 """
+COPIED_BY_ANOTHER = """
+class Keeps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.hidden = nn.Linear(3, 3), None
+        self.fc.register_forward_hook(lambda *given: setattr(self, "hidden", given[-1]))
+    def forward(self, x):
+        self.fc(x)
+        return self.hidden
+class Learner:
+    def __init__(self, online):
+        self.online = online
+    def twin(self):
+        return copy.deepcopy(self.online)
+    def learn(self):
+        out = self.online(x)
+        self.twin()
+Learner(Keeps()).learn()
+"""
 COPIED_ITEM = """
 cache = {"h": model(x)}
 twin = copy.deepcopy(cache)
@@ -128,6 +147,8 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
      ", None, gradient", ", None"),
     (COPIED, "deepcopy protocol", "copy-of-graph", "copy.deepcopy at program.py:10 met `model.last`",
      "twin", "model.last = model.last.detach()\ntwin"),
+    (COPIED_BY_ANOTHER, "deepcopy protocol", "copy-of-graph", "met `self.online.hidden`",
+     "        return copy.", "        self.online.hidden = self.online.hidden.detach()\n        return copy."),
     (COPIED_ITEM, "deepcopy protocol", "copy-of-graph", "computed at program.py:9",
      "twin", "cache['h'] = cache['h'].detach()\ntwin"),
     (UNSCALED_TWICE, "already been called", "scaler-order", "called again for an optimizer without an update() between",

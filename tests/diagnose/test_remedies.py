@@ -315,6 +315,42 @@ def test_a_value_made_before_the_loop_is_no_state_carried_over(tmp_path):
     assert "before the loop" not in explained(bound, tmp_path).remedy
 
 
+TARGETS_WITH_A_GRAPH = """
+true_w = torch.ones(2, 1, requires_grad=True)
+x = torch.randn(4, 2)
+y = (x @ true_w).exp()
+w = torch.zeros(2, 1, requires_grad=True)
+for _ in range(3):
+    loss = (x @ w - y).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad
+    w.grad = None
+"""
+OLD_IN_A_CALLER = """
+policy = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+def update(before):
+    loss = (policy(torch.ones(4, 3)).log_softmax(-1) - before).exp().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+def train():
+    old = policy(torch.ones(4, 3)).log_softmax(-1)
+    for _ in range(3):
+        update(old)
+train()
+"""
+
+
+@pytest.mark.parametrize(("source", "name"), [(TARGETS_WITH_A_GRAPH, "y"), (OLD_IN_A_CALLER, "old")])
+def test_a_constant_that_is_made_before_the_loop_is_detached_there(source, name, tmp_path):
+    line = re.search("put `(.*?)` before the loop", explained(source, tmp_path).remedy)[1]
+
+    assert line == f"{name} = {name}.detach()"
+    assert run(re.sub("( *)for _", rf"\1{line}\n\g<0>", source), tmp_path) is None
+
+
 def test_a_value_that_a_list_carries_over_is_detached_where_the_next_iteration_takes_it(tmp_path):
     source = """
 layer = nn.Linear(3, 3)
@@ -439,6 +475,103 @@ for features, label in bank:
     assert [site.line for site in why.sites] == [5, 8]
     line = re.search("put `(.*?)` on the line before this one", why.remedy)[1]
     assert run(source.replace(statement, f"{line}\n    {statement}"), tmp_path) is None
+
+
+def test_a_view_of_a_tensor_of_inference_mode_is_told_with_the_line_that_made_what_it_shows(tmp_path):
+    statement = "loss = (q * cos).sum()"
+    source = f"""
+q, table = nn.Linear(3, 3)(torch.ones(2, 3)), {{}}
+with torch.inference_mode():
+    table["cos"] = torch.ones(4, 3).cos()
+cos = table["cos"][:2]
+{statement}
+loss.backward()
+"""
+    why = explained(source, tmp_path)
+
+    assert why.message.startswith("`table['cos']`, of which `cos` is a view, was made under torch.inference_mode() at")
+    assert [site.line for site in why.sites] == [4, 6]
+    line = re.search("put `(.*?)` on the line before this one", why.remedy)[1]
+    assert run(put_before(source, line, statement), tmp_path) is None
+
+
+def test_parameters_that_no_output_uses_are_to_be_used_and_not_given_zeros(tmp_path):
+    source = """
+import copy
+net = nn.Linear(3, 1)
+twin = copy.deepcopy(net)
+loss = twin(torch.ones(2, 3)).sum()
+grads = torch.autograd.grad(loss, net.parameters())
+"""
+    why = explained(source, tmp_path)
+    called = "loss = torch.func.functional_call(twin, dict(net.named_parameters()), torch.ones(2, 3)).sum()"
+
+    assert why.cause == "unused-input" and "materialize_grads" not in why.remedy
+    assert why.remedy.startswith("compute `loss` from `net.weight` and `net.bias`, or leave this call out")
+    assert run(source.replace("loss = twin(torch.ones(2, 3)).sum()", called), tmp_path) is None
+
+
+def test_a_leaf_that_an_update_has_made_a_result_is_changed_in_place(tmp_path):
+    source = """
+w = torch.ones(3, requires_grad=True)
+for _ in range(3):
+    loss = w.square().sum()
+    loss.backward()
+    w = w - 0.1 * w.grad
+    w.grad.zero_()
+"""
+    with pytest.raises(AttributeError) as failed, pytest.warns(match="not a leaf"), byname.explaining():
+        run(source, tmp_path)
+    statement = re.search(r"`(with torch.no_grad\(\): w -=) \.\.\.`", byname.explain(failed.value).remedy)[1]
+    assert run(source.replace("w = w -", statement), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "why"),
+    [
+        ("model = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])", "model[1].weight", "no backward has reached it"),
+        ("x = torch.ones(2, 3)", "x", "it does not require grad"),
+    ],
+)
+def test_a_leaf_whose_missing_gradient_is_read_is_named(model, asked, why, tmp_path):
+    source = f"{model}\nfor p in [{asked}]:\n    p.grad.data.mul_(0.5)\n"
+    with pytest.raises(AttributeError) as failed, byname.explaining():
+        run(source, tmp_path)
+    told = byname.explain(failed.value)
+
+    assert told.cause == "input-without-grad" and [site.line for site in told.sites] == [3]
+    assert f"the .grad of `{asked}`, which is read at program.py:3, is None: {why}" in told.message
+
+
+def test_a_checkpoint_that_does_not_replay_random_numbers_is_not_said_to_do_so(tmp_path):
+    source = """
+from torch.utils.checkpoint import checkpoint
+def drop(x):
+    return (x[torch.rand(40) < 0.5] * 2).exp()
+x = torch.ones(40, 2, requires_grad=True)
+checkpoint(drop, x, use_reentrant=False, preserve_rng_state=False).sum().backward()
+"""
+    why = explained(source, tmp_path)
+
+    assert why.cause == "checkpoint-mismatch"
+    assert "leave out preserve_rng_state=False" in why.remedy and "replays" not in why.remedy
+    assert run(source.replace(", preserve_rng_state=False", ""), tmp_path) is None
+
+
+def test_a_fused_attention_that_is_differentiated_twice_is_called_by_its_other_implementation(tmp_path):
+    source = """
+q = torch.ones(1, 2, 4, 8, requires_grad=True)
+for _ in range(2):
+    out = F.scaled_dot_product_attention(q, q, q)
+    slope, = torch.autograd.grad(out.sum(), q, create_graph=True)
+slope.norm().backward()
+"""
+    why = explained(source, tmp_path)
+    block = re.search("`(with torch.nn.attention.sdpa_kernel.*?:)`", why.remedy)[1]
+
+    assert "no second derivative of _scaled_dot_product" in why.message and why.sites[0].line == 4
+    mended = source.replace("    out =", f"    {block} out =")
+    assert run(mended, tmp_path) is None
 
 
 def test_a_gradient_is_asked_of_the_input_that_stands_in_for_the_unused_one(tmp_path):

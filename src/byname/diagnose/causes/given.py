@@ -1,11 +1,13 @@
-"""Given: the causes of errors of operations that refuse what they are given: the mode, device or values of a tensor."""
+"""Given: the causes of errors of operations that refuse a tensor: its mode, its device, its values or its graph."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -13,14 +15,14 @@ import torch
 from torch import nn
 
 from byname.diagnose.cause import Cause, Facts, Raised, Sentence, tell, variable
-from byname.diagnose.context import FailingExpression, FailureContext, made_at
+from byname.diagnose.context import FailingExpression, FailureContext, made_at, parsed
 from byname.memory.blocks import cuda_is_in_use
 from byname.naming.name import Name
 from byname.reading.functions import flat
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import modes_disabled
-from byname.reading.tensor import fact, is_tensor
-from byname.source.location import is_torch
+from byname.reading.tensor import fact, is_tensor, storage_of
+from byname.source.location import Site, is_torch, locate
 from byname.source.tracebacks import is_byname
 from byname.tracking.log import logs
 
@@ -37,18 +39,24 @@ def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
         copy = f"put `{path} = {path}.clone()` on the line before this one"
         copy = "build the module outside of torch.inference_mode()" if issubclass(type(tensor), nn.Parameter) else copy
         cuts = [cut.line.site for log in logs() for cut in log.cuts_of(tensor) if cut.reason == "inference"]
-        name, made = variable(path) if path else context.name(tensor), made_at(tensor)
-        yield {"tensor": name, "made": made, "computed": cuts[: made is None], "copy": copy}
+        name, made, view = variable(path) if path else context.name(tensor), made_at(tensor), ""
+        for shown, whole in _viewed_at(context, tensor, made)[-1:]:  # x of x[0]
+            name, made, view = variable(shown), made_at(whole), f", of which `{path}` is a view,"
+        yield {"tensor": name, "view": view, "made": made, "computed": cuts[: made is None], "copy": copy}
+
+
+def _viewed_at(context: FailureContext, tensor: Any, made: Site | None) -> list[tuple[str, torch.Tensor]]:
+    """Return the expressions by which a line, maybe outside of the mode, reads what it made a view of, and these."""
+    statement = (None if made is None else parsed(made.statement)) or ast.Pass()
+    read = [ast.unparse(one) for one in ast.walk(statement) if isinstance(one, _REFERENCES)]
+    held = [(path, value) for path in read if is_tensor(value := context.value_at(path)) and value is not tensor]
+    return [one for one in held if storage_of(one[1]) == storage_of(tensor)]
 
 
 def _failing_call(context: FailureContext) -> FailingExpression | None:
     """Return the call, item or operator that raised the error, in the program or in a module of PyTorch."""
-    return FailingExpression.of(next((one for one in context.passed if _calls_operations(one.file)), None))
-
-
-def _calls_operations(file: str) -> bool:
-    """Return whether a file is the program's or a module's, and not one of those that carry an operation out."""
-    return not is_byname(file) and (not is_torch(file) or file.startswith(_MODULES))
+    calling = (one for one in context.passed if not is_torch(one.file) or one.file.startswith(_MODULES))
+    return FailingExpression.of(next((one for one in calling if not is_byname(one.file)), None))
 
 
 _MODULES = str(Path(nn.__file__).parent)
@@ -260,12 +268,40 @@ _LATE = (
 _BLOCKING = "run it once with the environment variable CUDA_LAUNCH_BLOCKING=1, and byname names the tensor"
 
 
+def _without_derivative(context: FailureContext) -> Iterator[Facts]:
+    if not context.has_graph:
+        return
+    operation, argument = context.match[1].removesuffix("_backward"), context.match[2]
+    order = "" if operation == context.match[1] else "second "
+    kinds = [(number, type(node).__name__) for number, node in enumerate(context.walk.nodes) if number]
+    ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
+    numbers = [number for number, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
+    given, sites = f" by its argument `{argument}`" if argument else "", list({*map(context.site, numbers)})
+    other, called = _MATH if "scaled_dot_product" in operation else "", sites[0] if len(sites) == 1 else None
+    yield {"order": order, "given": given, "other": other, "operation": operation, "called": called}
+
+
+_MATH = "call it under `with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):`, which has one; or "
+
+
+def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
+    """Yield the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""
+    outwards = itertools.dropwhile(lambda one: one.code.co_name != "vmap_impl", context.passed)
+    outside = next((one for one in outwards if not is_torch(one.file)), None)
+    mapped = None if outside is None else locate(outside.code, outside.instruction).site
+    for norm in itertools.islice(context.selves(nn.modules.batchnorm._NormBase), 1):
+        part = "running_mean" if norm.weight is None else "weight"
+        name = context.name(getattr(norm, part))
+        facts = {"kind": type(norm).__name__, "updated": context.noticed, "mapped": mapped, "noticed": None}
+        yield {**facts, "norm": replace(name, path=name.path.removesuffix(f".{part}"))}
+
+
 # fmt: off
 GIVEN: tuple[Cause[FailureContext], ...] = (
     Cause("inference-tensor", Raised(RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)"),
         _made_in_inference_mode,
-        "{computed:-}{tensor} was made under torch.inference_mode(){made:at}, and is used outside of it{noticed:at}: "
-        "autograd can neither save nor change such a tensor",
+        "{computed:-}{tensor}{view} was made under torch.inference_mode(){made:at}, and is used outside of "
+        "it{noticed:at}: autograd can neither save nor change such a tensor",
         "{copy}, or make it under torch.no_grad() instead of torch.inference_mode()"),
     Cause("wrong-device",
         Raised(RuntimeError, r"the same device|on the expected device|Input type .* type .* should be"),
@@ -279,6 +315,17 @@ GIVEN: tuple[Cause[FailureContext], ...] = (
         "{indices}{made:-} holds {value}{place}{noticed:at}, and {indexed} has {size}", "{remedy}"),
     Cause("index-out-of-range", Raised(RuntimeError, r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS"), _refused_on_gpu,
         "the GPU has stopped{noticed:at}: {what}", "{remedy}"),
+    Cause("batch-norm-in-vmap", Raised(RuntimeError, r"[Bb]atch norm got a batched tensor as input while the running"),
+        _norm_in_vmap,
+        "the {kind} {norm} updates its running statistics in place{updated:at}, and vmap{mapped:at} gives it other "
+        "values for each sample",
+        "call eval() on it, use a GroupNorm in its place, or call torch.func.replace_all_batch_norm_modules_(model), "
+        "which drops the running statistics"),
+    Cause("no-derivative", Raised(RuntimeError, r"derivative for '?(?:\w+::)?(\w+)(?:: (\w+))?'? is not impl"),
+        _without_derivative,
+        "PyTorch has no {order}derivative of {operation}(){given}{called:at}, through which this gradient has to pass",
+        "{other}compute it by operations that have one; give it values without a graph, as by x.detach(), if no "
+        "gradient has to pass; or write a torch.autograd.Function with its derivative"),
 )
 # fmt: on
 """The causes, in the order in which they are looked for."""

@@ -13,17 +13,7 @@ from torch import nn
 from byname.autograd.slots import held_by_nodes
 from byname.autograd.walk import Walk
 from byname.diagnose.cause import Cause, Facts, always, variable
-from byname.diagnose.causes.loss import (
-    ACTIVATIONS,
-    COMPARING,
-    MOVES,
-    NORMS,
-    Loss,
-    dim_of,
-    is_first,
-    kind_of,
-    shape_of,
-)
+from byname.diagnose.causes.loss import ACTIVATIONS, COMPARING, MOVES, NORMS, Loss, dim_of, is_first, kind_of, shape_of
 from byname.diagnose.causes.not_reached import cut_before, cuts_beside, remedy_of, why_cut
 from byname.diagnose.causes.out_of_place import without_data
 from byname.diagnose.context import FailureContext, assigned_on, assignments, made_at, value_of

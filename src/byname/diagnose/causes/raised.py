@@ -7,7 +7,6 @@ import dis
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from inspect import Parameter, signature
 from types import CodeType, FunctionType, GeneratorType
 from typing import Any
@@ -18,14 +17,14 @@ from torch import nn
 from byname.autograd.order import node_of_input
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, tell, variable
-from byname.diagnose.context import FailingExpression, FailureContext, made_at
+from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
 from byname.memory.oom import what_fills_the_memory
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import parameters_of, plain_containers
 from byname.reading.objects import found_in
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, is_torch, locate, statements_binding
+from byname.source.location import Site, locate, statements_binding
 from byname.table import bytes_text, counted
 from byname.tracking.log import logs
 
@@ -61,6 +60,9 @@ def _unused_inputs(context: FailureContext) -> Iterator[Facts]:
         beside = tell(": {other}{made:at}, of the same shape, is", other=context.name(other), made=made_at(other))
         remedy = f"ask for the gradient with respect to {quote(context.name(other))}, or compute {outputs} from "
         remedy += quote_all(names)
+    elif len(unused) == len(context.inputs):
+        remedy = f"compute {outputs} from {quote_all(names)}, or leave this call out"
+        remedy += ": copy.deepcopy() makes other parameters" if issubclass(type(unused[0]), nn.Parameter) else ""
     unnamed = names if whole is None else ()
     yield {"names": names, "unnamed": unnamed, "outputs": outputs, "beside": beside, "remedy": remedy}
 
@@ -140,44 +142,23 @@ def _without_parameters(path: str, module: nn.Module) -> Facts:
     return {"why": why, "remedy": remedy}
 
 
-def _without_derivative(context: FailureContext) -> Iterator[Facts]:
-    if not context.has_graph:
-        return
-    operation, argument = context.match[1], context.match[2]
-    kinds = [(number, type(node).__name__) for number, node in enumerate(context.walk.nodes) if number]
-    ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
-    numbers = [number for number, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
-    given = f" by its argument `{argument}`" if argument else ""
-    yield {"operation": operation, "given": given, "called": context.site(numbers[0]) if len(numbers) == 1 else None}
-
-
-def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
-    """Yield the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""
-    outwards = itertools.dropwhile(lambda one: one.code.co_name != "vmap_impl", context.passed)
-    outside = next((one for one in outwards if not is_torch(one.file)), None)
-    mapped = None if outside is None else locate(outside.code, outside.instruction).site
-    for norm in itertools.islice(context.selves(nn.modules.batchnorm._NormBase), 1):
-        part = "running_mean" if norm.weight is None else "weight"
-        name = context.name(getattr(norm, part))
-        facts = {"kind": type(norm).__name__, "updated": context.noticed, "mapped": mapped, "noticed": None}
-        yield {**facts, "norm": replace(name, path=name.path.removesuffix(f".{part}"))}
-
-
 def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
     """Yield the non-leaf tensor whose ``.grad`` was read, or which was given to an optimizer."""
     by_optimizer = type(context.error) is ValueError
     tensor = next(_given_to_optimizer(context) if by_optimizer else _asked_for_grad(context), None)
-    if tensor is not None:
-        name, why = context.name(tensor), "it is the result of an operation on another tensor"
-        if (made := made_at(tensor)) is not None:
-            why = tell("it was made{made:at} by an operation on another tensor", made=made)
+    if tensor is not None and not fact(tensor, "is_leaf"):
+        name, made = context.name(tensor), made_at(tensor)
+        why = tell("it was made{made:at} by an operation on another tensor", made=made)
         wanted = "an optimizer takes only leaves" if by_optimizer else "only leaves get a .grad"
         is_result = not by_optimizer and bool(_parameters_behind(context, tensor))  # of a module, to be looked at
         remedy = _RETAINED if is_result else tell(f"{_LEAF}; {_RETAINED}", it=name.path or "w")
+        if made is not None and made.target and f" {made.target}.grad" in re.sub(r"[^\w.]", " ", made.statement):
+            remedy = tell(_UPDATED, it=made.target)  # w = w - lr * w.grad
         yield {"tensor": name, "why": why, "wanted": wanted, "remedy": remedy}
 
 
 _LEAF = "compute the values first, then make them a leaf: {it} = (...).detach().requires_grad_() or nn.Parameter(...)"
+_UPDATED = "change the leaf in place, which leaves it one: `with torch.no_grad(): {it} -= ...` in place of that line"
 _RETAINED = "to see the gradient of a result, call .retain_grad() on it before backward"
 
 
@@ -189,7 +170,7 @@ def _given_to_optimizer(context: FailureContext) -> Iterator[torch.Tensor]:
 
 
 def _asked_for_grad(context: FailureContext) -> Iterator[torch.Tensor]:
-    """Yield the non-leaf tensors whose ``.grad`` the failing expression reads and which retain none."""
+    """Yield the tensors without a gradient whose ``.grad`` the failing expression reads."""
     failing = context.failing
     if failing is None:
         return
@@ -197,8 +178,15 @@ def _asked_for_grad(context: FailureContext) -> Iterator[torch.Tensor]:
         value = failing.value(node.value)
         if value is None:
             yield from _read_there(failing.code, node.lineno)
-        elif is_tensor(value) and _is_result(value):
+        elif is_tensor(value) and (_is_result(value) or (fact(value, "is_leaf") and fact(value, "grad") is None)):
             yield value
+
+
+def _leaf_without_grad(context: FailureContext) -> Iterator[Facts]:
+    """Yield the leaf whose ``.grad``, which is None, the failing expression reads."""
+    for leaf in [one for one in itertools.islice(_asked_for_grad(context), 1) if fact(one, "is_leaf")]:
+        why = "no backward has reached it since it was made, or since its gradient was cleared"
+        yield {"leaf": context.name(leaf), "why": why if fact(leaf, "requires_grad") else "it does not require grad"}
 
 
 def _gradients_in(failing: FailingExpression) -> Iterator[ast.Attribute]:
@@ -294,7 +282,8 @@ def _copied_with_graph(context: FailureContext) -> Iterator[Facts]:
     """Yield the result of an operation that ``copy.deepcopy`` met, and that only a leaf can be."""
     met = [found["self"] for found in context.frames("__deepcopy__") if is_tensor(found.get("self"))]
     for tensor in met[:1]:
-        name, made = context.name(tensor), made_at(tensor)
+        names, made = list(map(base_name, context.find([tensor]).names(tensor, None))), made_at(tensor)
+        name = next((one for one in names if context.value_at(one.path) is tensor), names[0])
         remedy = "keep it without its graph, as by .detach(), or drop it before the copy"
         if made is not None and (made.target or "").startswith("self."):  # other objects of the class have one, too
             remedy = f"where it is stored{at(made)}, go on computing with a variable, and store only its values, "
@@ -385,29 +374,16 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "gradient has the shape of its input",
         "return one of shape {wanted}: where forward has summed, backward expands (grad.unsqueeze(dim).expand(...)), "
         "and where it has broadcast, backward sums (grad.sum_to_size(...))"),
-    Cause("batch-norm-in-vmap", Raised(RuntimeError, r"[Bb]atch norm got a batched tensor as input while the running"),
-        _norm_in_vmap,
-        "the {kind} {norm} updates its running statistics in place{updated:at}, and vmap{mapped:at} gives it other "
-        "values for each sample",
-        "call eval() on it, use a GroupNorm in its place, or call torch.func.replace_all_batch_norm_modules_(model), "
-        "which drops the running statistics"),
-    Cause("no-derivative", Raised(RuntimeError, r"derivative for '(?:\w+::)?(\w+)(?:: (\w+))?' is not implemented"),
-        _without_derivative,
-        "PyTorch has no derivative of {operation}(){given}{called:at}, through which this gradient has to pass",
-        "compute it by operations that have one; give it values without a graph, as by x.detach(), if no gradient has "
-        "to pass; or write a torch.autograd.Function with its derivative"),
     Cause("copy-of-graph", Raised(RuntimeError, r"support the deepcopy protocol"), _copied_with_graph,
         "copy.deepcopy{noticed:at} met {tensor}, which belongs to a graph: it was computed{made:at}, and only tensors "
         "that the program made itself can be deep-copied", "{remedy}"),
-    Cause("scaler-order", Raised(RuntimeError, r"unscale_\(\) has already been called"), _calls_of_scaler,
-        "GradScaler: unscale_(){noticed:at} is called again for an optimizer without an update() between",
-        "call unscale_(optimizer) once before each scaler.step(optimizer), and `scaler.update()` after the step"),
+    Cause("scaler-order", Raised(RuntimeError, r"(unscale_|step)\(\) has already been called"), _calls_of_scaler,
+        "GradScaler: {method}(){noticed:at} is called again for an optimizer without an update() between",
+        "call unscale_(optimizer) once before each scaler.step(optimizer), and `scaler.update()` once in each "
+        "iteration, after the last step"),
     Cause("scaler-order", Raised(RuntimeError, r"(unscale_|step)\(\) is being called after step\(\)"), _calls_of_scaler,
         "GradScaler: unscale_(){noticed:at} comes after step(): gradients are unscaled, and clipped, before the step",
         "put unscale_() and what follows it, such as clip_grad_norm_, before the step()"),
-    Cause("scaler-order", Raised(RuntimeError, r"step\(\) has already been called"), _calls_of_scaler,
-        "GradScaler: step(){noticed:at} is called again for an optimizer without an update() between",
-        "call `scaler.update()` once in each iteration, after the last scaler.step(...)"),
     Cause("scaler-order", Raised(AssertionError, r"_scale is None"), _calls_of_scaler,
         "GradScaler: {method}(){noticed:at} is called before the first scale()",
         "call scaler.scale(loss).backward() in place of loss.backward()"),
@@ -438,6 +414,10 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         _not_a_leaf,
         "{tensor} is not a leaf: {why}, and {wanted}",
         "{remedy}"),
+    Cause("input-without-grad", Raised((TypeError, AttributeError), r"NoneType"), _leaf_without_grad,
+        "the .grad of {leaf}, which is read{noticed:at}, is None: {why}",
+        "call requires_grad_() before it is used, if it should get one, and read it after a backward that reaches it; "
+        "leave out tensors whose .grad is None"),
 )
 # fmt: on
 """The causes of errors, in the order in which they are looked for."""
