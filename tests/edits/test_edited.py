@@ -100,9 +100,12 @@ def test_errors():
         byname.edited(3)
     with pytest.raises(BadArgumentError, match="returns a handle"):
         byname.edited(model, lambda one: one)
+    with byname.skip(model, "blocks.1") as handle, pytest.raises(BadArgumentError, match="lambda view: .*, not Handle"):
+        byname.edited(model, handle)
     before, check = model(x), untouched(model)
     for edit in (
         lambda one: byname.skip(model, "blocks.1"),
+        lambda one: byname.skip(model.blocks[1], "mlp"),
         lambda one: byname.replace(model, "blocks.1", nn.Identity),
     ):
         with pytest.raises(BadArgumentError, match="this one changes the model itself"):

@@ -17,6 +17,7 @@ from byname.model.where import unwrapped
 from byname.reading.modules import modules_in, state_of
 from byname.reading.objects import attributes_of
 from byname.tracing.preserve import distinct_tensors
+from byname.watch.attachment import Running
 from byname.watch.handle import Handle
 from byname.watch.hooks import attachments_of
 
@@ -49,13 +50,15 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
     """
     if not isinstance(model, nn.Module):
         raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
+    if wrong := [type(one).__name__ for one in edits if not callable(one)]:
+        raise BadArgumentError(f"an edit is a function such as lambda view: byname.skip(view, 'h.3'), not {wrong[0]}")
     view = view_of(model)
     root, done = unwrapped(model), list[Handle]()
-    before = attachments_of(root), [*map(id, modules_in(root))]
+    before = _changes_of(root)
     try:
         for make in edits:
             done.append(checked_handle(make(view)))
-            if before != (attachments_of(root), [*map(id, modules_in(root))]):
+            if before != _changes_of(root):
                 raise BadArgumentError(
                     "an edit changes the view that it is called with; this one changes the model itself"
                 )
@@ -64,6 +67,11 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
             handle.give_up()
         raise
     return view
+
+
+def _changes_of(model: nn.Module) -> list[tuple[int, list[Running]]]:
+    """Return what an edit may change: the modules in a model, each with what is attached to it."""
+    return [(id(one), attachments_of(one)) for one in modules_in(model)]
 
 
 def view_of(model: M, shared: Iterable[object] = ()) -> M:
