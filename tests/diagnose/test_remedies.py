@@ -252,7 +252,26 @@ for _ in range(3):
     loss += model(torch.randn(5, 3)).square().mean()
     loss.backward()
 """
+KEPT_AS_AN_ATTRIBUTE = """
+class Evolves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.initial, self.evolved = nn.RNNCell(3, 3), nn.Parameter(torch.ones(2, 3)), None
+    def forward(self, x):
+        w = self.initial if self.evolved is None else self.evolved
+        w = self.cell(x, w)
+        self.evolved = w
+        return x + w
+model = Evolves()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    loss = (model(torch.ones(2, 3)) + model(torch.ones(2, 3))).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 CARRIED = {
+    "self.evolved": KEPT_AS_AN_ATTRIBUTE,
     "loss": RUNNING_TOTAL,
     "h": PASSED_TO_A_CELL,
     "self.past": PASSED_TO_A_CHILD,

@@ -56,8 +56,7 @@ def answered(request: Request, frame: FrameType | None) -> Answer:
 def answer_request(request: Request, frame: FrameType | None) -> None:
     """Answer the question of another process; if the look fails, the error is the answer."""
     unnoticed(
-        lambda: write_answer(request, answered(request, frame)),
-        lambda words: write_answer(request, Answer(words)),
+        lambda: write_answer(request, answered(request, frame)), lambda words: write_answer(request, Answer(words))
     )
 
 

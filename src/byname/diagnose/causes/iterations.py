@@ -20,7 +20,7 @@ from byname.reading.frames import locals_of
 from byname.reading.modules import modules_in, registered
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import is_kept, returns
+from byname.source.code import is_kept, returns, statements_of
 from byname.source.location import Site, assignments_calling
 from byname.table import counted
 from byname.tracking.log import Call, logs
@@ -61,11 +61,15 @@ def _taken_at(context: FailureContext, number: int, earlier: Collection[int]) ->
 
 def _rebound(context: FailureContext, node: int, user: int) -> CarriedOver | None:
     """Return the variable of a statement such as ``h = cell(x, h)``, if that made both a node and its user."""
-    spot = context.lookup.spot(context.walk.nodes[user]) if context.lookup else None
-    made = context.site(node)
-    if spot is None or made != spot.site:
+    made, used = context.site(node), _call(context, user)
+    if made is None or used is None or used.line.site != made:
         return None
-    return _carrier(context, node, _carried(spot.site.statement), made)
+    paths, code = _carried(made.statement), used.line.code
+    if code is not None and all(one.code is not code for one in context.passed):  # it has ended: self.h = h carries h
+        stores = [one for one in statements_of(code) if isinstance(one, ast.Assign) and ast.unparse(one.value) in paths]
+        kept = [one.targets[0] for one in stores if isinstance(one.targets[0], ast.Attribute)]
+        paths = list(map(ast.unparse, kept)) or paths
+    return _carrier(context, node, paths, made)
 
 
 def _carrier(context: FailureContext, node: int, paths: Sequence[str], made: Site | None) -> CarriedOver | None:
@@ -367,11 +371,8 @@ def _repetitions(runs: Iterable[BackwardCall | None]) -> set[Any]:
 
 def _gradients_with_graph(context: FailureContext) -> Iterator[Facts]:
     """Yield the leaves whose ``.grad`` is itself part of a graph."""
-    held = []
-    for leaf in context.leaves:
-        gradient = fact(leaf, "grad")
-        if gradient is not None and fact(gradient, "grad_fn") is not None:
-            held.append(leaf)
+    graded = [(leaf, gradient) for leaf in context.leaves if (gradient := fact(leaf, "grad")) is not None]
+    held = [leaf for leaf, gradient in graded if fact(gradient, "grad_fn") is not None]
     runs = [creating_run(fact(leaf, "grad")) for leaf in held]
     if held:
         names = tuple(context.names(held[::-1]))

@@ -86,7 +86,7 @@ class FiniteWatch:
         else:
             runs[-1] = WatchedRun(walk, place)
             if (origin := self._origins.overflow) is not None:
-                self._tell(*of_forward(_Root(walk, place, None, origin, _OVERCOME)))
+                self._tell(*of_forward(_Root(walk, place, None, origin, ". The root is finite again, as 1 / Inf is 0")))
         self._origins.overflow = None
 
     def begin(self, block: Undo) -> None:
@@ -199,7 +199,6 @@ class _Root(NamedTuple):
         return None if self.tensor is None else fact(self.tensor, name)
 
 
-_OVERCOME = ". The root is finite again, as 1 / Inf is 0"
 _LEFT_OUT = ". The root leaves them out, but backward multiplies them by the gradient 0, and 0 times NaN or Inf is NaN"
 
 
