@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from errno import EEXIST
 from pathlib import Path
 from secrets import token_hex
 from sys import getsizeof
@@ -196,7 +197,9 @@ _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file whole or not at all; one of that name is replaced, and its permissions stay."""
+    """Write a file whole or not at all; one of that name is replaced, and its permissions stay. A device is refused."""
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise FileExistsError(EEXIST, "this is a device or a pipe, not a file", str(file))
     part = file.with_name(f".{file.name[:100]}.{token_hex(4)}.part")
     try:
         with part.open("xb") as stream:

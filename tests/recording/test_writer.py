@@ -215,6 +215,18 @@ def test_an_existing_file_is_left_alone(tmp_path):
     assert byname.open(written(path, {"a": [1.0]}, overwrite=True)).complete
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_a_pipe_or_a_device_such_as_dev_null_is_never_replaced(tmp_path):
+    os.mkfifo(tmp_path / "run.h5")
+    for overwrite in (False, True):
+        with pytest.raises(RecordingExistsError, match="a device or a pipe, not a file"):
+            Writer(tmp_path / "run.h5", "a", overwrite=overwrite)
+    with pytest.raises(FileExistsError, match="a device or a pipe"):
+        byname.analyse.Mean().add([1.0]).save(tmp_path / "run.h5")
+    assert cli.main(["run", "--record", "x", "--to", str(tmp_path / "run.h5"), "--overwrite", __file__]) == 2
+    assert (tmp_path / "run.h5").is_fifo() and len([*tmp_path.iterdir()]) == 1
+
+
 def test_what_is_in_the_way_of_a_file_is_named(tmp_path):
     (tmp_path / "runs").mkdir()
     with pytest.raises(

@@ -158,8 +158,9 @@ def _check_file(file: Path, *, overwrite: bool) -> None:
     needs_h5py("--record")  # now, and not when the model is found, which may be hours later
     if not file.parent.is_dir():
         raise CommandError(f"--to {file}: there is no directory {file.parent}", exit_code=2)
-    if file.is_dir():
-        raise CommandError(f"--to {file}: this is a directory", exit_code=2)
+    if file.exists() and not file.is_file():
+        kind = "directory" if file.is_dir() else "device or a pipe"
+        raise CommandError(f"--to {file}: this is a {kind}", exit_code=2)
     if file.exists() and not overwrite:
         raise CommandError(f"--to {file}: the file exists; --overwrite replaces it", exit_code=2)
 

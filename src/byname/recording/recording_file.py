@@ -195,7 +195,7 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
     Raises:
         IsAFolderError, NoFolderError, NotAFolderError: if there is a directory of that name, or no directory for it;
             also IsADirectoryError, FileNotFoundError, NotADirectoryError.
-        RecordingExistsError: if there is a file, and it may not be replaced.
+        RecordingExistsError: if there is a file that may not be replaced, or a device, which never may.
     """
     path = Path(os.fspath(to)).absolute()
     shown = printable(str(to))
@@ -210,6 +210,8 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
         if file is not None:
             raise NotAFolderError(f"{shown} cannot be written: {printable(str(file))} is a file, not a directory")
         raise NoFolderError(f"there is no directory {printable(str(path.parent))} to write to; {nearest(path.parent)}")
+    if is_there and not path.is_file():
+        raise RecordingExistsError(f"{shown} is a device or a pipe, not a file, and was not changed")
     if is_there and not overwrite:
         raise RecordingExistsError(f"{shown} exists already and was not changed; overwrite=True replaces it")
     return path
