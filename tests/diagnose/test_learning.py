@@ -1000,10 +1000,24 @@ def frozen_by_hand_until_the_end():
     return model, optimizer
 
 
-@pytest.mark.grid(fast=9)
+def a_total_that_begins_as_a_leaf():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(x, y):
+        total = torch.tensor(0.0, requires_grad=True)
+        total = total + F.mse_loss(model(x), y)
+        return total + 0.1 * F.l1_loss(model(x), y)
+
+    trained(optimizer, loss)
+    return model, optimizer
+
+
+@pytest.mark.grid(fast=10)
 @pytest.mark.parametrize(
     "program",
     [
+        a_total_that_begins_as_a_leaf,
         frozen_by_hand_until_the_end,
         momentum_in_the_gradient,
         episodes_that_begin_anew,
@@ -1138,6 +1152,40 @@ def checked(source, folder):
     with checking(reported.append):
         exec(compile(source, str(file), "exec"), names)
     return reported, names
+
+
+TRAINER = """class Trainer:
+    def __init__(self, model, optimizer, scheduler):
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+
+    def fit(self, epochs):
+        for epoch in range(epochs):
+            for _ in range(12):
+                self.optimizer.zero_grad()
+                self.model(torch.randn(8, 4)).square().mean().backward()
+                self.optimizer.step()
+            if epoch >= 10:
+                self.scheduler.step()
+"""
+SCHEDULED_ELSEWHERE = """model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+trainer = Trainer(model, optimizer, scheduler=scheduler)
+trainer.fit(2)
+"""
+
+
+@pytest.mark.parametrize(("later", "causes"), [("self.scheduler.step()", []), ("pass", ["scheduler-never-stepped"])])
+def test_a_scheduler_that_another_file_would_step_later_is_not_said_to_be_never_stepped(later, causes, tmp_path):
+    names, file = {"torch": torch, "__name__": "trainer"}, tmp_path / "trainer.py"
+    file.write_text(TRAINER.replace("self.scheduler.step()", later))
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    program = tmp_path / "program.py"
+    program.write_text(SCHEDULED_ELSEWHERE)
+    reported = []
+    with checking(reported.append):
+        exec(compile(SCHEDULED_ELSEWHERE, str(program), "exec"), {"torch": torch, "nn": nn, **names})
+    assert [one.cause for one in reported] == causes
 
 
 def test_a_step_that_binds_a_variable_to_a_new_tensor_changes_no_parameter(tmp_path):

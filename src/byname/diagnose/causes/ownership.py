@@ -253,6 +253,8 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
         return False
     if any(use.node == "CheckpointFunctionBackward" for use in leaf.consumers):  # needs it
         return False
+    if _is_total(leaf):
+        return False
     if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
         return False
     uses = context.walk.leaf_uses[leaf.number]
@@ -263,6 +265,13 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
         return False
     is_lost = not leaf.name.exact or leaf.name.rebound_at is not None  # no variable holds it any more
     return is_lost or bool(context.optimizers)
+
+
+def _is_total(leaf: Leaf) -> bool:
+    """Return whether a leaf is where a running total begins: ``total = total + ...`` adds to it, and nothing else."""
+    sites = [use.site for use in leaf.consumers if use.node == "AddBackward0"]
+    targets = {None if site is None else site.target for site in (leaf.site, *sites)}
+    return len(sites) == len(leaf.consumers) and len(targets) == 1 and targets.isdisjoint((None, ""))
 
 
 _NOT_A_LEAF = (

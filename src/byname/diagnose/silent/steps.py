@@ -260,7 +260,8 @@ def _target(line: Line) -> Name:
 def _is_stepped_in_source(schedule: _Schedule) -> bool:
     """Return whether the program has a line that would step a scheduler, perhaps later than this run went.
 
-    In a file that gives the scheduler to a call, any object may have it under another name.
+    If the file gives the scheduler to a call, any object may have it under another name, there or in the file of the
+    optimizer's steps.
     """
     code, name = schedule.made.code, _target(schedule.made).path.rpartition(".")[2]
     source = None if code is None else source_of(code)
@@ -268,7 +269,10 @@ def _is_stepped_in_source(schedule: _Schedule) -> bool:
         return False
     here = [ast.unparse(one) for one in statements_of(code)] if code.co_name != "<module>" else [source.text]
     given = [one for text in here for one in re.findall(rf"\w+\(.*\b{name}\b", text)]
-    return any(f"{name}.step(" in text for text in here) or (bool(given) and len({*_STEPS.findall(source.text)}) > 1)
+    stepping = None if schedule.followed is None else schedule.followed.line.code
+    other = source if stepping is None else source_of(stepping) or source
+    several = any(len({*_STEPS.findall(one.text)}) > 1 for one in (source, other))
+    return any(f"{name}.step(" in text for text in here) or (bool(given) and several)
 
 
 _ACCURACIES = re.compile(r"^(?!.*(loss|err|neg)).*(?<![a-z])(acc|accuracy|auc|auroc|f1|m?iou|reward|r2)(?![a-z])")
