@@ -27,6 +27,10 @@ def average_gradients(parameters):
         dist.all_reduce(one.grad)
         one.grad /= 2
 
+def averaged_already(parameters):
+    average_gradients([one for one in parameters if one.grad is not None])
+    return 1
+
 def work(rank, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -108,6 +112,12 @@ def test_a_module_that_is_called_past_its_wrapper_is_told_in_each_rank(tmp_path)
 def test_ranks_with_the_same_batches_are_told(tmp_path):
     told = said(tmp_path, change="rank = 0")
     assert "ranks-alike: suspicious: rank 1 is given the same batches at train.py:" in told
+
+
+def test_gradients_that_are_averaged_before_the_backward_are_told(tmp_path):
+    told = said(tmp_path, change=BY_HAND["change"], result=" * averaged_already(net.parameters())")
+    assert told.count("ranks-apart: all_reduce() of the gradients at train.py:") == 2
+    assert "comes before the backward at train.py:" in told and "behind the backward" in told
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from checking import checking
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def findings_of(program, right):
@@ -481,7 +482,118 @@ def experts_of_one_copy(right):
     trained_by(loss, experts, head)
 
 
+def generator_that_draws_pictures(right):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    judge = nn.Linear(2, 1)
+    mine, theirs = (torch.optim.Adam(one.parameters()) for one in (model, judge))
+    for _ in range(12):
+        fake = model(torch.randn(8, 4))
+        follow((judge(fake.detach()) - judge(torch.randn(8, 2))).mean(), theirs)
+        follow(-judge(fake).mean(), mine)
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(8, 4))
+        model.train(right)
+
+
+def scores_of_words(right):
+    model, words = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 5)), torch.randint(0, 20, (6, 9))
+
+    def loss():
+        scores = model(words)
+        return F.cross_entropy(scores.transpose(1, 2) if right else scores.view(6, 5, 9), words % 5)
+
+    trained_by(loss, model)
+
+
+def translation(right):
+    source, target = nn.Embedding(15, 8), nn.Embedding(12, 8)
+    core, out = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True), nn.Linear(8, 12)
+    model = nn.ModuleList([source, target, core, out])
+    mask = nn.Transformer.generate_square_subsequent_mask(7)
+    model.forward = lambda given, said: out(core(source(given), target(said), tgt_mask=mask))
+
+    def loss():
+        given, said = torch.randint(0, 15, (6, 7)), torch.randint(1, 12, (6, 7))
+        before = F.pad(said[:, :-1], (1, 0)) if right else said
+        return F.cross_entropy(model(given, before).reshape(-1, 12), said.reshape(-1))
+
+    trained_by(loss, model, steps=4)
+
+
+def target_that_is_assigned_later(right):
+    model = nn.Linear(4, 2)
+    target, optimizer = copy.deepcopy(model), torch.optim.Adam(model.parameters())
+    for step in range(24):
+        with torch.no_grad():
+            goal = target(torch.randn(8, 4)).amax(1)
+        follow(F.mse_loss(model(torch.randn(8, 4))[:, 0], goal), optimizer)
+        if step % 6 == 5:
+            target.load_state_dict(model.state_dict())
+            if not right:
+                target = model
+
+
+def targets_of_zero_and_one(loss_of, pairs):
+    def program(right):
+        model = nn.Linear(4, 3)
+
+        def loss():
+            first, second = model(torch.randn(16, 4)), model(torch.randn(16, 4))
+            target = torch.randint(0, 2, (16,)).float()
+            target = 2 * target - 1 if right else target
+            return loss_of(*((first, second) if pairs == 3 else (first[:, 0], second[:, 0])[:pairs]), target)
+
+        trained_by(loss, model)
+
+    program.__name__ = loss_of.__name__
+    return program
+
+
+def loaders_that_shuffle(right):
+    x, model = torch.randn(40, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    inputs, targets = (DataLoader(one, 8, shuffle=True) for one in (x, x.sum(1, keepdim=True)))
+    both = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8, shuffle=True)
+    for given, goal in both if right else zip(inputs, targets, strict=True):
+        follow(F.mse_loss(model(given), goal), optimizer)
+
+
+def validated_with_gradients(right):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    optimizer, valid = torch.optim.Adam(model.parameters()), torch.randn(3, 8, 4)
+    for _ in range(20):
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+    model.train(not right)
+    for x in valid:
+        model(x).square().mean().item()
+
+
+def epochs_of_one_order(right):
+    x, model = torch.randn(32, 4), nn.Linear(4, 1)
+    sampler = DistributedSampler(x, num_replicas=2, rank=0)
+    loader, others = DataLoader(x, 4, sampler=sampler), DataLoader(x, 4, sampler=DistributedSampler(x, 2, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range(4):
+        if right:
+            sampler.set_epoch(epoch)
+        for given in loader:
+            follow(model(given).square().mean(), optimizer)
+        sum(model(given).sum().item() for given in others)
+
+
 PROGRAMS = {
+    generator_that_draws_pictures: "left-in-evaluation",
+    scores_of_words: "view-mixes",
+    translation: "target-not-shifted",
+    target_that_is_assigned_later: "same-module",
+    targets_of_zero_and_one(F.cosine_embedding_loss, 3): "targets-of-zero",
+    targets_of_zero_and_one(F.margin_ranking_loss, 2): "targets-of-zero",
+    targets_of_zero_and_one(F.soft_margin_loss, 1): "targets-of-zero",
+    targets_of_zero_and_one(F.hinge_embedding_loss, 1): "targets-of-zero",
+    loaders_that_shuffle: "shuffled-apart",
+    validated_with_gradients: "evaluated-in-training-mode",
+    epochs_of_one_order: "same-order",
     evaluated_at_the_end: "evaluated-in-training-mode",
     dropout_of_a_recurrent_layer: "left-in-evaluation",
     gates_of_constants: "equal-units",
@@ -522,6 +634,17 @@ PROGRAMS = {
 def test_a_mistake_is_told_however_it_is_written(program, cause):
     assert cause in [one.cause for one in findings_of(program, right=False)]
     assert [str(one) for one in findings_of(program, right=True)] == []
+
+
+def frames_pooled_to_a_latent():
+    body = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    head = nn.Linear(4, 9)
+
+    def loss():
+        series = torch.randn(6, 1, 10)
+        return F.mse_loss(nn.Sequential(body, head)(series[..., :-1]), series[:, 0, 1:])
+
+    return loss, body, head
 
 
 def last_output_of_both_directions():
@@ -727,6 +850,7 @@ def last_states(encoded):
         last_output_of_both_directions,
         targets_that_a_mask_leaves_out,
         windows_as_wide_as_the_batch,
+        frames_pooled_to_a_latent,
     ],
     ids=lambda made: made.__name__,
 )
@@ -751,3 +875,16 @@ def test_gradients_are_clipped_where_their_parameters_come_from_a_generator():
 
     assert findings_of(clipped, right=True) == []
     assert all(bool((one.grad == 0.5).all()) for one in model.parameters())
+
+
+def test_the_state_of_a_model_that_was_made_anew_is_no_cut():
+    def resumed(_):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        state, model = model.state_dict(), nn.Linear(4, 1)
+        model.load_state_dict(state)
+        for _ in range(6):
+            follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+
+    (found,) = findings_of(resumed, right=False)
+    assert found.cause == "never-learns" and "no optimizer has them" in found.message

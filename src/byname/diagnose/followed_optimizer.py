@@ -261,8 +261,11 @@ class FollowedOptimizer:
     def _note_mode(self) -> None:
         """Note whether all modules that ran before its first step are in evaluation mode in this step."""
         if self.steps == 1:
-            ran = [one for log in logs() if log.of_this_thread() for one in log.modules_since_step()]
-            owners = [one for one in ran if not self.keys.isdisjoint(map(id, own_parameters(one)))]
+            mine = [log for log in logs() if log.of_this_thread()]
+            ran = [one for log in mine for one in log.modules_since_step()]
+            every = [one for log in mine for one in log.modules_since_step(all=True)]  # of a GAN another steps between
+            owners = [one for one in every if not self.keys.isdisjoint(map(id, own_parameters(one)))]
+            ran += owners
             modal = [one for one in ran if is_training(one) and has_modes(one)]
             if modal and any(map(is_training, owners)):
                 self._modules = [weakref.ref(one) for one in [*modal, *owners]]

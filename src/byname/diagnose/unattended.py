@@ -33,9 +33,9 @@ from byname.diagnose.silent.loading import Loading
 from byname.diagnose.silent.ranks_apart import Ranks
 from byname.diagnose.silent.samples import Batches
 from byname.diagnose.silent.sequences import Sequences
-from byname.diagnose.silent.shuffles import Seeds, Shuffles
+from byname.diagnose.silent.shuffles import Labels, Seeds, Shuffles
 from byname.diagnose.silent.steps import Clipping, Schedules, Unused
-from byname.diagnose.silent.topic import LOSS_FUNCTIONS, ObservedCall, Topic, patch
+from byname.diagnose.silent.topic import LOSS_FUNCTIONS, SIGNED, ObservedCall, Topic, patch
 from byname.diagnose.silent.validation import EvaluationMode
 from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name
@@ -105,11 +105,12 @@ class RunningCheck:
         self._outside_names: tuple[Name, ...] = ()
         self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]], float]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
+        self._graded: dict[tuple[ThisCode, int], bool] = {}  # whether a line with gradients may be an evaluation
         self._ungraded: dict[tuple[ThisCode, int], int] = {}
         self._leaf_losses = self._has_backward = self._over = False
-        self._schedules, self._weights = Schedules(self), Weights(self)
-        kinds = (Loading, Clipping, EvaluationMode, Batches, Sequences, Shuffles, Ranks, Unused, Seeds)
-        self._topics: list[Topic] = [self._schedules, self._weights, *(kind(self) for kind in kinds)]
+        self._schedules, self._weights, self._evaluation = Schedules(self), Weights(self), EvaluationMode(self)
+        kinds = (Loading, Clipping, Batches, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
+        self._topics: list[Topic] = [self._schedules, self._weights, self._evaluation, *(kind(self) for kind in kinds)]
         self._applying = [one.applied for one in self._topics if type(one).applied is not Topic.applied]
         self._running = [one.ran for one in self._topics if type(one).ran is not Topic.ran]
         self._evaluating = [one.evaluated for one in self._topics if type(one).evaluated is not Topic.evaluated]
@@ -144,7 +145,7 @@ class RunningCheck:
         if function is torch.Tensor.copy_:
             is_of_use = self.made > 0 and _is_one_memory(*args[:2])
         else:
-            is_of_use = self.made <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS)
+            is_of_use = self.made <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS or function in SIGNED)
         if is_of_use:
             call = ObservedCall(function, args, kwargs, frame)
             for note in self._applying:
@@ -159,6 +160,10 @@ class RunningCheck:
             is_enough = depth > 0 or self._is_enough(module, frame)
         else:
             is_enough = self.made > (_LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN)
+        if is_graded and self.made and not depth:
+            place = _place_of(frame)
+            if self._graded.get(place, True) and self._has_parameters(module):
+                self._graded[place] = bool(safely(self._evaluation.graded, ObservedCall(module, args, kwargs, frame)))
         if not is_enough and (depth or self._has_parameters(module)):
             call = ObservedCall(module, args, kwargs, frame, depth)
             for note in self._running if is_graded else self._evaluating:
@@ -171,8 +176,7 @@ class RunningCheck:
         """
         if not self.made:
             return id(module) in self._modules and self._modules[id(module)][0]() is module
-        caller = frame.f_back or frame
-        place = ThisCode(caller.f_code), caller.f_lasti
+        place = _place_of(frame)
         number = self._ungraded[place] = self._ungraded.get(place, 0) + 1
         return number > _OBSERVED_IN and number & (number - 1) != 0
 
@@ -385,6 +389,12 @@ class RunningCheck:
                 self.tell(finding)
         if self._tell_all(OVER_STEPS, followed) or followed.explained:
             self._reported_on.add(id(followed))
+
+
+def _place_of(frame: FrameType) -> tuple[ThisCode, int]:
+    """Return the place of the call from which a frame was called."""
+    caller = frame.f_back or frame
+    return ThisCode(caller.f_code), caller.f_lasti
 
 
 def _is_one_memory(target: Any, source: Any = None) -> bool:

@@ -179,7 +179,7 @@ def _unreachable(loss: Loss) -> Iterator[Facts]:
     for given, node, target in [*compared, *_by_hand(loss)]:
         what, least, most = _RANGES.get(activation_of(given), ("", 0.0, 0.0))
         share, ends = _outside(target, least, most) if what else (0.0, "")
-        if share > 0.5:
+        if share > 0.25:
             reach = f"{least:g} and {most:g}"
             yield loss.between(given, node, what=what, range=reach, share=f"{share:.0%}", ends=ends)
 

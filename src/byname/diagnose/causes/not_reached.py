@@ -281,6 +281,7 @@ def last_use(parameters: Sequence[torch.Tensor]) -> Use | None:
     found: dict[Site | None, Use] = {}
     for one in parameters:
         call, cut = calls.get(id(one)), cuts.get(id(one))
+        cut = None if cut is None or _is_of_state(cut) else cut
         used = call or cut
         use = Use(None if used is None else used.line.site, cut if call is None else None)
         found[use.site] = use
@@ -317,9 +318,14 @@ class _Evidence:
         if likely:
             return likely[:1], PROBABLY
         possible = [cut for cut in self._recent if _takes(cut, parameter) or (used and _comes_after(cut, used))]
-        likely = [cut for cut in possible if _depends(cut, parameter) is not False]
+        likely = [cut for cut in possible if _depends(cut, parameter) is not False and not _is_of_state(cut)]
         distinct = list({cut.line.place: cut for cut in likely}.values())
         return (distinct if len(distinct) <= _MOST_PLACES else []), MAY_BE
+
+
+def _is_of_state(cut: DetachPoint) -> bool:
+    """Return whether a detach is that of ``state_dict()``, which no loss is computed from."""
+    return cut.name == "detach" and "state_dict(" in getattr(cut.line.site, "statement", "")
 
 
 def _begin(context: FailureContext) -> int:

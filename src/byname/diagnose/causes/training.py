@@ -176,13 +176,8 @@ def _clipped_too_soon(followed: FollowedOptimizer) -> Iterator[Facts]:
     step = line_of(programs_frame(caller()))
     beside = step.spot if code is step.code else None  # its names are known there
     scaler, given = (beside.receiver, (*beside.operands, None)[0]) if beside is not None else (None, None)
-    yield {
-        "clip": site,
-        "scale": scale,
-        "scaler": scaler or "scaler",
-        "optimizer": given or "optimizer",
-        "noticed": step.site,
-    }
+    names = {"scaler": scaler or "scaler", "optimizer": given or "optimizer"}
+    yield {"clip": site, "scale": scale, "noticed": step.site, **names}
 
 
 def _scale_of_step() -> float:

@@ -233,9 +233,8 @@ class Loading(Topic):
 
     def _note_missed(self, module: nn.Module, own: Mapping[str, Any], given: Mapping[str, Any], line: Line) -> None:
         matched, state = len(own.keys() & given.keys()), argument(line, 0, "state")
-        prefixes = {
-            key[: at + 1] for names in (given, own) for key in names for at, sign in enumerate(key) if sign == "."
-        }
+        keys = [*given, *own]
+        prefixes = {key[: at + 1] for key in keys for at, sign in enumerate(key) if sign == "."}
         stripped = [(sum(key.removeprefix(one) in own for key in given), one, "removeprefix") for one in prefixes]
         added = [(sum(one + key in own for key in given), one, "") for one in prefixes]
         fits, prefix, method = max([*stripped, *added, (0, "", "")])

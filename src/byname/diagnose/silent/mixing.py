@@ -90,11 +90,12 @@ SOFTMAXES = ("SoftmaxBackward", "SafeSoftmaxBackward")
 _ATTENDS, _QUERIES = re.compile("ScaledDotProduct|(Safe)?SoftmaxBackward"), ("result", "query")
 
 
-def attended(loss: Loss) -> list[tuple[int, ...]]:
-    """Return how many positions see how many, of each attention in the graph."""
+def attending(loss: Loss, length: int) -> list[Any]:
+    """Return the nodes of attention in which so many positions see so many."""
     every = [node for kind, nodes in loss.nodes.items() if _ATTENDS.match(kind) for node in nodes]
-    held = [(slot, tuple(one.shape)) for _, slot, one in held_by_nodes(every) if slot in _QUERIES]
-    return [shape[-2:] if slot == "result" else (shape[-2],) * 2 for slot, shape in held]
+    held = [(node, slot, tuple(one.shape)) for node, slot, one in held_by_nodes(every) if slot in _QUERIES]
+    both = [(node, shape[-2:] if slot == "result" else (shape[-2],) * 2) for node, slot, shape in held]
+    return [node for node, shape in both if shape == (length, length)]
 
 
 def computed_from(loss: Loss, words: torch.Tensor) -> set[Any] | None:
@@ -164,9 +165,8 @@ def seeing_later(loss: Loss, length: int) -> Iterator[tuple[Any, bool]]:
         shapes = [held_by[slot].shape[-2] for slot in ("query", "key") if slot in held_by]
         if shapes == [length, length] and length > 2 and not getattr(node, "_saved_is_causal", True):
             mask = held_by.get("attn_mask", held_by.get("attn_bias"))
-            seen = (
-                torch.ones(length, length) if mask is None else mask if mask.dtype == torch.bool else mask > -math.inf
-            )
+            mask = torch.ones(length, length) if mask is None else mask
+            seen = mask if mask.dtype == torch.bool else mask > -math.inf
             yield from _above(node, seen.float().expand(*seen.shape[:-2], length, length))
 
 
@@ -179,3 +179,34 @@ def _above(node: Any, weights: torch.Tensor) -> Iterator[tuple[Any, bool]]:
     last = int(seen.any(0).nonzero().amax()) if seen.any() else 0
     if last and bool(seen[last - 1, last]):
         yield node, not bool(seen.triu(2).any())
+
+
+def swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a view has the shape of a transpose: ``(b, a, ...)``, or ``(b, a * c)``, of ``(a, b, c)``."""
+    if len(before) < 2 or before[0] == before[1] or 1 in before[:2]:
+        return False
+    joined = (before[1], before[0] * math.prod(before[2:]))
+    return after == (before[1], before[0], *before[2:]) or after == joined
+
+
+def mixes_channels(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a view makes ``(b, c, h, w)`` of ``(b, h, w, c)`` without a permutation."""
+    if len(before) != 4 or before[3] in (1, *before[1:3]) or before[1] * before[2] == 1:
+        return False
+    return after == (before[0], before[3], *before[1:3])
+
+
+def mixes_heads(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a view makes ``(b, heads, t, d)`` of ``(b, t, c)``, or the other way, without a transpose."""
+    joined, parts = (before, after) if len(before) == 3 else (after, before)
+    if len(joined) != 3 or len(parts) != 4 or 1 in parts[1:3] or parts[1] == parts[2]:
+        return False
+    return joined == (parts[0], parts[2], parts[1] * parts[3])
+
+
+def leads(batch: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a view puts the batch first, which was behind dimensions that no part of it can be in."""
+    if batch < 2 or after[:1] != (batch,) or before.count(batch) != 1 or after.count(batch) != 1:
+        return False
+    ahead = math.prod(before[: before.index(batch)])
+    return ahead > 1 and ahead % batch != 0

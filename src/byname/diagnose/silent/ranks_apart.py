@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import can_look, looking
+from byname.diagnose.silent.samples import loader_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, patch, row
 from byname.reading.frames import NO_LINE, Line
 from byname.reading.modules import parameters_in
-from byname.reading.objects import living
+from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.undo import Undo
@@ -38,6 +39,14 @@ ALIKE = row("ranks-alike",
     "{called:-}suspicious: rank {rank} is given the same batches{noticed:at} as rank 0 in each of {times} steps, and "
     "computes the same loss: it does the same work again",
     "DataLoader(..., sampler=DistributedSampler(dataset)), or a seed that depends on the rank where data is drawn")
+REDUCED_TOO_SOON = row("ranks-apart",
+    "all_reduce() of the gradients{noticed:at} comes before the backward{backward:at}, not between it and the step of "
+    "{kind}: each rank makes the step with its own gradients, and their weights drift apart",
+    "move it behind the backward, in front of optimizer.step()")
+SAME_ORDER = row("same-order",
+    "the DistributedSampler of {loader} gives the same order in each of the last {times} epochs{noticed:at}: the order "
+    "depends on the epoch that set_epoch() sets, and that is always {epoch}",
+    "call {loader.path}.sampler.set_epoch(epoch) as each epoch begins")
 # fmt: on
 
 _MOST_RANKS, _MOST_NUMBERS, _LOOKS = 9, 1 << 24, 3
@@ -61,18 +70,37 @@ class Ranks(Topic):
         self._given: list[float] = []  # the sums of the inputs and of the loss of this step
         self._called = self._loader = NO_LINE
         self._alike: dict[tuple[int, int], list[Any]] = {}
+        self._early: Line | None = None  # an averaging of gradients before any backward since the last step
+        self._begun: tuple[Any, int] = (None, 0)  # the loader that gives the batches, and the steps before them
+        self._epochs: dict[Any, list[int]] = {}  # of samplers that shuffle, one for each epoch with steps
 
     def begin(self, block: Undo) -> None:
         """Watch where gradients are averaged by hand."""
         for owner in (torch.distributed, getattr(torch.distributed, "distributed_c10d", torch.distributed)):
             patch(block, owner, "all_reduce", self._reduces)
-        patch(block, DataLoader, "__iter__", lambda call, _: setattr(self, "_loader", call.programs_line))
+        patch(block, DataLoader, "__iter__", self._begins)
+
+    def _begins(self, call: ObservedCall, result: Any) -> None:
+        """Note the line of a loader, and report one that gave the same order in several epochs with steps."""
+        (loader, before), self._begun = self._begun, (weakref.ref(call.args[0]), self._watch.made)
+        sampler: Any = attributes_of(None if loader is None else loader()).get("sampler")
+        if issubclass(type(sampler), DistributedSampler) and sampler.shuffle and self._watch.made > before + 1:
+            epochs = self._epochs.setdefault(weakref.ref(sampler), [])
+            epochs.append(sampler.epoch)
+            if len(epochs) >= _LOOKS and len({*epochs}) == 1:
+                facts = {"times": len(epochs), "epoch": epochs[0], "loader": loader_of(self._loader)[0]}
+                self.say(SAME_ORDER, self._loader.site, **facts)
+        self._loader = call.programs_line
 
     def _reduces(self, call: ObservedCall, result: Any) -> None:
-        given, group = call.given(0, "tensor"), call.given(2, "group")
+        given, group, every = call.given(0, "tensor"), call.given(2, "group"), self._watch.optimizers()
         if is_tensor(given) and group in (None, torch.distributed.GroupMember.WORLD) and len(self._averaged) < 1 << 12:
             with DisableTorchFunction():
-                self._averaged[id(memory_of(given))] = call.programs_line
+                grads = [fact(one, "grad") for followed in every for one in followed.parameters()]
+                if any(one.fresh for one in every):
+                    self._averaged[id(memory_of(given))] = call.programs_line
+                elif any(one is not None and memory_of(one) is memory_of(given) for one in grads):
+                    self._early = call.programs_line
 
     def ran(self, call: ObservedCall) -> None:
         """Note a call with gradients of a module that is wrapped."""
@@ -96,8 +124,11 @@ class Ranks(Topic):
         """Report the second step after a bare call, and compare the parameters of the ranks."""
         self._tell_of_bare(followed)
         averaged, given, self._averaged, self._given = self._averaged, self._given, {}, []
+        early, self._early = self._early, None
         if not torch.distributed.is_initialized() or self._times or self._is_local:
             return
+        if early is not None and followed.fresh and not averaged and torch.distributed.get_world_size() > 1:
+            self.say(REDUCED_TOO_SOON, early.site, backward=followed.backward, kind=followed.kind)
         if followed.steps == 1:
             self._wrappers[id(followed)] = weakref.ref(wrapper) if (wrapper := _wrapper_of(followed)) else None
         reference = self._wrappers.get(id(followed))

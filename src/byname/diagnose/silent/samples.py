@@ -15,21 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils.data import DataLoader, SequentialSampler, dataloader
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, dataloader
 
 from byname.diagnose.cause import variable
-from byname.diagnose.causes.loss import kind_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.shuffles import SHUFFLED_APART, Drawn, draw_of, ignores_index, item_of, read_by
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, distinct, patch, row, values_of
 from byname.naming.name import Name
 from byname.reading.frames import NO_LINE, Line, line_of
-from byname.reading.modules import own_parameters
-from byname.reading.objects import attributes_of, dict_of, living
+from byname.reading.objects import attributes_of, dict_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.code import names_bound, statements_of
@@ -63,13 +60,9 @@ ONE_TENSOR = row("entries-are-one-tensor",
 KEPT_REFERENCES = row("entries-are-one-tensor",
     "{entries} results of {call}{noticed:at}, with steps between them, are one tensor, {name}: they share its memory, "
     "and all are equal to its latest values", "keep a copy of each: x{call}.clone()")
-NEVER_A_TARGET = row("class-never-occurs",
-    "suspicious: class {missing} of {classes} does not occur in the first {count} targets of cross_entropy()"
-    "{noticed:at}, and the others occur about equally often: its output only learns to be small",
-    "{remedy}; it is right if the class comes later")
 # fmt: on
 
-_MANY, _EQUAL_IN, _ENTRIES, _FRAMES, _REFERENCES, _MOST_CLASSES = 8, 3, 16, 3, 3, 1000
+_MANY, _EQUAL_IN, _ENTRIES, _FRAMES, _REFERENCES = 8, 3, 16, 3, 3
 _LOOKED_AT = (0, 1, 3)
 """Steps made before those whose inputs are read."""
 _PIXELS, _COLUMNS = "scale them: x / 255, or normalise them", "normalise each column: (x - x.mean(0)) / x.std(0)"
@@ -92,6 +85,7 @@ class _Loader:
     samples: int = 0
     regular: int = 0
     steps: int = 0
+    shuffled: Drawn | None = None
     before: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     sums: list[float | None] = field(default_factory=list)  # of the tensors of the first batch
 
@@ -144,8 +138,8 @@ class Batches(Topic):
         self._equal, self._how, self._pretrained = 0, "", False  # how it shows that samples should differ
         self._unscaled: dict[str, Any] = {}
         self._called = NO_LINE
+        self._parts: deque[tuple[weakref.ref[torch.Tensor], _Loader]] = deque(maxlen=64)  # of the last batches
         self._layers: list[str] = []
-        self._classes: dict[Any, tuple[Line, torch.Tensor]] = {}
 
     def begin(self, block: Undo) -> None:
         patch(block, DataLoader, "__iter__", self._began)
@@ -161,6 +155,9 @@ class Batches(Topic):
         if known is None or known.loader() is not loader:
             known = self._loaders[id(loader)] = _Loader(weakref.ref(loader), line)
             own = attributes_of(loader)
+            if type(own.get("sampler")) is RandomSampler and own["sampler"].generator is None:
+                key = str(id(own["dataset"]))
+                known.shuffled = Drawn((0, key), line, key, ("DataLoader(..., shuffle=True)", len(own["dataset"])))
             if type(own.get("sampler")) is SequentialSampler and hasattr(type(own["dataset"]), "__len__"):
                 known.size, known.samples = own["batch_size"] or 0, len(own["dataset"])
         known.regular += made - known.steps == 1 and known.batches == known.iterators
@@ -173,6 +170,7 @@ class Batches(Topic):
             known.batches += 1
             parts = [*batch.values()] if type(batch) is dict else batch if type(batch) in (list, tuple) else [batch]
             parts = [one for one in parts if is_tensor(one)] if known.batches <= _ENTRIES else []
+            self._parts += [(weakref.ref(one), known) for one in parts]
             if not self._watch.made and len(known.before) < _ENTRIES:
                 known.before += [weakref.ref(one) for one in parts]
             if known.samples and known.batches == known.iterators:
@@ -195,8 +193,13 @@ class Batches(Topic):
         values, equal = values_of(given), 0
         if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
             equal = len(values) if _rows_equal(values) and distinct(values[0]) >= 3 else 0
+        return _Input(equal, self._draw_of(given), type(call.called).__name__, call.line)
+
+    def _draw_of(self, tensor: torch.Tensor) -> Drawn | None:
+        """Return the draw by which a tensor was indexed, or by which a loader shuffled it."""
+        shuffled = [known.shuffled for part, known in self._parts if part() is tensor]
         with DisableTorchFunction():
-            return _Input(equal, draw_of(given), type(call.called).__name__, call.line)
+            return shuffled[-1] if shuffled else draw_of(tensor)
 
     def _note_layer(self, call: ObservedCall, given: torch.Tensor) -> None:
         kind = type(call.called).__name__
@@ -232,44 +235,16 @@ class Batches(Topic):
         if targets is None or not torch.is_grad_enabled():
             return
         self._note_same(("targets", call.line.place), targets, call.line)
-        if call.called is F.cross_entropy and call.kwargs.get("ignore_index", -100) < 0:
-            self._note_classes(call, targets)
         for first in [one.drawn for one in self._input]:
             values = values_of(targets)
             is_chosen = targets.dtype == torch.long and any(log.cuts_of(targets) for log in logs())  # by a policy
             differ = values is not None and values.dim() > 0 and not (is_chosen or _rows_equal(values))
             ignoring = [words for one in self._loaders.values() if (words := ignores_index(one.loader()))]
             self._how = "while their targets differ" if differ else [*ignoring, ""][0]
-            with DisableTorchFunction():
-                second = draw_of(targets)
-            if first is not None and second is not None and first.key != second.key and first.source != second.source:
-                self.say(SHUFFLED_APART, second.line.site, inputs=first.line.site, by="randperm or randint")
-
-    def _note_classes(self, call: ObservedCall, targets: torch.Tensor) -> None:
-        """Count the targets of each class, where each has an output of a linear layer."""
-        scores, values = call.given(0, "input"), values_of(targets)
-        if values is None or values.dtype != torch.long or values.dim() != 1 or scores.dim() != 2:
-            return
-        classes = scores.shape[1]
-        if classes <= _MOST_CLASSES and kind_of(fact(scores, "grad_fn")) == "AddmmBackward" and int(values.min()) >= 0:
-            counts = values.bincount(minlength=classes)
-            line, before = self._classes.get(call.line.place, (call.line, torch.zeros_like(counts)))
-            self._classes[call.line.place] = line, before + counts if len(before) == classes else before * 0
-
-    def _tell_of_classes(self) -> None:
-        for line, counts in self._classes.values():
-            classes, count, occurring = len(counts), int(counts.sum()), counts[counts > 0]
-            even = count / max(len(occurring), 1)
-            if count >= 50 * classes and len(occurring) == classes - 1 > 1 and 2 * int(occurring.min()) > even:
-                missing = int(counts.argmin())
-                words = [one for one in living(nn.Embedding) if one.num_embeddings == classes]
-                if not self.owned().isdisjoint(id(weight) for one in words for weight in own_parameters(one)):
-                    continue  # of words, one of which may stand for padding
-                remedy = f"give the last layer {classes - 1} outputs"
-                if not missing:
-                    remedy = f"number the classes from 0, as by target - 1, and {remedy}"
-                facts = {"missing": missing, "classes": classes, "count": count, "remedy": remedy}
-                self.say(NEVER_A_TARGET, line.site, **facts)
+            second = self._draw_of(targets)
+            is_apart = first and second and first.key != second.key and first.source != second.source
+            if first is not None and second is not None and is_apart and first.by == second.by:
+                self.say(SHUFFLED_APART, second.line.site, inputs=first.line.site, by=first.by[0])
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         for one in self._input if self._how else ():
@@ -296,7 +271,7 @@ class Batches(Topic):
             for known in self._loaders.values() if tensor is not None else ():
                 if any(one() is tensor for one in known.before) and now - same.given >= same.times - 1:
                     name = argument(same.line, 0 if key[0] == "inputs" else 1)
-                    loader, loop, is_used = _loader_of(known.line)
+                    loader, loop, is_used = loader_of(known.line)
                     facts = {"what": key[0], "times": same.times, "name": name, "loader": loader, "loop": loop}
                     if not is_used:
                         self.say(BATCH_NOT_USED, same.line.site, **facts)
@@ -356,15 +331,14 @@ class Batches(Topic):
         if self._watch.made < 2 * _MANY:
             self._tell_of_same()
         self._tell_of_slices()
-        self._tell_of_classes()
         for known in self._loaders.values():
             site, facts = known.line.site, {"size": known.size, "samples": known.samples, "times": known.iterators}
             often = known.regular >= max(_MANY, known.iterators - 2) and known.samples > known.size > 0
             if often and site is not None and not is_library(site.file):
-                self.say(FIRST_BATCH_ONLY, site, loader=_loader_of(known.line)[0], **facts)
+                self.say(FIRST_BATCH_ONLY, site, loader=loader_of(known.line)[0], **facts)
 
 
-def _loader_of(line: Line) -> tuple[Name, Site | None, bool]:
+def loader_of(line: Line) -> tuple[Name, Site | None, bool]:
     """Return the variable of the loader over which a line iterates, the line, and whether a loop uses all it gives."""
     spot, code, site = line.spot, line.code, line.site
     node: Any = None if spot is None else spot.node
@@ -382,11 +356,8 @@ def _uses_all(loop: ast.For) -> bool:
     """Return whether a loop reads all variables that it binds to parts of a batch, and not only their sizes."""
     bound = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
     for one in loop.body:
-        if (
-            isinstance(one, ast.Assign)
-            and isinstance(one.value, ast.Name | ast.Subscript)
-            and read_by(one.value) & bound
-        ):
+        value = one.value if isinstance(one, ast.Assign) else None
+        if isinstance(value, ast.Name | ast.Subscript) and read_by(value) & bound:
             bound |= names_bound(one)
     return bound <= {name for one in loop.body for name in read_by(one)}
 

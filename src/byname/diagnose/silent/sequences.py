@@ -12,18 +12,22 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.causes.loss import Loss, input_of, kind_of, shape_of, summed
+from byname.diagnose.causes.loss import Loss, dim_of, input_of, kind_of, shape_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import looking
 from byname.diagnose.silent.mixing import (
     SOFTMAXES,
-    attended,
+    attending,
     compares_only,
     computed_from,
     is_summed_up,
+    leads,
+    mixes_channels,
+    mixes_heads,
     reaches_later,
     seeing_later,
     statistics_in,
+    swaps,
 )
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, distinct, row, values_of
 from byname.reading.frames import Line
@@ -47,6 +51,9 @@ HEADS_MIX = row("view-mixes",
 IMAGE_MIXES = row("view-mixes",
     f"{_DEALT}: each channel of an image gets values of all channels, and of other pixels",
     "permute(0, 3, 1, 2) moves the channels in front")
+CLASSES_MIX = row("view-mixes",
+    f"{_DEALT}: cross_entropy takes the classes from dimension 1, and gets scores of several positions there",
+    "x.transpose(1, 2) puts the classes there")
 SOFTMAX_MIXES = row("softmax-over-batch",
     "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
     "sample depend on the other samples",
@@ -113,7 +120,7 @@ class Sequences(Topic):
         self._several, self._is_graph = 0, False
         self._shifted: tuple[Line, torch.Tensor, bool] | None = None  # the inputs, and whether there are no others
         self._length = 0
-        self._copied: tuple[Line, str] | None = None
+        self._copied: tuple[Line, str, torch.Tensor] | None = None  # the inputs that are the targets
         self._sums: dict[int, float] = {}  # of the inputs of the first steps
         self._targets: list[torch.Tensor] = []
 
@@ -157,9 +164,9 @@ class Sequences(Topic):
         if base is None or fact(given, "requires_grad") or math.prod(before) != given.numel():
             return
         in_order = base.is_contiguous() and given.is_contiguous()  # which no transpose leaves so
-        if in_order and _mixes_channels(before, after):
+        if in_order and mixes_channels(before, after):
             self.say(IMAGE_MIXES, site_of_tensor(given), before=str(before), after=str(after))
-        if in_order and self._shape[:2] in (before[:2], after[:2]) and _swaps(before, after):
+        if in_order and self._shape[:2] in (before[:2], after[:2]) and swaps(before, after):
             self.say(VIEW_MIXES, site_of_tensor(given), before=str(before), after=str(after))
 
     def applied(self, call: ObservedCall) -> None:
@@ -187,11 +194,10 @@ class Sequences(Topic):
         is_of_words = call.called in (F.cross_entropy, F.nll_loss)
         if is_of_words and self._ids and distinct(values) > 2:
             kept = values.flatten() >= 0  # others are ignored, as padding is, by -1 or -100
-            same = kept.float().mean() > 0.25 and all(
-                one.numel() == values.numel() and torch.equal(one.flatten()[kept], values.flatten()[kept])
-                for one in self._ids
-            )
-            self._copied = (call.line, call.called.__name__) if same and not _speaks_of_copies(call.frame) else None
+            every = [one for one in self._ids if one.numel() == values.numel()]
+            same = [one for one in every if torch.equal(one.flatten()[kept], values.flatten()[kept])]
+            is_copied = same and kept.float().mean() > 0.25 and not _speaks_of_copies(call.frame)
+            self._copied = (call.line, call.called.__name__, same[0]) if is_copied else None
         self._targets += [values] if reduction == "none" else []
         for ids in [one for one in self._ids if one.shape[1] > 2]:
             rows = next((one for one in (ids, ids[:, 1:]) if one.numel() == values.numel()), None)
@@ -230,9 +236,12 @@ class Sequences(Topic):
                 self._look_at_statistics(loss)
             if self._shifted is not None and (not self._cut or _leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, *self._shifted)
-            if self._copied is not None and _predicts_each(loss, self._ids[0]) and self._sees_the_past(loss):
-                line, called = self._copied
-                self.say(NOT_SHIFTED, line.site, loss=called)
+            if (
+                self._copied is not None
+                and _predicts_each(loss, self._copied[2])
+                and self._sees_the_past(loss, self._copied[2])
+            ):
+                self.say(NOT_SHIFTED, self._copied[0].site, loss=self._copied[1])
             if self._targets or self._ids or self._filled:
                 self._look_at_masks(loss)
         for layer in self._layers if self._batch > 1 else ():
@@ -249,14 +258,15 @@ class Sequences(Topic):
             call, leading = loss.context.lookup.call(node), self._shape[:2]
             is_batch = (self._batch,) == before[1:2] == after[:1] != before[:1]
             is_known = is_batch or leading in (before[:2], after[:2])
-            mixes = (is_known and _swaps(before, after)) or _leads(self._batch, before, after)
-            if call is not None and not call.inside and mixes:
-                self.say(VIEW_MIXES, loss.site(node), before=str(before), after=str(after))
-            if call is not None and not call.inside and _mixes_channels(before, after):
-                self.say(IMAGE_MIXES, loss.site(node), before=str(before), after=str(after))
-            length = before[-2] if _mixes_heads(before, after) else 0
-            if length and call is not None and not call.inside and (length, length) in attended(loss):
-                self.say(HEADS_MIX, loss.site(node), before=str(before), after=str(after))
+            scores = [one.next_functions[0][0] for one in loss.of_kinds(("LogSoftmaxBackward",)) if dim_of(one) == 1]
+            found = {
+                VIEW_MIXES: (is_known and swaps(before, after)) or leads(self._batch, before, after),
+                IMAGE_MIXES: mixes_channels(before, after),
+                CLASSES_MIX: node in scores and len(after) == 3 and swaps(before[1:], after[1:]),
+                HEADS_MIX: mixes_heads(before, after) and attending(loss, before[-2]),
+            }
+            for cause in [one for one, holds in found.items() if holds and call is not None and not call.inside]:
+                self.say(cause, loss.site(node), before=str(before), after=str(after))
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
         found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
@@ -299,7 +309,8 @@ class Sequences(Topic):
                 self.say(FUTURE_LEAKS, loss.site(node), **facts)
         for node in known.intersection(loss.of_kinds(("ConvolutionBackward",))):
             shape, padding = shape_of(node), tuple(node._saved_padding)
-            if len(shape) == 3 and shape[2] == self._length and not node._saved_transposed and reaches_later(node):
+            is_long = len(shape) == 3 and shape[2] == self._length and not node._saved_transposed
+            if is_long and reaches_later(node) and not is_summed_up(loss, node, self._length):
                 facts = {"what": f"a convolution with padding={padding[0]}", "how": "", "remedy": _PADDED_BEFORE}
                 self.say(FUTURE_LEAKS, loss.site(node), shifted=shifted.site, **facts)
         numbers = {-1 if alone else -2, *(one._sequence_nr() for one in known)}
@@ -311,12 +322,13 @@ class Sequences(Topic):
             facts = {"what": f"a bidirectional {layer.kind}", "how": "", "remedy": "leave out bidirectional=True"}
             self.say(FUTURE_LEAKS, layer.line.site, shifted=shifted.site, **facts)
 
-    def _sees_the_past(self, loss: Loss) -> bool:
-        """Return whether all words go through one recurrent layer, or through attention that sees no later ones."""
-        length = self._ids[0].shape[1]
+    def _sees_the_past(self, loss: Loss, words: torch.Tensor) -> bool:
+        """Return whether some words go through one recurrent layer, or through attention that sees no later ones."""
+        known = {*loss.context.nodes} if len(self._ids) == 1 else computed_from(loss, words) or set()
         if any(one.kind in ("RNN", "LSTM", "GRU") for one in self._layers):
-            return len(self._layers) == 1 and not self._layers[0].joins
-        return (length, length) in attended(loss) and not any(True for _ in seeing_later(loss, length))
+            return len(self._layers) == len(self._ids) == 1 and not self._layers[0].joins
+        later, every = (node for node, _ in seeing_later(loss, words.shape[1])), attending(loss, words.shape[1])
+        return not any(compares_only(one, known) for one in later) and any(compares_only(one, known) for one in every)
 
     def _look_at_masks(self, loss: Loss) -> None:
         attending = [one for one in loss.nodes if one.startswith("ScaledDotProduct") or one in SOFTMAXES]
@@ -409,34 +421,3 @@ def _padding(ids: torch.Tensor) -> int | None:
     several = distinct(lengths) > 1 and distinct(ids[~filled]) > 2
     many = 2 * int(filled[:, -1].sum()) >= len(ids) and int((~filled).sum(1).min()) + 2 <= ids.shape[1]
     return value if value >= 0 and several and many and bool((filled == runs).all()) else None
-
-
-def _swaps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Return whether a view has the shape of a transpose: ``(b, a, ...)``, or ``(b, a * c)``, of ``(a, b, c)``."""
-    if len(before) < 2 or before[0] == before[1] or 1 in before[:2]:
-        return False
-    joined = (before[1], before[0] * math.prod(before[2:]))
-    return after == (before[1], before[0], *before[2:]) or after == joined
-
-
-def _mixes_channels(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Return whether a view makes ``(b, c, h, w)`` of ``(b, h, w, c)`` without a permutation."""
-    if len(before) != 4 or before[3] in (1, *before[1:3]) or before[1] * before[2] == 1:
-        return False
-    return after == (before[0], before[3], *before[1:3])
-
-
-def _mixes_heads(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Return whether a view makes ``(b, heads, t, d)`` of ``(b, t, c)``, or the other way, without a transpose."""
-    joined, parts = (before, after) if len(before) == 3 else (after, before)
-    if len(joined) != 3 or len(parts) != 4 or 1 in parts[1:3] or parts[1] == parts[2]:
-        return False
-    return joined == (parts[0], parts[2], parts[1] * parts[3])
-
-
-def _leads(batch: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Return whether a view puts the batch first, which was behind dimensions that no part of it can be in."""
-    if batch < 2 or after[:1] != (batch,) or before.count(batch) != 1 or after.count(batch) != 1:
-        return False
-    ahead = math.prod(before[: before.index(batch)])
-    return ahead > 1 and ahead % batch != 0

@@ -69,6 +69,8 @@ LOSS_FUNCTIONS = {
     *(F.cross_entropy, F.nll_loss, F.kl_div, F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
     *_DIFFERENCES,
 }
+SIGNED = {F.cosine_embedding_loss: 2, F.margin_ranking_loss: 2, F.soft_margin_loss: 1, F.hinge_embedding_loss: 1}
+"""Losses whose targets are 1 and -1, and the number of that argument."""
 
 
 class Watch(Protocol):

@@ -26,7 +26,7 @@ from byname.undo import Undo
 
 # fmt: off
 TRAINS_IN_VALIDATION = row("evaluated-in-training-mode",
-    "suspicious: {modal} of {module} {modal:is|are} in training mode in the forwards without gradients{noticed:at}, "
+    "suspicious: {modal} of {module} {modal:is|are} in training mode in the forwards {which}{noticed:at}, "
     "after training steps. In this mode a dropout drops values, and a batch norm uses and keeps batch statistics",
     "call {module.path}.eval() before the evaluation and {module.path}.train() after it; it is right for Monte Carlo "
     "dropout")
@@ -54,7 +54,7 @@ _LOOKS = 64
 _WORDS = re.compile(
     r"valid|\bval_|_val\b|\bval\b|test|eval|accura|\bacc\b|correct|metric|score|criterion|loss|cross_entropy|argmax|predict"
 )
-_NAMES = re.compile(r"(?<![a-z])(valid|test|eval)")
+_NAMES = re.compile(r"(?<![a-z])(val(?!u)|test|eval)")
 """Words that tell code that evaluates a model, and functions that do, from code that only draws samples."""
 
 
@@ -72,6 +72,7 @@ class _Forwards:
     looks: int = 0
     last: tuple[int, Any] = (-1, None)  # the steps before it, and its input's shape and sum
     is_meant: bool = False
+    which: str = "without gradients"
 
 
 @dataclass
@@ -121,11 +122,24 @@ class EvaluationMode(Topic):
             self._note_early(call.called, call.line)
         known = self._lines.get(call.line.place)
         if known is None:
-            keys = set(map(id, parameters_in(call.called)))
-            owners = [one for one in self._watch.optimizers() if one.steps and not keys.isdisjoint(one.keys)]
+            owners = self._owners(call.called)
             if not owners:
                 return
             known = self._lines[call.line.place] = _Forwards(call.line, owners[0])
+        self._note(known, call)
+
+    def graded(self, call: ObservedCall) -> bool:
+        """Note a call with gradients, after the first step, in code that evaluates alone; return whether to go on."""
+        known = self._lines.get(call.line.place)
+        if known is None:
+            owners = self._owners(call.called)
+            if not owners or not _evaluates_alone(call.line):
+                return False
+            known = self._lines[call.line.place] = _Forwards(call.line, owners[0], which="that no backward follows")
+        self._note(known, call)
+        return not known.is_meant
+
+    def _note(self, known: _Forwards, call: ObservedCall) -> None:
         if known.is_meant or known.looks >= _LOOKS:
             return
         modal = {type(one).__name__ for one in modules_in(call.called) if is_training(one) and has_modes(one)}
@@ -134,6 +148,10 @@ class EvaluationMode(Topic):
         repeats = now == known.last and values is not None
         known.is_meant = repeats or now[0] - known.last[0] == 1 or not modal
         known.modal, known.looks, known.last = known.modal or sorted(modal), known.looks + 1, now
+
+    def _owners(self, module: nn.Module) -> list[FollowedOptimizer]:
+        keys = set(map(id, parameters_in(module)))
+        return [one for one in self._watch.optimizers() if one.steps and not keys.isdisjoint(one.keys)]
 
     def _note_early(self, module: nn.Module, line: Line) -> _Early:
         modes = [one for one in modules_in(module) if has_modes(one)]
@@ -183,10 +201,11 @@ class EvaluationMode(Topic):
                     module = called_as(early.line) or "model"
                     self.say(STAYS_IN_EVALUATION, early.line.site, module=variable(module), **facts)
         for known in self._lines.values():
-            if not known.is_meant and known.owner.steps > 1 and _evaluates(known.line):
+            is_alone = known.which != "without gradients"
+            if not known.is_meant and known.owner.steps > 1 and (is_alone or _evaluates(known.line)):
                 name = variable(called_as(known.line) or "model")
                 modal = tuple(map(variable, known.modal))
-                self.say(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name)
+                self.say(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name, which=known.which)
 
 
 def _put_by(line: Line) -> tuple[str, str]:
@@ -195,6 +214,19 @@ def _put_by(line: Line) -> tuple[str, str]:
     if by not in ("eval", "train") or "(" in module:  # as in ``model = Net.from_pretrained(path)``
         module = (line.site and line.site.target) or "model"
     return module, by or "eval"
+
+
+def _evaluates_alone(line: Line) -> bool:
+    """Return whether a call is in a loop over data for an evaluation, or of a function for it, without a backward."""
+    block: Any = None if line.spot is None or is_library(line.spot.site.file) else line.spot.node
+    loop: Any = None
+    heads = ""
+    while block is not None and not isinstance(block, ast.Module | ast.FunctionDef):
+        loop = loop or (block if isinstance(block, ast.For) else None)
+        heads += ast.unparse(block.iter) if block is loop else ""
+        block = block.parent
+    text = ast.unparse(loop) if loop is not None and _NAMES.search(f"{heads} {getattr(block, 'name', '')}") else ""
+    return bool(text) and not re.search(r"backward|grad\(|step\(|append\((?!.*item\()", text)
 
 
 def _evaluates(line: Line) -> bool:

@@ -159,9 +159,9 @@ class Weights(Topic):
     def evaluated(self, call: ObservedCall) -> None:
         """Note a call that gives a target, by the name of what is called, of a module that an optimizer trains."""
         line = call.programs_line
-        if self._watch.made and line.place not in self._goals:
-            trained = not self.owned().isdisjoint(map(id, parameters_in(call.called)))
-            self._goals[line.place] = line if trained and _TARGET.search(called_as(line).lower()) else None
+        is_new = self._watch.made and line.place not in self._goals
+        if is_new and not self.owned().isdisjoint(map(id, parameters_in(call.called))):  # it may be, from some step on
+            self._goals[line.place] = line if _TARGET.search(called_as(line).lower()) else None
         self.ran(call)
 
     def ran(self, call: ObservedCall) -> None:
