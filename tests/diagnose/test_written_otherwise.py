@@ -3,6 +3,7 @@
 import copy
 import random
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -559,6 +560,20 @@ def loaders_that_shuffle(right):
         follow(F.mse_loss(model(given), goal), optimizer)
 
 
+def readings_of_one_array(right):
+    array, model = numpy.zeros(4, dtype=numpy.float32), nn.Linear(4, 1)
+
+    def read():
+        array[:] = numpy.random.standard_normal(4)
+        return torch.from_numpy(array).clone() if right else torch.from_numpy(array)
+
+    def loss():
+        readings = [read() for _ in range(8)]
+        return model(torch.stack(readings)).square().mean()
+
+    trained_by(loss, model, steps=2)
+
+
 def validated_with_gradients(right):
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer, valid = torch.optim.Adam(model.parameters()), torch.randn(3, 8, 4)
@@ -592,6 +607,7 @@ PROGRAMS = {
     targets_of_zero_and_one(F.soft_margin_loss, 1): "targets-of-zero",
     targets_of_zero_and_one(F.hinge_embedding_loss, 1): "targets-of-zero",
     loaders_that_shuffle: "shuffled-apart",
+    readings_of_one_array: "entries-are-one-tensor",
     validated_with_gradients: "evaluated-in-training-mode",
     epochs_of_one_order: "same-order",
     evaluated_at_the_end: "evaluated-in-training-mode",

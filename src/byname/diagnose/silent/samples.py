@@ -9,7 +9,7 @@ import re
 import sys
 import weakref
 from bisect import bisect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -57,6 +57,9 @@ UNSCALED = row("inputs-not-scaled",
 ONE_TENSOR = row("entries-are-one-tensor",
     "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
     "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
+ONE_ARRAY = row("entries-are-one-tensor",
+    "{entries} tensors that {call}{noticed:at} made of one array share its memory, and the array was filled anew "
+    "between: all are equal to its latest values", "store a copy: torch.tensor(array), or {call} and .clone()")
 KEPT_REFERENCES = row("entries-are-one-tensor",
     "{entries} results of {call}{noticed:at}, with steps between them, are one tensor, {name}: they share its memory, "
     "and all are equal to its latest values", "keep a copy of each: x{call}.clone()")
@@ -138,6 +141,7 @@ class Batches(Topic):
         self._equal, self._how, self._pretrained = 0, "", False  # how it shows that samples should differ
         self._unscaled: dict[str, Any] = {}
         self._called = NO_LINE
+        self._arrays: deque[tuple[weakref.ref[torch.Tensor], int, bytes, Line, str]] = deque(maxlen=4096)
         self._parts: deque[tuple[weakref.ref[torch.Tensor], _Loader]] = deque(maxlen=64)  # of the last batches
         self._layers: list[str] = []
 
@@ -145,6 +149,26 @@ class Batches(Topic):
         patch(block, DataLoader, "__iter__", self._began)
         patch(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
         patch(block, nn.Module, "load_state_dict", self._loaded)
+        for name in ("from_numpy", "as_tensor"):
+            patch(block, torch, name, self._shares)
+
+    def _shares(self, call: ObservedCall, result: Any) -> None:
+        """Note a tensor that shares the memory of an array, with the first numbers there."""
+        numpy, array = sys.modules.get("numpy"), call.given(0, "data")
+        if numpy is not None and type(array) is numpy.ndarray:
+            with DisableTorchFunction():
+                known = weakref.ref(result), result.data_ptr(), array.flat[:8].tobytes()
+            self._arrays.append((*known, line_of(call.frame), f"{call.called.__name__}()"))
+            if len(self._arrays) in (_ENTRIES, 4 * _ENTRIES):  # they may be gone before the next step
+                self._look_for_one_array()
+
+    def _look_for_one_array(self) -> None:
+        """Report many living tensors of one array that was filled anew."""
+        alive = [one for one in self._arrays if one[0]() is not None]
+        for pointer, count in Counter(one[1] for one in alive).items():
+            same = [one for one in alive if one[1] == pointer] if count >= _MANY else []
+            if len({one[2] for one in same}) > 1:
+                self.say(ONE_ARRAY, same[-1][3].site, entries=count, call=same[-1][4])
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         self._pretrained = True
@@ -257,6 +281,7 @@ class Batches(Topic):
             self.say(UNSCALED, **self._unscaled)
         if followed.is_looked_at:
             self._look_for_one_tensor()
+            self._look_for_one_array()
             with DisableTorchFunction():
                 self._look_for_references()
         if self._watch.made == 2 * _MANY:
