@@ -584,6 +584,20 @@ def validated_with_gradients(right):
         model(x).square().mean().item()
 
 
+def step_of_scaled_gradients(right):
+    model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    for _ in range(6):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).square().mean()).backward()
+        if right:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if right:
+            scaler.update()
+
+
 def epochs_of_one_order(right):
     x, model = torch.randn(32, 4), nn.Linear(4, 1)
     sampler = DistributedSampler(x, num_replicas=2, rank=0)
@@ -609,6 +623,7 @@ PROGRAMS = {
     loaders_that_shuffle: "shuffled-apart",
     readings_of_one_array: "entries-are-one-tensor",
     validated_with_gradients: "evaluated-in-training-mode",
+    step_of_scaled_gradients: "scaler-order",
     epochs_of_one_order: "same-order",
     evaluated_at_the_end: "evaluated-in-training-mode",
     dropout_of_a_recurrent_layer: "left-in-evaluation",
@@ -904,3 +919,17 @@ def test_the_state_of_a_model_that_was_made_anew_is_no_cut():
 
     (found,) = findings_of(resumed, right=False)
     assert found.cause == "never-learns" and "no optimizer has them" in found.message
+
+
+def test_gradients_that_are_divided_by_hand_may_be_used():
+    def divided(_):
+        model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu")
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        for _ in range(6):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(8, 4)).square().mean()).backward()
+            for one in model.parameters():
+                one.grad /= 65536
+            optimizer.step()
+
+    assert findings_of(divided, right=True) == []

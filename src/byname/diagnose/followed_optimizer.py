@@ -71,6 +71,7 @@ class FollowedOptimizer:
         evaluating: the steps in which all of these were in evaluation mode.
         use: where some of the parameters without a gradient were used.
         flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
+        scaler: the ``GradScaler`` by which the last loss that reached its parameters was multiplied.
         losses: whether the losses that reached its parameters were exactly 0, of those that were looked at.
         waiting: findings about parameters that a loss does not reach, for those without a gradient at its next step.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
@@ -84,6 +85,7 @@ class FollowedOptimizer:
     """
 
     use: Use | None = None
+    scaler: weakref.ref[Any] | None = None
     flat: Flat | None = None
     outside: tuple[Name, ...] = ()
 

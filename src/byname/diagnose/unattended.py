@@ -44,7 +44,7 @@ from byname.naming.search import Targets
 from byname.reading.modules import parameters_in, parameters_of
 from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
-from byname.reading.tensor import PLAIN, fact, memory_of
+from byname.reading.tensor import PLAIN, fact, is_tensor, memory_of
 from byname.source.code import ThisCode
 from byname.source.location import is_library
 from byname.table import counted
@@ -102,6 +102,7 @@ class RunningCheck:
         self._made: deque[weakref.ref[Any]] = deque(maxlen=1024)
         self._followed: dict[int, FollowedOptimizer] = {}
         self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._scaled: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None  # the last GradScaler, and its result
         self._outside_names: tuple[Name, ...] = ()
         self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]], float]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
@@ -119,10 +120,14 @@ class RunningCheck:
         """Watch until the block is left; then report the findings."""
         block.add(safely, self._end)
         patch(block, torch.optim.Optimizer, "__init__", lambda call, _: self._made.append(weakref.ref(call.args[0])))
+        patch(block, torch.amp.GradScaler, "scale", self._scales)
         block.register(register_optimizer_step_pre_hook, self._before_step)
         block.register(register_optimizer_step_post_hook, self._after_step)
         for topic in self._topics:
             topic.begin(block)
+
+    def _scales(self, call: ObservedCall, result: Any) -> None:
+        self._scaled = (weakref.ref(call.args[0]), weakref.ref(result)) if is_tensor(result) else None
 
     def optimizers(self) -> list[FollowedOptimizer]:
         return list(self._followed.values())
@@ -257,6 +262,9 @@ class RunningCheck:
             if mine:
                 line.reached[id(followed)] = followed
                 followed.note_backward(loss.line, mine, self.made)
+                scaler, scaled = self._scaled or (None, None)
+                is_scaled = scaled is not None and any(scaled() is one for one in loss.context.roots)
+                followed.scaler = scaler if is_scaled else None
                 followed.losses.add(all(map(is_zero, loss.context.roots)))
                 followed.flat = followed.flat or flat
         free = [one for key, one in leaves.items() if key not in owned and issubclass(type(one), nn.Parameter)]

@@ -10,7 +10,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -180,6 +180,21 @@ def _clipped_too_soon(followed: FollowedOptimizer) -> Iterator[Facts]:
     yield {"clip": site, "scale": scale, "noticed": step.site, **names}
 
 
+def _still_scaled(followed: FollowedOptimizer) -> Iterator[Facts]:
+    """Yield the scale of a ``GradScaler`` in the gradients of a step that it does not make, if nothing changed them."""
+    scaler: Any = None if followed.scaler is None else followed.scaler()
+    code = followed.line.code
+    names = set(() if code is None else code.co_names)
+    with DisableTorchFunction():
+        scale = scaler.get_scale() if scaler is not None and _scale_of_step() == 1 else 1
+        since = takewhile(lambda one: "zero" not in one.operation, _gradient_changes(followed.optimizer()))
+        sites = [one.line.site for one in since if scale != 1]
+    is_left = all(site is not None and _CLIPS.search(site.statement) for site in sites)
+    if scale != 1 and is_left and names.isdisjoint(("get_scale", "_scale")):
+        found = re.search(r"([\w.]+)\.scale\(", getattr(followed.backward, "statement", ""))
+        yield {"scale": scale, "scaler": found[1] if found else "scaler", "optimizer": followed.variable.path}
+
+
 def _scale_of_step() -> float:
     """Return the scale of the ``GradScaler`` that makes the step which is about to run; 1 if there is none."""
     step = torch.amp.GradScaler.step.__code__
@@ -188,12 +203,17 @@ def _scale_of_step() -> float:
     return float(scale) if is_tensor(scale) else 1.0
 
 
-def _before_unscaling(optimizer: Any) -> Change | None:
-    """Return the last change of an optimizer's gradients before the last division by a scale, if there are both."""
+def _gradient_changes(optimizer: Any) -> Iterator[Change]:
+    """Yield the recorded changes of an optimizer's gradients, the last one first."""
     grads = [fact(one, "grad") for one in parameters_of(optimizer)]
     memory = {id(one): one for one in [memory_of(grad) for grad in grads if grad is not None]}
     every = (one for log in logs() if log.of_this_thread() for one in reversed(log.changes))
-    mine = (one for one in every if any(id(storage()) in memory for storage in one.storages))
+    return (one for one in every if any(id(storage()) in memory for storage in one.storages))
+
+
+def _before_unscaling(optimizer: Any) -> Change | None:
+    """Return the last change of an optimizer's gradients before the last division by a scale, if there are both."""
+    mine = _gradient_changes(optimizer)
     return next((before for one, before in pairwise(mine) if one.operation == UNSCALE), None)
 
 
@@ -222,6 +242,10 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
     Cause("scaler-order", lambda followed: followed.steps == 1, _clipped_too_soon,
         "GradScaler: `{clip.statement}`{clip:at} clips gradients that are still multiplied by the scale, {scale:g}",
         "call `{scaler}.unscale_({optimizer})` on the line before it, after the backward"),
+    Cause("scaler-order", lambda followed: followed.steps == ENOUGH, _still_scaled,
+        "GradScaler: the gradients of this step of {kind}{noticed:at} are still multiplied by the scale, {scale:g}, "
+        "since the backward{backward:at}: nothing divides them",
+        "call `{scaler}.step({optimizer})`, which divides them first, in place of {optimizer}.step()"),
     Cause("optimizer-anew", lambda followed: followed.anew == ANEW, _all_parameters,
         "suspicious: {times} times in a row a new {kind}{made:at} made one step{noticed:at} for {names}: what it keeps "
         "of earlier gradients begins anew each time",
