@@ -200,6 +200,32 @@ def test_where_the_positions_are_cannot_be_known_a_mask_works():
     assert torch.equal(ablated(model, "attention[0]", x, positions=-1), last)
 
 
+class Untransposed(nn.Module):
+    """Has queries of shape (batch, positions, heads, features), as those of Qwen3 and TransformerLens."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.q, self.norm, self.hook = 2, nn.Linear(8, 8), nn.LayerNorm(4), nn.Identity()
+
+    def forward(self, x):
+        q = self.hook(self.q(x).unflatten(-1, (2, 4)))
+        q = self.norm(q)
+        return q.transpose(1, 2).clone()
+
+
+@pytest.mark.parametrize("path", ["hook", "norm", "forward.q"])
+def test_positions_are_not_the_heads_where_these_are_before_the_features(path):
+    torch.manual_seed(0)
+    model, x = Untransposed(), torch.randn(3, 5, 8)
+    refused(model, path, x, r"positions= has no known .* \(3, 5, 2, 4\); use a mask of shape \(3, 5, 2\)", positions=1)
+    mask = torch.zeros(3, 5, 2, dtype=torch.bool)
+    mask[:, 1] = True
+    assert not ablated(model, path, x, positions=mask)[:, :, 1].sub(model.norm.bias).any()
+    refused(model, "norm", x[:, :2], r"positions= has no known", positions=1)  # as many heads as positions
+    for place in ("forward", "clone"):
+        assert not ablated(model, place, x, positions=1)[:, :, 1].any()
+
+
 class Embedded(nn.Module):
     """Ids and a mask, (samples, positions), into an embedding and an attention."""
 

@@ -100,7 +100,7 @@ class Selection:
     def _unknown(self, path: str, value: Tensor, name: str, around: Surroundings) -> InterjectionError:
         shape = tuple(value.shape)
         channels, advice = around.channel_dim(value), of_whole(path)
-        if name == "positions" and value.ndim == 3 and channels != 0:
+        if name == "positions" and value.ndim in (3, 4) and channels != 0 and not around.channels_first(value):
             advice = f"use a mask of shape {shape[:-1]} as positions="
         if name == "features" and channels is not None:
             advice = "use channels="

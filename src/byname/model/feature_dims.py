@@ -162,7 +162,18 @@ class Surroundings:
             return 1 if value.ndim == 2 else None
         if value.ndim == 3 or self.one_for_each_position(value):
             return self._sequence_dim
-        return None if self.channels_unknown(value) else value.ndim - 2
+        return None if self.channels_unknown(value) or self._heads_before_features(value) else value.ndim - 2
+
+    def _heads_before_features(self, value: Tensor) -> bool:
+        """Return whether dimension 2 of four is, or may be, that of the heads, as it is before they are transposed."""
+        if value.ndim != 4 or self._explicit or value.shape[2] not in self._head_counts:
+            return False
+        found = self.dim_of(value)
+        return value.shape[1] not in self._head_counts or (found is not None and found.own and found.dim == -1)
+
+    @cached_property
+    def _head_counts(self) -> set[int]:
+        return set[int]().union(*map(head_counts, self._scopes))
 
     def batch_dim(self, value: Tensor) -> int:
         """Return the dimension of the samples of a value; 0 where it is not known."""
@@ -198,7 +209,7 @@ class Surroundings:
             found = alone.dim_of(value, own=True)
             if found is not None or alone.last or alone.second:
                 return found
-        if value.ndim == 4 and (self._explicit or any(value.shape[1] in head_counts(one) for one in self._scopes)):
+        if value.ndim == 4 and (self._explicit or value.shape[1] in self._head_counts):
             return FeatureDim(1, ("heads",), True)
         # the whole model is read only if no scope inside shows it
         known = (scope.dim_of(value) for scope in self._around())
