@@ -318,6 +318,10 @@ class TestSteering:
         model, x = plain()
         with pytest.raises(BadArgumentError, match="vector= takes a tensor"):
             byname.steer(model, "blocks.0", 3)
+        with pytest.raises(BadArgumentError, match=r"\(name, module, value\) cannot be called as f\(value\): missing"):
+            byname.patch(model, "blocks.0", lambda name, module, value: value)
+        with pytest.raises(BadArgumentError, match="scale= takes a number or a tensor, not a list of 2"):
+            byname.steer(model, "blocks.0", torch.ones(8), scale=[1, 2])
         with (
             byname.steer(model, "blocks.0", torch.ones(7)),
             pytest.raises(InterjectionError, match=r"expected a tensor of shape \(3, 5, 8\)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Number
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ from byname.table import closest, listed
 from byname.watch.attach import attach
 from byname.watch.attachment import Before, Event
 from byname.watch.handle import Handle
+from byname.watch.interject import accepts
 from byname.watch.replacement import described
 
 Made: TypeAlias = Callable[["Edit", Event, SelectedPart], Tensor | None]
@@ -141,6 +143,8 @@ def steer(
     direction = _given(model, where, vector)
     if direction is None:
         raise BadArgumentError(f"vector= takes a tensor or a mapping from paths to tensors, not {described(vector)}")
+    if not isinstance(scale, Number) and not is_tensor(scale):
+        raise BadArgumentError(f"scale= takes a number or a tensor, not {described(scale)}")
 
     def steered(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
         return part.of(event.value) + scale * direction(edit, event, part)
@@ -262,6 +266,8 @@ def _given(model: nn.Module, where: Any, value: Any) -> Callable[[Edit, Event, S
 
 
 def _computed(function: Callable[[Tensor], Any]) -> Made:
+    accepts(function, "f(value)", 1, BadArgumentError)
+
     def made(edit: Edit, event: Event, part: SelectedPart) -> Tensor | None:
         new = function(part.of(event.value).clone())
         if new is None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from byname.errors import NotAnInterjectionError
+from byname.errors import BynameError, NotAnInterjectionError
 from byname.model.items import tensors_in
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
@@ -320,14 +320,14 @@ def checked_interjection(interjection: Any) -> Interjection:
             f"{interjection.__name__} is {what}, not an instance; did you mean {interjection.__name__}()?"
         )
     if isinstance(interjection, WrappedForwardInterjection):
-        _accepts(interjection.process, "process(self, name, module, inputs, outputs)", 4)
+        accepts(interjection.process, "process(self, name, module, inputs, outputs)", 4)
         if isinstance(interjection, WrappedForwardBackwardInterjection):
             signature = "process_backward(self, name, module, grad_input, grad_output)"
-            _accepts(interjection.process_backward, signature, 4)
+            accepts(interjection.process_backward, signature, 4)
     elif isinstance(interjection, ForwardInterjection):
-        _accepts(interjection.process, "process(self, name, module, inputs)", 3)
+        accepts(interjection.process, "process(self, name, module, inputs)", 3)
     elif callable(interjection):
-        _accepts(interjection, "f(name, module, value)", 3)
+        accepts(interjection, "f(name, module, value)", 3)
     else:
         raise NotAnInterjectionError(
             "an interjection is a function f(name, module, value) or an instance of ForwardInterjection, "
@@ -337,7 +337,10 @@ def checked_interjection(interjection: Any) -> Interjection:
     return checked
 
 
-def _accepts(function: Callable[..., Any], wanted: str, arguments: int) -> None:
+def accepts(
+    function: Callable[..., Any], wanted: str, arguments: int, refusal: type[BynameError] = NotAnInterjectionError
+) -> None:
+    """Refuse a function that cannot be called with a number of positional arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function in C may have no signature
@@ -346,4 +349,4 @@ def _accepts(function: Callable[..., Any], wanted: str, arguments: int) -> None:
         signature.bind(*[None] * arguments)
     except TypeError as error:
         name = getattr(function, "__qualname__", type(function).__name__)
-        raise NotAnInterjectionError(f"{name}{signature} cannot be called as {wanted}: {error}") from None
+        raise refusal(f"{name}{signature} cannot be called as {wanted}: {error}") from None
