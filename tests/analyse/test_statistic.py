@@ -1,14 +1,18 @@
 """Does every statistic hold to what the base class promises?"""
 
 import copy
+import functools
 import pickle
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
 from every_statistic import EVERY, assert_same, loaded, public_statistics
+from interrupting import Calls, by_signal
 
+import byname
+from byname import analyse
 from byname.errors import BadArgumentError
 
 every = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in EVERY.items()])
@@ -54,6 +58,33 @@ def test_portions_merged_or_added_give_what_the_whole_gives(case, ends):
     for parts in (merged, filled(case, *pieces(batch, *ends))):
         assert (parts.count, parts.nans) == (40, 0)
         assert_same(case.told(parts), case.told(whole), case.rtol)
+
+
+@every
+def test_ctrl_c_leaves_a_batch_out_or_takes_it_whole(case):
+    first, second, third = pieces(case.batch(40), 20, 30)
+    expected = {one.count: case.told(one) for one in (filled(case, first, third), filled(case, first, second, third))}
+    for moment in range(20, 100, 3):
+        statistic, calls = filled(case, first), Calls(moment, by_signal)
+        with suppress(KeyboardInterrupt):
+            calls(functools.partial(statistic.add, *second))
+        if calls.thrown is None:
+            break
+        statistic.add(*third)
+        assert_same(case.told(statistic), expected[statistic.count], case.rtol)
+
+
+def test_ctrl_c_gives_a_value_to_all_of_several_analysers_or_to_none():
+    model = torch.nn.Sequential(torch.nn.Identity())
+    analyser = analyse.Several(
+        analyse.FeatureStatistics(), analyse.DeadUnits(fires=lambda value: by_signal() or value > 0)
+    )
+    with byname.observe(model, "0", analyser):
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                model(torch.ones(5, 3))
+    figures = analyser.result()["0"]
+    assert [figures["FeatureStatistics.samples"], figures["DeadUnits.samples"]] == [10, 10]
 
 
 @every

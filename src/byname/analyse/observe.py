@@ -20,6 +20,7 @@ from byname.model.module_tree import modules_by_path
 from byname.model.spot import Spot
 from byname.model.states import with_paths
 from byname.model.where import meaning_of, unwrapped
+from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on, printable
 from byname.tracing.muted import is_muted
@@ -204,7 +205,7 @@ class Observation:
         # of the program, and no tracker records them.
         cast = torch.is_autocast_enabled(value.device.type)
         precise = torch.autocast(value.device.type, enabled=False) if cast else nullcontext()
-        with self._analyser.lock, DisableTorchFunction(), computing(), precise:
+        with defer_signals(), self._analyser.lock, DisableTorchFunction(), computing(), precise:
             given = sample(value=value.detach(), gradient=gradient)
             self._analyser.put(given)
             if gradient or not self._analyser.of_gradients or given.path.endswith(".grad"):

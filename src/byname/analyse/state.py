@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError
+from byname.reading.interrupts import defer_signals
 from byname.text import with_article
 
 VERSION = 1
@@ -50,7 +51,8 @@ class Stateful(ABC):
             raise BadArgumentError(
                 f"{with_article(type(self).__name__)} with {mine} cannot merge one with {others}: their rules differ"
             )
-        self._merge_checked(other)
+        with defer_signals():
+            self._merge_checked(other)
         return self
 
     def reduce(self, group: Any = None) -> Self:

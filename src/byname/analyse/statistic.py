@@ -30,6 +30,7 @@ from byname.analyse.state import (
 )
 from byname.codec import write_whole
 from byname.errors import BadArgumentError
+from byname.reading.interrupts import defer_signals
 from byname.text import printable, with_article
 
 
@@ -119,9 +120,9 @@ class Statistic(Stateful):
                 ``nan="raise"``; if a weight is negative or not finite. Nothing is taken then.
         """
         samples = samples_of(batch)
-        with _of_detached():
+        with defer_signals(), _of_detached():  # half a batch would make every later figure wrong
             self._add(samples, checked_weights(weights, samples))
-        self.count += len(samples)
+            self.count += len(samples)
         return self
 
     def settings(self) -> dict[str, Any]:
@@ -317,10 +318,10 @@ class PairStatistic(Statistic):
             raise BadArgumentError(
                 f"both batches must have the same samples, but the first has {len(samples)}, the second {len(others)}"
             )
-        with _of_detached():
+        with defer_signals(), _of_detached():
             checked = per_sample(checked_weights(weights, samples), samples)
             self._add_pair(samples, others.to(samples.device), checked)
-        self.count += len(samples)
+            self.count += len(samples)
         return self
 
 
