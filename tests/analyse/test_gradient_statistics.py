@@ -4,10 +4,13 @@ import copy
 import gc
 import math
 import weakref
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from interrupting import Calls, by_signal
 from processes import run_forked_ranks
 from torch import nn
 
@@ -539,3 +542,19 @@ def test_complex_gradients_are_refused_and_complex_weights_move_as_a_whole():
             model.turn.add_(0.5j)
         model(torch.ones(2)).sum().backward()
     assert gradients.result()["forward"]["update_ratio"] == pytest.approx(math.sqrt(0.5) / 5)
+
+
+def test_ctrl_c_in_a_forward_leaves_no_hook_that_counts_each_gradient_twice():
+    x = torch.ones(2, 3)
+    for moment in range(0, 400, 12):
+        model, analyser, calls = nn.Sequential(nn.Linear(3, 1)), GradientStatistics(), Calls(moment, by_signal)
+        with byname.observe(model, "0.weight", analyser):
+            model(x).sum().backward()
+            with suppress(KeyboardInterrupt):
+                calls(partial(model, x))
+            (model(x).sum() * 4).backward()
+        norms = analyser.result()["0.weight"]["norm"]
+        assert norms == pytest.approx(2.5 * torch.full((3,), 2.0).norm().item()), calls.thrown
+        assert not model[0].weight._backward_hooks, calls.thrown
+        if calls.thrown is None:
+            break

@@ -4,10 +4,13 @@ import copy
 import gc
 import itertools
 import math
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from interrupting import Calls, by_signal
 from processes import run_forked_ranks
 from torch import nn
 
@@ -413,3 +416,21 @@ def test_of_tokens_each_is_a_sample_whose_features_are_the_channels(biased):
         Similarity(biased=biased).load_state_dict(tokens.state_dict())
     with pytest.raises(BadArgumentError, match='give samples="tokens" too'):
         Similarity(channel_dim=-1)
+
+
+def test_ctrl_c_as_a_forward_begins_loses_no_earlier_one():
+    torch.manual_seed(0)
+    model, batches = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), torch.randn(3, 6, 3)
+    similarity, expected = Similarity(), []
+    with byname.observe(model, "*", similarity):
+        for batch in batches:
+            model(batch)
+            expected.append(similarity.result()["0"]["cka"]["1"])
+    for moment in range(0, 60, 2):
+        similarity, calls = Similarity(), Calls(moment, by_signal)
+        with byname.observe(model, "*", similarity):
+            for batch in batches[:2]:
+                model(batch)
+            with suppress(KeyboardInterrupt):
+                calls(partial(model, batches[2]))
+        assert similarity.result()["0"]["cka"]["1"] in expected[1:], calls.thrown

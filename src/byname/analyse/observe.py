@@ -181,7 +181,7 @@ class Observation:
     def begun(self, iteration: int) -> None:
         self._targets = None
         self._awaited.clear()
-        with self._analyser.lock:
+        with defer_signals(), self._analyser.lock:
             self._analyser.begun(self.number, iteration)
 
     def __call__(self, event: Event) -> None:
@@ -251,9 +251,10 @@ class Observation:
                 note_on(error, f"byname: at the gradient of `{path}` in a backward")
                 raise
 
-        hook = on_gradient(tensor, receive, lambda: self.handle.note(PlaceNote(path, MISSED)))
-        if hook is not None:
-            self._lasting.keep(path, hook)
+        with defer_signals():  # a hook of a parameter that is not kept would stay, and count each gradient twice
+            hook = on_gradient(tensor, receive, lambda: self.handle.note(PlaceNote(path, MISSED)))
+            if hook is not None:
+                self._lasting.keep(path, hook)
 
     def _keep_targets(self, event: Event) -> None:
         if isinstance(event.value, Tensor):

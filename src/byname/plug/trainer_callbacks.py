@@ -143,8 +143,7 @@ class RecordsTraining(Closing, TrainingListener):
     def untrained(self) -> None:
         """Warn if no training ran: then there is no recording, and no file."""
         if self.recorder is None:
-            why = "no training ran, and RecordCallback records nothing else; `with byname.record(...)` does"
-            warn(f"nothing was recorded: {why}", RecordingWarning)
+            warn("nothing was recorded: no training ran; `with byname.record(...)` records the rest", RecordingWarning)
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         if error is not None:
