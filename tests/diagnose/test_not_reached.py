@@ -69,3 +69,18 @@ def test_a_view_made_under_no_grad_is_the_tensor_of_the_graph():
             scaled = hidden.flatten(1) * 2
         (finding,) = byname.check(head(scaled).mean(), model=nn.ModuleList([encoder, head]))
     assert "The path is cut here: `scaled`" in finding.message
+
+
+def test_of_what_a_library_computed_without_gradients_the_line_of_the_program_is_told(tmp_path):
+    file, names = tmp_path / "site-packages" / "graphs.py", {}
+    source = "def encoded(layer, x):\n    return layer(x)\n"
+    file.parent.mkdir()
+    file.write_text(source)
+    exec(compile(source, str(file), "exec"), names)
+    with pytest.raises(RuntimeError) as error, byname.explaining():
+        with torch.no_grad():
+            z = names["encoded"](nn.Linear(3, 2), torch.randn(4, 3))
+        z.square().mean().backward()
+    (note,) = error.value.__notes__
+    assert re.search(r"`z` at \S*test_not_reached.py:\d+ is computed while gradients are switched off", note)
+    assert "graphs.py" not in note

@@ -32,7 +32,18 @@ from byname.tracking.lookup import site_of_tensor
 
 def sentence_of(context: FailureContext, cut: DetachPoint) -> Sentence:
     """Return what a call cuts off and why, as a part of a sentence."""
-    return tell("{result} {why}", result=Subject(_cut_off_by(context, cut), cut.line.site), why=why_cut(cut))
+    name = _cut_off_by(context, cut)
+    return tell("{result} {why}", result=Subject(name, _where(context, cut, name)), why=why_cut(cut))
+
+
+def _where(context: FailureContext, cut: DetachPoint, name: Name) -> Site | None:
+    """Return the line of a cut or, of one in a library, the line that assigns its result where the loss is computed."""
+    site = cut.line.site
+    if site is None or not is_library(site.file) or not name.exact:
+        return site
+    made = [one.line.code for log in logs() for root in context.roots if is_tensor(root) and (one := log.made(root))]
+    bound = [one.site for code in made if code is not None for one in statements_binding(code, name.path)]
+    return bound[0] if len(bound) == 1 and not is_library(bound[0].file) else site
 
 
 def _cut_off_by(context: FailureContext, cut: DetachPoint) -> Name:
