@@ -5,6 +5,8 @@ import sys
 import types
 
 import pytest
+import torch
+from torch import nn
 
 import byname
 
@@ -123,3 +125,17 @@ def test_a_forgotten_leaf_that_no_variable_holds_is_found_where_the_engine_is_li
     with byname.explaining():
         (finding,) = check_of(HEALTHY[program] + LOST)
     assert (finding.cause, [name.path for name in finding.culprits]) == ("free-leaf", ["temperature"])
+
+
+class Rates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rate = torch.ones(3, requires_grad=True)
+
+
+def test_of_an_optimizer_without_parameters_the_tensor_that_should_be_one_is_told():
+    model = nn.Sequential(Rates(), nn.ReLU())
+    with pytest.raises(ValueError, match="empty parameter list") as error, byname.explaining():
+        torch.optim.SGD(model.parameters(), lr=0.1)
+    (note,) = error.value.__notes__
+    assert "`rate` of Rates is a plain tensor with requires_grad" in note and "self.rate = nn.Parameter(...)" in note

@@ -21,8 +21,8 @@ from byname.diagnose.context import FailingExpression, FailureContext, base_name
 from byname.memory.oom import what_fills_the_memory
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
-from byname.reading.modules import parameters_of, plain_containers
-from byname.reading.objects import found_in
+from byname.reading.modules import modules_in, parameters_of, plain_containers
+from byname.reading.objects import attributes_of, found_in
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, locate, statements_binding
 from byname.table import bytes_text, counted
@@ -127,8 +127,13 @@ def _no_parameters(context: FailureContext) -> Iterator[Facts]:
 
 
 def _without_parameters(path: str, module: nn.Module) -> Facts:
-    """Return the facts of a module that has no parameters, with the containers that hide some from PyTorch."""
+    """Return the facts of a module that has no parameters, with the tensors and containers that should be some."""
     whose = f": `{path}` ({type(module).__name__})"
+    every = [(key, one, it) for one in modules_in(module) for key, it in attributes_of(one).items()]
+    for key, one, held in every:
+        if is_tensor(held) and fact(held, "requires_grad"):
+            why = f"{whose} has registered none. `{key}` of {type(one).__name__} is a plain tensor with requires_grad"
+            return {"why": why, "remedy": f"make it a parameter in __init__: self.{key} = nn.Parameter(...)"}
     found = [(f"{path}.{name}", kind, len(held), better) for name, kind, held, better in plain_containers(module)]
     if not found:
         why = tell("{whose} has none, and none of its modules has any{it:-}", whose=whose, it=variable(path))
