@@ -101,7 +101,10 @@ def test_a_gradient_that_was_only_looked_at_is_not_blamed_for_a_none_elsewhere()
             parameter.data -= 0.1 * parameter.grad.data
 
     with pytest.warns(UserWarning, match="not a leaf"):
-        assert explained(run).cause == "unknown"
+        finding = explained(run)
+    assert finding.cause == "input-without-grad"
+    assert "the .grad of `model.b`, which is read at" in finding.message
+    assert "requires_grad_()" not in finding.remedy
 
 
 def test_an_argument_is_not_blamed_for_what_was_changed():

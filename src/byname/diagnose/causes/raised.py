@@ -190,8 +190,10 @@ def _asked_for_grad(context: FailureContext) -> Iterator[torch.Tensor]:
 def _leaf_without_grad(context: FailureContext) -> Iterator[Facts]:
     """Yield the leaf whose ``.grad``, which is None, the failing expression reads."""
     for leaf in [one for one in itertools.islice(_asked_for_grad(context), 1) if fact(one, "is_leaf")]:
-        why = "no backward has reached it since it was made, or since its gradient was cleared"
-        yield {"leaf": context.name(leaf), "why": why if fact(leaf, "requires_grad") else "it does not require grad"}
+        why, remedy = "no backward has reached it since it was made, or since its gradient was cleared", ""
+        if not fact(leaf, "requires_grad"):
+            why, remedy = "it does not require grad", "call requires_grad_() before it is used, if it should get one; "
+        yield {"leaf": context.name(leaf), "why": why, "remedy": remedy}
 
 
 def _gradients_in(failing: FailingExpression) -> Iterator[ast.Attribute]:
@@ -421,8 +423,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "{remedy}"),
     Cause("input-without-grad", Raised((TypeError, AttributeError), r"NoneType"), _leaf_without_grad,
         "the .grad of {leaf}, which is read{noticed:at}, is None: {why}",
-        "call requires_grad_() before it is used, if it should get one, and read it after a backward that reaches it; "
-        "leave out tensors whose .grad is None"),
+        "{remedy}read it after a backward that reaches it, and leave out tensors whose .grad is None"),
 )
 # fmt: on
 """The causes of errors, in the order in which they are looked for."""
