@@ -4,10 +4,13 @@ import copy
 import dataclasses
 import pickle
 import threading
+from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from interrupting import Calls, by_signal
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -646,3 +649,23 @@ def test_what_cannot_be_put_into_a_variable_without_source_is_an_error_and_not_l
         with pytest.raises(InterjectionError, match=r"`forward\.h`.* source .* cannot be read"):
             model(torch.ones(1))
     assert model(torch.ones(1)) == 3
+
+
+def test_ctrl_c_in_a_forward_leaves_no_hook_on_a_leaf_that_changes_its_gradient_for_good():
+    class Leaf(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            value = self.weight
+            return (value * x).sum()
+
+    for moment in range(30, 130, 4):
+        model, calls = Leaf(), Calls(moment, by_signal)
+        with byname.interject(model, "forward.value.grad", lambda name, module, gradient: gradient * 2):
+            with suppress(KeyboardInterrupt):
+                calls(partial(model, torch.ones(3)))
+            model(torch.ones(3)).backward()
+        assert torch.equal(model.weight.grad, torch.full((3,), 2.0)), calls.thrown
+        assert not model.weight._backward_hooks, calls.thrown

@@ -251,10 +251,8 @@ class Observation:
                 note_on(error, f"byname: at the gradient of `{path}` in a backward")
                 raise
 
-        with defer_signals():  # a hook of a parameter that is not kept would stay, and count each gradient twice
-            hook = on_gradient(tensor, receive, lambda: self.handle.note(PlaceNote(path, MISSED)))
-            if hook is not None:
-                self._lasting.keep(path, hook)
+        missed = partial(self.handle.note, PlaceNote(path, MISSED))
+        on_gradient(tensor, receive, missed, partial(self._lasting.keep, path))
 
     def _keep_targets(self, event: Event) -> None:
         if isinstance(event.value, Tensor):

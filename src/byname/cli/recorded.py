@@ -159,8 +159,7 @@ def _check_file(file: Path, *, overwrite: bool) -> None:
     if not file.parent.is_dir():
         raise CommandError(f"--to {file}: there is no directory {file.parent}", exit_code=2)
     if file.exists() and not file.is_file():
-        kind = "directory" if file.is_dir() else "device or a pipe"
-        raise CommandError(f"--to {file}: this is a {kind}", exit_code=2)
+        raise CommandError(f"--to {file}: this is a directory, a device or a pipe", exit_code=2)
     if file.exists() and not overwrite:
         raise CommandError(f"--to {file}: the file exists; --overwrite replaces it", exit_code=2)
 

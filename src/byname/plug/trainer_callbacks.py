@@ -121,8 +121,11 @@ class RecordsTraining(Closing, TrainingListener):
 
     def close(self) -> None:
         """End the recording. It ends by itself when the training does, and in Lightning also when that fails."""
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
         if self.recorder is not None:
-            self.recorder.close()
+            self.recorder.__exit__(type(error) if error else None, error, None)
 
     def begins(self, model: nn.Module, at: Progress) -> None:
         self.close()
@@ -136,9 +139,7 @@ class RecordsTraining(Closing, TrainingListener):
     def ends(self, model: nn.Module, at: Progress) -> None:
         self.close()
 
-    def fails(self, error: BaseException) -> None:
-        if self.recorder is not None:
-            self.recorder.__exit__(type(error), error, error.__traceback__)
+    fails = _end
 
     def untrained(self) -> None:
         """Warn if no training ran: then there is no recording, and no file."""
@@ -146,8 +147,6 @@ class RecordsTraining(Closing, TrainingListener):
             warn("nothing was recorded: no training ran; `with byname.record(...)` records the rest", RecordingWarning)
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        if error is not None:
-            self.fails(error)
-        else:
+        if error is None:
             self.untrained()
-            self.close()
+        self._end(error)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from byname.model.module_tree import under
+from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.tracing.tracer import OpenCalls
@@ -100,9 +101,10 @@ class InterjectionSite:
         def receive(inputs: Gradients, outputs: Gradients) -> Gradients | None:
             return gradients_from(interjection.process_backward, path, module, inputs, outputs)
 
-        followed = follow(entered, tensors_of(value), receive)
-        if followed is not None:
-            self.lasting.keep(path, followed)
+        with defer_signals():  # a hook of a leaf that is not kept would never go
+            followed = follow(entered, tensors_of(value), receive)
+            if followed is not None:
+                self.lasting.keep(path, followed)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "lasting": LeafHooks()}

@@ -189,15 +189,13 @@ class _PlaceOfGradient(ReportedPlace):
         if older and self._was_there_before(value, number):
             return None
         waiting = ValueGradient(self, number)
-        hook = on_gradient(value, waiting, waiting.missed)
+        hook = on_gradient(value, waiting, waiting.missed, partial(running.hooked.keep, (self.path, number[0])))
         if hook is None:
             running.requested.waited.setdefault(self.spot.full, NO_GRADIENT)
             return running.note(self.path, NO_GRADIENT) if torch.is_grad_enabled() else None
         if not self._waited:
             self._waited = True
             running.requested.waited[self.spot.full] = "no backward reached its value"
-        if hook.lasting:
-            running.hooked.keep((self.path, number[0]), hook)
         return None
 
     def _hook_tensors_in(self, value: Any, inputs: tuple[Any, ...]) -> None:

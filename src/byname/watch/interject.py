@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from byname.errors import BynameError, NotAnInterjectionError
 from byname.model.items import tensors_in
+from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.watch.attach import attach
@@ -140,21 +141,20 @@ class _PutInBothWays(_PutIn):
                 return None
             return gradients_from(self._backward, path, module, inputs, outputs, which)
 
-        def missed() -> None:
-            note(PlaceNote(path, MISSED))
-
+        missed = partial(note, PlaceNote(path, MISSED))
         outputs = tensors_of(event.value)
         hooks: list[Followed | Removable | None]
-        if event.before is not None:
-            hooks = [follow(event.before, outputs, receive, missed)]
-        else:
-            of_each = (partial(_alone, receive, number, len(outputs)) for number in range(len(outputs)))
-            hooks = [on_gradient(tensor, hook, missed) for tensor, hook in zip(outputs, of_each, strict=True)]
+        with defer_signals():  # a hook of a leaf that is not kept would never go
+            if event.before is not None:
+                hooks = [follow(event.before, outputs, receive, missed)]
+            else:
+                of_each = (partial(_alone, receive, number, len(outputs)) for number in range(len(outputs)))
+                hooks = [on_gradient(tensor, hook, missed) for tensor, hook in zip(outputs, of_each, strict=True)]
+            for hook in hooks:
+                if hook is not None:
+                    self._lasting.keep((path, event.call), hook)
         if not any(hooks):
             note(PlaceNote(path, NO_GRADIENT))
-        for hook in hooks:
-            if hook is not None:
-                self._lasting.keep((path, event.call), hook)
         return None
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import DisableTorchFunction
 
 OnGradient: TypeAlias = Callable[[Tensor], Tensor | None]
@@ -73,12 +74,15 @@ class Removable:
                     setattr(leaf, self._attribute, None)
 
 
-def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object] | None = None) -> Removable | None:
+def on_gradient(
+    value: Tensor, receive: OnGradient, missed: Callable[[], object] | None = None, keep: Callable[[Any], object] = id
+) -> Removable | None:
     """Report the whole gradient of a value as soon as a backward has computed it.
 
     Later in-place changes of the value do not matter: the gradient is that of the value as it is now. One case cannot
     be observed: the value is a view, something else may use its base, and their memory is changed in place later. Then
-    `missed` is called in the backward. Returns the hook, or None if the value does not require grad.
+    `missed` is called in the backward. Returns the hook, or None if the value does not require grad; that of a leaf is
+    given to `keep` before Ctrl-C can come.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> y = x * 3
@@ -97,9 +101,13 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: Callable[[], object]
                 return Removable(node.register_prehook(_AtHome(slot, window, receive)))
             if missed is not None:
                 watch_the_base(value, missed)
-        with HOOKING:
-            handle = value.register_hook(receive)  # type: ignore[no-untyped-call]
-        return Removable(handle, value, "_backward_hooks") if value.grad_fn is None else Removable(handle)
+        if value.grad_fn is not None:
+            with HOOKING:
+                return Removable(value.register_hook(receive))  # type: ignore[no-untyped-call]
+        with defer_signals(), HOOKING:  # a hook of a leaf that is not kept would never go
+            hook = Removable(value.register_hook(receive), value, "_backward_hooks")  # type: ignore[no-untyped-call]
+            keep(hook)
+        return hook
 
 
 def leaf_hook(parameter: Tensor) -> Removable:
