@@ -22,6 +22,7 @@ from byname.reading.quiet import DisableTorchFunction
 
 OnGradient: TypeAlias = Callable[[Tensor], Tensor | None]
 """A function that is called with a gradient. Unless it returns None, its result replaces the gradient."""
+_Do: TypeAlias = Callable[..., object]
 
 
 HOOKING = threading.RLock()
@@ -74,9 +75,7 @@ class Removable:
                     setattr(leaf, self._attribute, None)
 
 
-def on_gradient(
-    value: Tensor, receive: OnGradient, missed: Callable[[], object] | None = None, keep: Callable[[Any], object] = id
-) -> Removable | None:
+def on_gradient(value: Tensor, receive: OnGradient, missed: _Do | None = None, keep: _Do = id) -> Removable | None:
     """Report the whole gradient of a value as soon as a backward has computed it.
 
     Later in-place changes of the value do not matter: the gradient is that of the value as it is now. One case cannot
