@@ -64,9 +64,8 @@ class Selection:
         if self.features is not None:
             if around.channels_unknown(value):
                 raise self._unknown(path, value, "features", around)
-            wanted.append(
-                ("features", 1 if around.channels_first(value) else last + (heads is not None), self.features)
-            )
+            first = around.channels_first(value)
+            wanted.append(("features", 1 if first else last + (heads is not None), self.features))
         if self.channels is not None:
             if (at := around.channel_dim(value)) is None:
                 raise self._unknown(path, value, "channels", around)

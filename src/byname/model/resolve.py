@@ -356,11 +356,11 @@ def _has_method(module: nn.Module, name: str) -> bool:
 
 def _unmatched(place: Place, model: nn.Module) -> str:
     wanted = str(place)
-    container = modules_by_path(model).get(wanted)
-    if container is not None:
+    if (container := modules_by_path(model).get(wanted)) is not None:
         return never_called(wanted, container)
     known = {str(path): None for path in _all_paths(place, model)}
-    owner, word = _without_items(place)
+    named = next((at for at in reversed(range(len(place.segments))) if not _are_items(place.segments[at:])), 0)
+    owner, word = place.segments[:named], str(place.segments[named])
     asked = join(owner) if word in _OUTPUTS else wanted
     close = difflib.get_close_matches(asked, known, n=3, cutoff=0.5)
     if not close:
@@ -368,7 +368,7 @@ def _unmatched(place: Place, model: nn.Module) -> str:
         close = [path for path in known if path.rpartition(".")[2] == last][:3]
     hint = f"; close to it: {', '.join(f'`{one}`' for one in close)}" if close else ""
     return (
-        f"`{wanted}` matches nothing in this {type(model).__name__}{hint}{_in_other_words(place, model)}. "
+        f"`{wanted}` matches nothing in this {type(model).__name__}{hint}{_in_other_words(owner, word, model)}. "
         "`byname.points(model)` lists all places"
     )
 
@@ -382,17 +382,9 @@ _OUTPUTS, _GIVEN = frozenset({"output", "outputs", "out"}), frozenset({"input", 
 """The words of other libraries for the output of a module, and for its arguments."""
 
 
-def _without_items(place: Place) -> tuple[Segments, str]:
-    """Return the segments of a path before its last name, and that name."""
-    last = next((at for at in reversed(range(len(place.segments))) if not _are_items(place.segments[at:])), 0)
-    return place.segments[:last], str(place.segments[last])
-
-
-def _in_other_words(place: Place, model: nn.Module) -> str:
+def _in_other_words(owner: Segments, word: str, model: nn.Module) -> str:
     """Return a hint at the path to ask for, if a path has a word of another library; else an empty string."""
-    owner, word = _without_items(place)
-    module = next(iter(modules_reached(model, owner)[-1].values()), None)
-    if module is None:
+    if not modules_reached(model, owner)[-1]:
         return ""
     asked = join(owner)
     if word in _OUTPUTS:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from byname.errors import BynameError, NotAnInterjectionError
+from byname.errors import NotAnInterjectionError
 from byname.model.items import tensors_in
 from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import dynamo_skip
@@ -337,9 +337,7 @@ def checked_interjection(interjection: Any) -> Interjection:
     return checked
 
 
-def accepts(
-    function: Callable[..., Any], wanted: str, arguments: int, refusal: type[BynameError] = NotAnInterjectionError
-) -> None:
+def accepts(function: Any, wanted: str, arguments: int, refusal: type[Exception] = NotAnInterjectionError) -> None:
     """Refuse a function that cannot be called with a number of positional arguments."""
     try:
         signature = inspect.signature(function)
