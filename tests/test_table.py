@@ -120,5 +120,5 @@ def test_rows_that_may_change_are_read_once(ask, answer):
 
 def test_columns_of_wide_letters_are_left_out_where_they_do_not_fit():
     rows = [{"name": "重み" * 8, "note": "損失" * 8}]
-    assert len(text(rows, spare=("note",), width=50).splitlines()[1]) == 4, "both would take 32 + 3 + 32 cells"
-    assert "note" in text(rows, spare=("note",), width=70).splitlines()[1]
+    assert len(text(rows, drop_order=("note",), width=50).splitlines()[1]) == 4, "both would take 32 + 3 + 32 cells"
+    assert "note" in text(rows, drop_order=("note",), width=70).splitlines()[1]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 INK, GREY, LINES = "#24292f", "#6e7781", "#d8dee4"
 FILL, EDGE = "#a8c7e6", "#1f5f99"
 CURVE = EDGE
-MAP = "viridis"
+COLORMAP = "viridis"
 
 
 def axes_of_size(axes: Axes | None, width: float, height: float) -> Axes:
@@ -38,10 +38,10 @@ def colours(count: int) -> list[Any]:
     """Return colours for a number of curves, in their order from dark to light; none is too light for white paper."""
     with needs("plot()", "matplotlib"):
         from matplotlib import colormaps
-    return [colormaps[MAP](0.75 * number / max(count - 1, 1)) for number in range(count)]
+    return [colormaps[COLORMAP](0.75 * number / max(count - 1, 1)) for number in range(count)]
 
 
-def calm(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
     """Hide every spine but the bottom one, and grey the tick labels."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from byname.errors import NotStorableError, RecordingError
 
-_BARE = re.compile(r"quint|qint|bits|u?int[1-7](?![0-9])|float4")
+_UNREADABLE_DTYPES = re.compile(r"quint|qint|bits|u?int[1-7](?![0-9])|float4")
 """Beginnings of dtypes whose elements cannot be read alone: PyTorch has no operation for bits and for types smaller
 than a byte, and crashes on a quantized tensor without its scale."""
-_EVERY = {str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype}
-WITH_NUMBERS = frozenset(one for name, one in _EVERY.items() if not _BARE.match(name))
+_DTYPES_BY_NAME = {str(one).removeprefix("torch."): one for one in vars(torch).values() if type(one) is torch.dtype}
+READABLE_DTYPES = frozenset(one for name, one in _DTYPES_BY_NAME.items() if not _UNREADABLE_DTYPES.match(name))
 """The dtypes whose elements PyTorch can read; files hold no other dtypes."""
-_DEEPEST = 200
+_MAX_DEPTH = 200
 """The most containers within one another; deeper ones would reach Python's recursion limit while they are read."""
 _MOST_DIMENSIONS = 64
 """The most dimensions of a tensor that PyTorch's operations take."""
@@ -47,13 +47,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 def dtype_named(name: object) -> torch.dtype:
     """Return the dtype of tensors that a file names; raise a `RecordingError` if PyTorch cannot read such tensors."""
     dtype = _dtype(name)
-    if dtype not in WITH_NUMBERS:
+    if dtype not in READABLE_DTYPES:
         raise RecordingError(f"a recording cannot have tensors of {dtype}: PyTorch cannot read their elements")
     return dtype
 
 
 def _dtype(name: object) -> torch.dtype:
-    found = _EVERY.get(name) if type(name) is str else None
+    found = _DTYPES_BY_NAME.get(name) if type(name) is str else None
     if found is None:
         raise RecordingError(f"this PyTorch has no dtype {name!r:.60}; a newer version of PyTorch may have it")
     return found
@@ -135,8 +135,8 @@ def _tagged(value: Any, keep: Callable[[Tensor], int], depth: int) -> Any:
 
 
 def _tagged_container(value: Any, keep: Callable[[Tensor], int], depth: int) -> Any:
-    if depth > _DEEPEST:
-        raise NotStorableError(f"a value is nested deeper than {_DEEPEST} containers; record a part of it")
+    if depth > _MAX_DEPTH:
+        raise NotStorableError(f"a value is nested deeper than {_MAX_DEPTH} containers; record a part of it")
     if type(value) is dict:
         return {"dict": [[_tagged(key, keep, depth), _tagged(one, keep, depth)] for key, one in value.items()]}
     items = [_tagged(one, keep, depth) for one in value]
@@ -196,7 +196,7 @@ _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
 }
 
 
-def write_whole(file: Path, content: bytes) -> None:
+def write_atomically(file: Path, content: bytes) -> None:
     """Write a file whole or not at all; one of that name is replaced, and its permissions stay. A device is refused."""
     if file.exists() and not (file.is_file() or file.is_dir()):
         raise FileExistsError(EEXIST, "this is a device or a pipe, not a file", str(file))

@@ -63,14 +63,14 @@ class Column(NamedTuple):
 
     Attributes:
         key: the name of the attribute, which is the key in ``rows()``.
-        spare: its place in the order in which a narrow terminal leaves out columns, from 1; 0 if it always stays.
+        drop_order: its place in the order in which a narrow terminal leaves out columns, from 1; 0 if it always stays.
         read, show: return the plain value, and the value to print; by default that of the attribute.
         printed: False for a column that only ``rows()`` has.
         title: the heading, if it is not the key with spaces.
     """
 
     key: str
-    spare: int = 0
+    drop_order: int = 0
     read: Callable[[Any], Any] | None = None
     show: Callable[[Any], Any] | None = None
     printed: bool = True
@@ -191,9 +191,9 @@ class Rows(Sequence[R], Generic[R]):
     def __getitem__(self, position: int | slice) -> R | Sequence[R]:
         return self.items[position]
 
-    def _spare(self) -> Sequence[str]:
+    def _drop_order(self) -> Sequence[str]:
         """Return the columns that a narrow terminal may leave out, in the order in which to drop them."""
-        return [one.heading for one in sorted(self._columns(), key=attrgetter("spare")) if one.spare]
+        return [one.heading for one in sorted(self._columns(), key=attrgetter("drop_order")) if one.drop_order]
 
     def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
         """Return the table with its first rows.
@@ -203,7 +203,9 @@ class Rows(Sequence[R], Generic[R]):
             width: in characters; by default that of the terminal on standard output, or 160 where that is no terminal.
         """
         shown = self._shown()  # first, because it may take a snapshot that changes the title
-        return text(shown, title=self._title(), notes=self._notes(), spare=self._spare(), width=width, most=most)
+        return text(
+            shown, title=self._title(), notes=self._notes(), drop_order=self._drop_order(), width=width, most=most
+        )
 
     def __repr__(self) -> str:
         return self.head()
@@ -240,8 +242,10 @@ class Totals(Rows[R]):
             BadArgumentError: there are no totals by this attribute; the message lists the attributes that have some.
         """
         if type(column) is not str or column not in self._by:
-            asked = repr(column) if type(column) is str else f"of type {type(column).__name__}"
-            raise BadArgumentError(f"there is no column {asked} to group by; choose from {closest(asked, self._by)}")
+            requested = repr(column) if type(column) is str else f"of type {type(column).__name__}"
+            raise BadArgumentError(
+                f"there is no column {requested} to group by; choose from {closest(requested, self._by)}"
+            )
         if column == "site":
             from byname.source.location import short_names  # here: it imports PyTorch, which a command's help needs not
 
@@ -264,18 +268,18 @@ def text(
     *,
     title: str = "",
     notes: Sequence[str] = (),
-    spare: Sequence[str] = (),
+    drop_order: Sequence[str] = (),
     width: int | None = None,
     most: int = SHOWN,
 ) -> str:
     """Return rows with the same keys as a table for a terminal, with a title above and notes below.
 
-    No cell is broken: columns that do not fit are left out in the order of `spare`, and a line below names them. The
-    width is by default the terminal's, or 160 characters without a terminal.
+    No cell is broken: columns that do not fit are left out in the order of `drop_order`, and a line below names them.
+    The width is by default the terminal's, or 160 characters without a terminal.
     """
     if width is None:
         width = table_width(sys.stdout) if sys.stdout.isatty() else WIDE
-    columns, left_out = _fitting(rows[:most], _columns(rows), spare, width)
+    columns, left_out = _fitting(rows[:most], _columns(rows), drop_order, width)
     lines = _laid_out(rows, columns, most) if columns else [""] * bool(rows)
     below = [*_more(rows, most), *([f"not shown here: {', '.join(left_out)}"] if left_out else []), *notes]
     return "\n".join([printable(title), *lines, *map(printable, below)])
@@ -294,13 +298,15 @@ def _laid_out(rows: Sequence[Row], columns: Sequence[str], most: int) -> list[st
     return [head.rstrip(), "─" * cell_len(head), *map(str.rstrip, lines)]
 
 
-def _fitting(rows: Sequence[Row], columns: list[str], spare: Sequence[str], width: int) -> tuple[list[str], list[str]]:
+def _fitting(
+    rows: Sequence[Row], columns: list[str], drop_order: Sequence[str], width: int
+) -> tuple[list[str], list[str]]:
     """Return the columns that fit side by side, and those that are left out."""
     from rich.cells import cell_len
 
     needed = {name: 3 + max(map(cell_len, [name, *(cell(name, row.get(name)) for row in rows)])) for name in columns}
     kept, left_out = list(columns), []
-    for name in spare:
+    for name in drop_order:
         if sum(needed[one] for one in kept) - 3 <= width:
             break
         if name in kept:

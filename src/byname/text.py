@@ -50,7 +50,7 @@ def note_on(error: BaseException, sentence: str) -> None:
     error.add_note(printable_lines(sentence))
 
 
-def width_of(stream: TextIO | None) -> int | None:
+def terminal_width(stream: TextIO | None) -> int | None:
     """Return the number of characters in a line: COLUMNS, or the width of the terminal; None without either."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
@@ -67,10 +67,10 @@ WIDE = 160
 
 def table_width(stream: TextIO | None) -> int:
     """Return the number of characters in a line of a table: `WIDE` without a terminal and COLUMNS."""
-    return width_of(stream) or WIDE
+    return terminal_width(stream) or WIDE
 
 
-def fitted(words: str, width: int | None) -> str:
+def wrap_text(words: str, width: int | None) -> str:
     """Return a text with its long sentences broken at spaces, which break no path and no name; None is any width.
 
     Lines with columns (two spaces within) stay: tables fit already, and source lines are shown unchanged.

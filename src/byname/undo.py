@@ -46,7 +46,7 @@ class Undo:
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
-        self._under_way: Callable[[], object] = NoneType  # which returns None: no call is under way
+        self._running_call: Callable[[], object] = NoneType  # which returns None: no call is under way
 
     def add(self, step: Callable[..., object], *args: Any) -> None:
         """Note the step ``step(*args)`` that undoes the next action.
@@ -65,20 +65,20 @@ class Undo:
         return len(self._steps)
 
     def __call__(self) -> None:
-        if not self._steps or self._under_way() is not None:  # called again by one of its steps
+        if not self._steps or self._running_call() is not None:  # called again by one of its steps
             return
-        this_call, waiting = _Undoing(), self._steps[::-1]
+        this_call, waiting = _CallToken(), self._steps[::-1]
         errors: list[BaseException] = []
         try:
             try:
-                self._under_way = weakref.ref(this_call)  # weak, since an interrupt may stop even the last line here
+                self._running_call = weakref.ref(this_call)  # weak, since an interrupt may stop even the last line here
                 with defer_signals():
                     self._do(waiting, errors)
                     raise_first(errors)
             finally:
                 self._do(waiting, errors)  # the steps that an interrupt has left untried
         finally:
-            self._under_way = NoneType
+            self._running_call = NoneType
             errors.clear()  # otherwise the errors and this frame keep each other alive
 
     def _do(self, waiting: list[Step], errors: list[BaseException]) -> None:
@@ -98,13 +98,13 @@ class Undo:
             self._steps = [one for one in self._steps if one is not step]
 
 
-class _Undoing:
+class _CallToken:
     """A call of an `Undo` that has not finished."""
 
     __slots__ = ("__weakref__",)
 
 
-def weakly(method: Callable[..., T], *given: Any) -> Callable[..., T | None]:
+def weak_callback(method: Callable[..., T], *given: Any) -> Callable[..., T | None]:
     """Return a function that calls a method with these first arguments, or does nothing once its object was freed.
 
     PyTorch keeps some hooks where the garbage collector cannot see them, and others for the whole process.

@@ -263,7 +263,7 @@ def test_rows_and_table_agree():
 @pytest.mark.parametrize("look", [byname.leaves, lambda loss: byname.graph(loss).leaves])
 def test_a_leaf_that_nobody_holds_costs_no_pass_over_the_heap(monkeypatch, look):
     loss = (torch.ones(2, requires_grad=True) * 2).sin().sum()
-    monkeypatch.setattr("byname.naming.referrers.climb", lambda _: pytest.fail("the heap was read"))
+    monkeypatch.setattr("byname.naming.referrers.find_referrers", lambda _: pytest.fail("the heap was read"))
     assert [leaf.held for leaf in look(loss)] == ["graph"]
 
 

@@ -128,7 +128,7 @@ def test_a_process_tells_the_same_as_json(started, capsys):
 @pytest.mark.slow
 def test_an_answer_without_facts_is_an_error_of_a_command_that_wants_json(started, capsys, monkeypatch):
     process = started("-m", "byname", "run", "--census-on-signal", "train.py")
-    monkeypatch.setattr(ask, "answer_to", lambda request: ask.Answer("could not look"))
+    monkeypatch.setattr(ask, "read_answer", lambda request: ask.Answer("could not look"))
     assert main(["status", "--pid", str(process.pid), "--json"]) == 1
     assert capsys.readouterr() == ("", "byname: could not look\n")
 
@@ -179,7 +179,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, monkeypatch):
         monkeypatch.setattr(ask, "_place", lambda folder=folder: folder)
         with pytest.raises(PermissionError):
             ask.ask(1, "census", 3)
-        assert ask.waiting_for(1) is None
+        assert ask.take_request(1) is None
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_questions_of_nobody_are_dropped(text, tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     monkeypatch.setattr(ask, "_place", lambda: tmp_path)
     (tmp_path / "7.request").write_text(text)
-    assert ask.waiting_for(7) is None
+    assert ask.take_request(7) is None
     assert not [*tmp_path.iterdir()]
 
 
@@ -212,8 +212,8 @@ def step():
 names, before = {*globals(), "names", "before"}, sys.path[:]
 step()
 assert ({*globals()}, sys.path) == (names, before)
-print(ask.answer_to(request).text)
-ask.taken_back(os.getpid(), request)
+print(ask.read_answer(request).text)
+ask.delete_request(os.getpid(), request)
 """
 
 

@@ -69,7 +69,7 @@ def test_the_page_says_of_each_cause_how_it_is_found():
 
 def test_the_page_says_of_each_cause_of_training_whether_it_is_suspicious():
     page = described_as_trained()
-    assert {(cause.id, "suspicious:" in cause.says) for cause in TRAINED} <= page
+    assert {(cause.id, "suspicious:" in cause.template) for cause in TRAINED} <= page
     assert {cause for cause, _ in page} <= {cause.id for cause in (*TRAINED, *CHECKED)}
 
 
@@ -84,7 +84,7 @@ def test_no_finding_has_a_cause_that_no_row_has():
 
 @pytest.mark.parametrize("cause", EVERY, ids=lambda cause: f"{cause.id}-{cause.facts.__name__}")
 def test_a_row_is_a_sentence_and_a_remedy(cause):
-    for words in (cause.says, cause.remedy):
+    for words in (cause.template, cause.remedy):
         fields = [field for _, field, _, _ in string.Formatter().parse(words) if field is not None]
         assert all(re.fullmatch(r"\w+(\.\w+)*", field) for field in fields)
         assert not words.endswith((".", " "))

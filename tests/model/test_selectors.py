@@ -10,7 +10,7 @@ from byname import select
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.call_graph import Flow, ModelCall
 from byname.model.operations import MOVES
-from byname.model.selectors import Look
+from byname.model.selectors import SelectionCache
 from byname.tracing.tracer import trace
 
 FLOW = trace(MODEL, TOKENS)
@@ -31,11 +31,11 @@ SELECTORS = st.recursive(
     ),
     max_leaves=6,
 )
-PLACES = Look(FLOW).places
+PLACES = SelectionCache(FLOW).places
 
 
 def found(selector):
-    return Look(FLOW).found(selector)
+    return SelectionCache(FLOW).found(selector)
 
 
 @settings(max_examples=60)
@@ -157,9 +157,9 @@ def test_data_is_followed_through_what_is_made_unseen():
     )
     flow = Flow((a, b, c), {0: "input x"}, made(2, 1) | made(3, 2))
     for within, expected in ((1, []), (2, []), (3, [1]), (4, [1, 2])):
-        assert sorted(Look(flow).found(select.all.after(select.op("a"), within=within))) == expected
+        assert sorted(SelectionCache(flow).found(select.all.after(select.op("a"), within=within))) == expected
     for within, expected in ((1, [1]), (3, [1]), (4, [0, 1])):
-        assert sorted(Look(flow).found(select.all.before(select.op("c"), within=within))) == expected
+        assert sorted(SelectionCache(flow).found(select.all.before(select.op("c"), within=within))) == expected
 
 
 def test_an_empty_flow_matches_nothing():

@@ -182,11 +182,11 @@ def test_nan_is_the_same_and_a_minus_before_zero_is_not():
 def test_a_reduced_value_is_compared_in_its_reduced_form():
     value, asked = torch.ones(4), []
 
-    def form(tensor):
+    def convert(tensor):
         asked.append(1)
         return tensor.sum()
 
-    last = ChangeDetector(form)
+    last = ChangeDetector(convert)
     last.stored(value, copy(value.sum()))
     assert not last.changed(value) and asked == [1]
     value.data[0] = 9

@@ -7,7 +7,7 @@ from torch import nn
 import byname
 from byname import Series
 from byname.errors import NotStorableError, RecordingError
-from byname.recording.distributed.wire import body_length, header, packed, unpacked, weight
+from byname.recording.distributed.wire import approximate_bytes, body_length, header, packed, unpacked
 
 
 def series(rank=0, values=()):
@@ -59,7 +59,7 @@ def test_the_weight_of_a_window_is_about_its_bytes_with_the_objects_that_hold_th
     numbers, objects = 1003 * 4, 2 * 512
     assert (
         numbers + objects
-        < weight({"x": series(values=[torch.ones(1000), {"k": [torch.ones(3), "text"]}])})
+        < approximate_bytes({"x": series(values=[torch.ones(1000), {"k": [torch.ones(3), "text"]}])})
         < numbers + objects + 1000
     )
 

@@ -162,7 +162,7 @@ def test_it_is_told_what_interject_is_told():
     model, x = Layer(), torch.randn(2, 3, 8)
     told = {"interject": [], "rewrite": []}
 
-    class Listening(WrappedForwardInterjection):
+    class Subscription(WrappedForwardInterjection):
         def __init__(self, seen):
             self.seen = seen
 
@@ -171,9 +171,9 @@ def test_it_is_told_what_interject_is_told():
 
     model.eval()
     where = ["attn", "attn.softmax", "attn.dropout", "mlp", "add_1", "norm1", "attn.matmul_1", "attn.view_2"]
-    with interject(model, where, Listening(told["interject"])):
+    with interject(model, where, Subscription(told["interject"])):
         model(x)
-    rewrite(model, where, Listening(told["rewrite"]))(x)
+    rewrite(model, where, Subscription(told["rewrite"]))(x)
     assert told["rewrite"] == told["interject"]
     assert len(told["rewrite"]) == 8
 

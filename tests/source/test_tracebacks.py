@@ -10,7 +10,7 @@ import torch
 from failing import backward_twice, operator, wrong_shape, wrong_target
 
 import byname
-from byname.source.tracebacks import clean, frames, is_byname, without_byname
+from byname.source.tracebacks import frames, is_byname, strip_byname_frames, without_byname
 
 
 def in_a_function_of_its_own():
@@ -46,13 +46,13 @@ def test_cleaned_tracebacks_are_those_of_the_program_alone():
         with byname.track():
             tracked = failure(program)
         assert places(tracked) != places(plain)
-        clean(tracked)
+        strip_byname_frames(tracked)
         assert places(tracked) == places(plain), program.__name__
 
 
 def test_an_error_that_passed_nowhere_has_no_frames():
     error = ValueError()
-    clean(error)
+    strip_byname_frames(error)
     assert frames(error) == []
     assert without_byname(None) is None
 
@@ -81,18 +81,18 @@ def test_causes_contexts_and_groups_are_cleaned():
         error = ValueError()
         relate(error, tracked_failure())
         assert shows_byname(error)
-        clean(error)
+        strip_byname_frames(error)
         assert not shows_byname(error)
     group = ExceptionGroup("both", [tracked_failure(), ExceptionGroup("inner", [tracked_failure()])])
     assert shows_byname(group)
-    clean(group)
+    strip_byname_frames(group)
     assert not shows_byname(group)
 
 
 def test_errors_that_are_each_others_context_end():
     one, other = tracked_failure(), tracked_failure()
     one.__context__, other.__context__ = other, one
-    clean(one)
+    strip_byname_frames(one)
     assert not shows_byname(one)
 
 
@@ -101,7 +101,7 @@ def test_a_chain_as_long_as_recursion_allows_is_cleaned():
     for _ in range(5 * sys.getrecursionlimit()):
         another = ValueError()
         another.__cause__, error = error, another
-    clean(error)
+    strip_byname_frames(error)
 
 
 def test_what_is_byname_is_told_by_the_folder_that_holds_it():

@@ -164,14 +164,14 @@ def test_a_function_of_the_users_is_not_kept_by_the_table_of_names():
 
 
 def test_elementary_are_modules_that_run_code_of_torch_nn_alone():
-    def is_elementary(module, *args):
+    def is_leaf_module(module, *args):
         return trace(module, args or (X,)).calls[0].elementary
 
-    assert is_elementary(nn.LSTM(4, 2))
-    assert is_elementary(nn.MultiheadAttention(4, 1), X, X, X)
-    assert not is_elementary(nn.TransformerEncoderLayer(4, 1, 4))
-    assert not is_elementary(nn.Sequential(nn.ReLU()))
-    assert not is_elementary(Function(lambda self, x: x))
+    assert is_leaf_module(nn.LSTM(4, 2))
+    assert is_leaf_module(nn.MultiheadAttention(4, 1), X, X, X)
+    assert not is_leaf_module(nn.TransformerEncoderLayer(4, 1, 4))
+    assert not is_leaf_module(nn.Sequential(nn.ReLU()))
+    assert not is_leaf_module(Function(lambda self, x: x))
 
     class Derived(nn.ReLU):
         pass
@@ -180,8 +180,8 @@ def test_elementary_are_modules_that_run_code_of_torch_nn_alone():
         def forward(self, x):
             return x
 
-    assert is_elementary(Derived())
-    assert not is_elementary(Own())
+    assert is_leaf_module(Derived())
+    assert not is_leaf_module(Own())
 
 
 # what flows

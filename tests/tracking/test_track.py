@@ -533,11 +533,11 @@ def read_at(sight):
 
 
 def cuts_in(tracker):
-    return [(cut.name, cut.reason, line_of(cut)) for log in tracker.logs for cut in log.cuts]
+    return [(cut.name, cut.reason, line_of(cut)) for log in tracker.logs for cut in log.detaches]
 
 
 def names_of_cuts(tracker, tensor):
-    return [cut.name for log in tracker.logs for cut in log.cuts_of(tensor)]
+    return [cut.name for log in tracker.logs for cut in log.detaches_of(tensor)]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.tensor(x) warns that x.detach().clone() is recommended
@@ -563,7 +563,7 @@ def test_calls_that_leave_the_graph_are_cuts():
         ("tensor", "copied = torch.tensor(out[0, 0])"),
     ]
     (log,) = tracker.logs
-    (cut,) = log.cuts_of(loose)
+    (cut,) = log.detaches_of(loose)
     ((origin, number),) = cut.inputs
     assert (origin() is out, number) == (True, out.grad_fn._sequence_nr())
     assert (cut.result() is loose, cut.number, cut.module) == (True, number + 1, None)
@@ -582,7 +582,7 @@ def test_a_cut_says_under_what_it_was_made_and_in_which_module():
         ("linear", "no_grad", "scores = model(x)"),
         ("linear", "inference", "guess = model[0](x)"),
     }
-    first = next(iter(tracker.logs[0].cuts))
+    first = next(iter(tracker.logs[0].detaches))
     assert first.module() is model[0]
     assert {reference() for reference, _ in first.inputs} == set(model[0].parameters())
     assert names_of_cuts(tracker, scores) == ["linear"]
@@ -604,9 +604,9 @@ def test_cuts_are_inherited_and_do_not_pile_up():
     assert names_of_cuts(tracker, accuracy) == ["topk"]
     assert names_of_cuts(tracker, values) == []
     assert len(names_of_cuts(tracker, several)) == 4
-    (cut,) = tracker.logs[0].cuts_of(average)
+    (cut,) = tracker.logs[0].detaches_of(average)
     assert cut is not None
-    assert cut.number == max(one.number for one in tracker.logs[0].cuts if line_of(one).startswith("average ="))
+    assert cut.number == max(one.number for one in tracker.logs[0].detaches if line_of(one).startswith("average ="))
 
 
 def test_what_is_no_cut():
@@ -639,8 +639,8 @@ def test_a_cut_holds_no_tensor(no_collection):
         del x, y, z
         assert [one() for one in watched] == [None, None, None]
     (log,) = tracker.logs
-    assert all(made() is None for made in [*log.carriers.values()])
-    assert [cut.name for cut in log.cuts] == ["detach", "mul"]
+    assert all(made() is None for made in [*log.tensor_records.values()])
+    assert [cut.name for cut in log.detaches] == ["detach", "mul"]
 
 
 def test_gradients_that_are_not_kept_and_tensors_that_were_frozen():
@@ -904,7 +904,7 @@ def test_the_notes_of_dead_tensors_are_dropped():
         for _ in range(1000):
             torch.zeros(1)
     (log,) = tracker.logs
-    assert len(log.carriers) <= 2
+    assert len(log.tensor_records) <= 2
 
 
 def test_an_interrupt_cannot_be_lost_in_the_callback_of_a_weak_reference():
@@ -912,7 +912,7 @@ def test_an_interrupt_cannot_be_lost_in_the_callback_of_a_weak_reference():
     with byname.track() as tracker:
         kept = torch.zeros(1)
     (log,) = tracker.logs
-    (made,) = log.carriers.values()
+    (made,) = log.tensor_records.values()
     assert made() is kept
     assert isinstance(made.__callback__, types.BuiltinMethodType)
 
@@ -950,9 +950,9 @@ def test_a_helper_is_noted_with_what_called_it():
     (last, caller), *before = callers(loss)
     assert (last, caller, [caller for _, caller in before]) == ("Mul", None, ["loss = shifted(x) * 2"] * 5)
     assert callers(far) == [("Mul", "far = doubled(x)")]
-    assert {line_in(cut) for cut in log.cuts} == {"count = counted(x)"}
+    assert {line_in(cut) for cut in log.detaches} == {"count = counted(x)"}
     assert [line_in(change) for change in log.changes] == ["count = counted(x)"]
-    assert line_in(log.carriers[id(count)]) == "count = counted(x)"
+    assert line_in(log.tensor_records[id(count)]) == "count = counted(x)"
     assert (loss.requires_grad, far.requires_grad) == (True, True)
 
 
@@ -1072,10 +1072,10 @@ def test_the_checks_of_a_distribution_are_no_cuts():
         policy = torch.distributions.Categorical(logits=logits)
         action = policy.sample()
         policy.log_prob(action)
-    assert {cut.name for cut in tracker.logs[0].cuts} == {"multinomial", "broadcast_tensors"}
+    assert {cut.name for cut in tracker.logs[0].detaches} == {"multinomial", "broadcast_tensors"}
     with byname.track() as tracker:
         in_use = torch.distributions.constraints.positive.check(logits)
-    assert [cut.name for cut in tracker.logs[0].cuts_of(in_use)] == ["gt"]
+    assert [cut.name for cut in tracker.logs[0].detaches_of(in_use)] == ["gt"]
 
 
 def test_calls_with_keywords_know_their_lines():
@@ -1088,6 +1088,6 @@ def test_calls_with_keywords_know_their_lines():
     (log,) = tracker.logs
     assert [node.site.target for node in byname.graph(total).nodes if node.site] == ["total", "total"]
     assert [call[2].__name__ for call in log.calls] == ["sum", "sum", "max"]
-    assert [cut.name for cut in log.cuts_of(where)] == ["max"]
+    assert [cut.name for cut in log.detaches_of(where)] == ["max"]
     assert [change.operation for change in tracker.mutations(halted)] == ["add"]
     assert largest.requires_grad

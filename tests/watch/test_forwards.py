@@ -4,14 +4,14 @@ import pytest
 from small import footprint, net, nothing_left
 
 from byname import attach
-from byname.watch.forwards import follow_forwards
+from byname.watch.forwards import watch_forwards
 
 
 def test_each_outermost_forward_is_told_when_it_begins_and_when_it_is_over():
     model, x = net()
     told = []
     with nothing_left(model):
-        with follow_forwards(model, begun=told.append, ended=lambda: told.append("over")) as follower:
+        with watch_forwards(model, begun=told.append, ended=lambda: told.append("over")) as follower:
             follower.enabled = True
             model(x)
             with pytest.raises(RuntimeError):
@@ -24,7 +24,7 @@ def test_each_outermost_forward_is_told_when_it_begins_and_when_it_is_over():
 def test_what_is_attached_later_is_told_of_a_forward_later():
     model, x = net()
     told = []
-    follower = follow_forwards(model, lambda number: told.append("follower"), lambda: None)
+    follower = watch_forwards(model, lambda number: told.append("follower"), lambda: None)
     handle = attach(model, "head", lambda event: None, begun=lambda number: told.append("attached"))
     follower.enabled = True
     model(x)

@@ -49,15 +49,15 @@ def test_a_handle_is_put_in_place_as_a_whole_or_not_at_all():
 
 
 def test_a_pause_that_was_stopped_can_be_made_and_ended():
-    passing, staying = Part(ConnectionError()), Part()
-    handle = Handle([passing, staying], {}, {}, staying=(staying,))
+    passing, kept_when_paused = Part(ConnectionError()), Part()
+    handle = Handle([passing, kept_when_paused], {}, {}, kept_when_paused=(kept_when_paused,))
     handle.enabled = True
     with pytest.raises(ConnectionError):
         handle.paused = True
     assert handle.paused
     handle.paused = False
-    assert passing.on and staying.on
+    assert passing.on and kept_when_paused.on
     handle.paused = True
-    assert not passing.on and staying.on
+    assert not passing.on and kept_when_paused.on
     handle.remove()
-    assert not staying.on
+    assert not kept_when_paused.on

@@ -101,14 +101,14 @@ def test_an_interjection_gets_the_module_that_is_called(model):
 def test_a_class_with_the_inputs_of_the_call_gets_all_of_them(model):
     seen = []
 
-    class Look(byname.WrappedForwardBackwardInterjection):
+    class SelectionCache(byname.WrappedForwardBackwardInterjection):
         def process(self, name, module, inputs, outputs):
             seen.append((module, len(inputs), outputs))
 
         def process_backward(self, name, module, grad_input, grad_output):
             pass
 
-    with byname.interject(model, "blocks.0.input", Look()):
+    with byname.interject(model, "blocks.0.input", SelectionCache()):
         model(X.clone().requires_grad_()).sum().backward()
     assert seen[0][0] is model.blocks[0] and seen[0][1] == 3 and torch.equal(seen[0][2], X)
 

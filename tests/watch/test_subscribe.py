@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.watch.variables.subscribe import FunctionReceiver, Listening
+from byname.watch.variables.subscribe import FunctionReceiver, Subscription
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def listen(function, owner, variables, change=lambda value: value):
         told.append((moment, variable, value.tolist()))
         return change(value)
 
-    one = Listening(function, owner, variables, FunctionReceiver(receive))
+    one = Subscription(function, owner, variables, FunctionReceiver(receive))
     one.begin()
     try:
         yield told

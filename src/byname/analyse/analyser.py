@@ -18,7 +18,7 @@ from byname.errors import BadArgumentError
 from byname.text import printable
 
 if TYPE_CHECKING:
-    from byname.model.feature_dims import Surroundings
+    from byname.model.feature_dims import FeatureContext
     from byname.watch.handle import Handle
 
 
@@ -49,7 +49,7 @@ class Sample:
     observation: int
     iteration: int
     output: bool = False
-    around: Surroundings | None = None
+    around: FeatureContext | None = None
 
     def only(self, chosen: Tensor) -> Sample:
         """Return the samples that a mask of bools, of shape ``(len(value),)``, chooses."""

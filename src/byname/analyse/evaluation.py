@@ -19,20 +19,20 @@ from byname.analyse.batches import checked_choice
 from byname.analyse.passes import (
     BatchSource,
     Preserved,
-    gradients_kept,
     inputs_of,
     moved,
     prepared,
     preserved,
+    preserving_gradients,
 )
 from byname.analyse.results import Results
 from byname.analyse.snapshots import LatestState, Record, Records, Schedule
 from byname.analyse.state import on_tensors
 from byname.errors import BadArgumentError
-from byname.model.module_tree import inside_of
+from byname.model.module_tree import unwrap_module
 from byname.model.where import unwrapped
 from byname.reading.interrupts import defer_signals
-from byname.tracing.muted import reported_only_to
+from byname.tracing.muted import mute_others
 
 
 class Evaluation:
@@ -183,7 +183,7 @@ class Evaluation:
                     preserved(model, self._source.generators(), backward=self._backward is not None)
                 )
                 stack.enter_context(self._switched_on())
-                stack.enter_context(reported_only_to(*observations))
+                stack.enter_context(mute_others(*observations))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.set_grad_enabled(self._backward is not None))
                 if self._mode != "keep":
@@ -201,7 +201,7 @@ class Evaluation:
     def _pass(self, model: nn.Module, before: Preserved, words: str) -> None:
         device = next((one.device for one in (*model.parameters(), *model.buffers())), None)
         count = 0
-        for batch in followed(self._source, words, wanted=self._progress):
+        for batch in with_progress(self._source, words, wanted=self._progress):
             self._run(model, moved(batch, device, copy=True), device, before)
             count += 1
         if not count and not self._reduce:
@@ -223,7 +223,7 @@ class Evaluation:
         before.clear_gradients()
         loss = self._backward(inputs.run(model), batch)
         if isinstance(loss, Tensor) and loss.requires_grad:
-            with gradients_kept(loss):
+            with preserving_gradients(loss):
                 loss.backward()  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -297,7 +297,7 @@ class Snapshots:
 
 def run_of(model: Any) -> nn.Module:
     """Return the module to run: of a model wrapped for several processes the inner one, which does not communicate."""
-    sharded = "_fsdp_wrapped_module" in inside_of(model)[1]  # the inside of such a one has no parameters of its own
+    sharded = "_fsdp_wrapped_module" in unwrap_module(model)[1]  # the inside of such a one has no parameters of its own
     return model if sharded else unwrapped(model)
 
 
@@ -320,7 +320,7 @@ PATIENCE = 1.0
 """Seconds that a pass may take before a bar is shown."""
 
 
-def followed(
+def with_progress(
     batches: Iterable[Any], words: str, *, wanted: bool | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Any]:
     """Yield the batches, with a labelled progress bar if they take longer than a second.

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from byname.analyse.analyser import Analyser, Sample
 from byname.analyse.extremes import Extremes
-from byname.analyse.layout import ChannelTally, OfChannels, highest, lowest, with_channel
+from byname.analyse.layout import ChannelAnalyser, ChannelTally, highest, lowest, with_channel
 from byname.analyse.moments import Moments, Variance
 from byname.analyse.state import callable_name
 from byname.analyse.statistic import Statistic
 from byname.errors import BadArgumentError
 
 
-class FeatureStatistics(OfChannels):
+class FeatureStatistics(ChannelAnalyser):
     """Mean and variance of each feature and of each channel, and the share of zeros.
 
         >>> import torch, byname
@@ -127,7 +127,7 @@ class Zeros(ChannelTally):
         return samples.numel() // max(1, samples.shape[1]) - super()._counted(samples)
 
 
-class Outliers(OfChannels):
+class Outliers(ChannelAnalyser):
     """The largest magnitude and the kurtosis of all values of a place, and of each channel.
 
         >>> import torch, byname
@@ -274,7 +274,7 @@ def _common(one: tuple[int | None, ...] | None, other: tuple[int | None, ...] | 
 Fires: TypeAlias = "float | Callable[[Tensor], Tensor] | None"
 
 
-class DeadUnits(OfChannels):
+class DeadUnits(ChannelAnalyser):
     """Units that never fired: a unit is a channel, and fires in a sample if it does at any of its positions.
 
         >>> import torch, byname

@@ -16,7 +16,7 @@ from byname.errors import BadArgumentError
 from byname.table import listed
 
 
-class OfChannels(Analyser):
+class ChannelAnalyser(Analyser):
     """An analyser with figures of each channel, whose dimension is given or found from the modules around a place."""
 
     SETTINGS: ClassVar[tuple[str, ...]] = ("channel_dim",)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from byname.analyse.analyser import Analyser, Sample, checked_analyser
 from byname.analyse.statistic import computing
 from byname.errors import BadArgumentError, BynameError
-from byname.model.feature_dims import Surroundings
+from byname.model.feature_dims import FeatureContext
 from byname.model.items import tensors_in
 from byname.model.module_tree import modules_by_path
 from byname.model.spot import Spot
 from byname.model.states import with_paths
-from byname.model.where import meaning_of, unwrapped
+from byname.model.where import resolve_where, unwrapped
 from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import DisableTorchFunction
 from byname.text import note_on, printable
@@ -75,7 +75,7 @@ def observe(
     checked_analyser(analyser)
     root = unwrapped(model)
     where = with_paths(where, root)
-    observation = Observation(root, analyser, label, meaning_of(where, root, reads=True)[0].spots)
+    observation = Observation(root, analyser, label, resolve_where(where, root, reads=True)[0].spots)
     handle = attach(
         root,
         where,
@@ -272,7 +272,7 @@ class Observation:
         owner, _, name = plain.rpartition(".")
         output = self._modules.get(_without_items(plain)) is module
         parameter = self._modules.get(owner) is module and name in module.__dict__.get("_parameters", ())
-        kind = PlaceKind(output, parameter, gradient, Surroundings(self._modules, plain, module, output))
+        kind = PlaceKind(output, parameter, gradient, FeatureContext(self._modules, plain, module, output))
         self._kinds[path] = module, kind
         return kind
 
@@ -283,7 +283,7 @@ class PlaceKind(NamedTuple):
     output: bool
     parameter: bool
     gradient: bool
-    around: Surroundings
+    around: FeatureContext
 
 
 def _without_items(path: str) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.errors import BadArgumentError
 from byname.reading.tensor import version_of
-from byname.tracing.preserve import ModelSnapshot, autocast_keeps_nothing, restored
+from byname.tracing.preserve import ModelSnapshot, autocast_cache_disabled, restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Preserved:
     def __init__(self, model: nn.Module, before: ModelSnapshot) -> None:
         self.clear_gradients = before.clear_gradients
         """Remove all gradients, so that the next backward begins without any."""
-        renormed = before.copy_for_a_run()
+        renormed = before.copy_before_run()
         self._versions = [
             (name, one, version_of(one)) for name, one in model.named_parameters() if id(one) not in renormed
         ]
@@ -198,7 +198,7 @@ def preserved(model: nn.Module, generators: list[torch.Generator], *, backward: 
         for generator in generators:
             stack.callback(generator.set_state, generator.get_state())
         before = stack.enter_context(restored(model))
-        stack.enter_context(autocast_keeps_nothing())
+        stack.enter_context(autocast_cache_disabled())
         if backward:
             for parameter in model.parameters():
                 _silence(parameter, stack)
@@ -206,7 +206,7 @@ def preserved(model: nn.Module, generators: list[torch.Generator], *, backward: 
 
 
 @contextmanager
-def gradients_kept(loss: Tensor) -> Iterator[None]:
+def preserving_gradients(loss: Tensor) -> Iterator[None]:
     """Protect the present gradients of leaves from a backward, such as those of a loss's own parameters."""
     before = [(leaf, leaf.grad) for leaf in leaf_tensors(nodes_behind([loss]))]
     for leaf, _ in before:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.tables import ResultLeaf, keys_of, plain_number, result_leaves, single
-from byname.axes import EDGE, FILL, GREY, INK, LINES, MAP, axes_of_size, calm, colours, legend
+from byname.axes import COLORMAP, EDGE, FILL, GREY, INK, LINES, axes_of_size, colours, legend, style_axes
 from byname.errors import BadArgumentError
 from byname.table import closest
 from byname.text import shortened
@@ -143,7 +143,7 @@ def curves(axes: Axes | None, values: Mapping[str, Sequence[float]], *, of: str)
     top = max((max(several, default=0) for several in values.values()), default=0)
     if 0 < top < math.inf:
         axes.set_ylim(bottom=max(axes.get_ylim()[0], top * LEAST))
-    calm(axes)
+    style_axes(axes)
     axes.grid(color=LINES, linewidth=0.6, which="major")
     legend(axes, len(values))
     return axes
@@ -157,7 +157,7 @@ def draw_heat_map(axes: Axes | None, rows: Mapping[str, Sequence[Any]], columns:
     axes = axes_of_size(axes, max(width, 4.0), max(height, 2.4))
     grid = np.array([[_finite(one) for one in row] for row in rows.values()])
     low, high = (0.0, 1.0) if of == "cka" else (None, None)
-    image = axes.imshow(grid, cmap=MAP, aspect="auto", vmin=low, vmax=high, interpolation="nearest")
+    image = axes.imshow(grid, cmap=COLORMAP, aspect="auto", vmin=low, vmax=high, interpolation="nearest")
     _ticks(axes, "y", [*rows])
     _ticks(axes, "x", columns)
     axes.tick_params(length=0, colors=INK)
@@ -189,7 +189,7 @@ def _rows_of(axes: Axes | None, labels: Sequence[str], of: str) -> Axes:
     axes = axes_of_size(axes, 7.2, max(1.1 + ROW * len(labels), 1.8))
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlabel(of, color=GREY)
-    calm(axes)
+    style_axes(axes)
     _ticks(axes, "y", labels)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=LINES, linewidth=0.6)

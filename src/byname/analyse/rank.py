@@ -11,7 +11,7 @@ from torch import Tensor
 from byname.analyse.analyser import Sample
 from byname.analyse.batches import checked_choice, known
 from byname.analyse.covariance import Factor
-from byname.analyse.layout import OfChannels, positions_of, with_channel
+from byname.analyse.layout import ChannelAnalyser, positions_of, with_channel
 from byname.analyse.statistic import Statistic
 from byname.errors import BadArgumentError
 
@@ -86,7 +86,7 @@ class LatestWeight(Statistic):
         return self.singular_values().square()
 
 
-class OfMatrices(OfChannels):
+class OfMatrices(ChannelAnalyser):
     """An analyser of the matrix of all samples of a place, or of a weight; see `Rank` for what its rows are."""
 
     SETTINGS: ClassVar[tuple[str, ...]] = ("rows", "channel_dim")

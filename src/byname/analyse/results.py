@@ -148,7 +148,7 @@ class Results(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         rows = shown_rows(self._figures)
-        return text(rows, title=self._title(), notes=self.notes, spare=spare_columns(rows, self._figures))
+        return text(rows, title=self._title(), notes=self.notes, drop_order=spare_columns(rows, self._figures))
 
     def _repr_html_(self) -> str:
         return to_html(shown_rows(self._figures), title=self._title(), notes=self.notes)

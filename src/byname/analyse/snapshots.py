@@ -109,7 +109,7 @@ class Records(Rows[Record]):
     def _shown(self) -> list[Row]:
         return [{**_when(one), **row} for one in self.items for row in shown_rows(one.result)]
 
-    def _spare(self) -> list[str]:
+    def _drop_order(self) -> list[str]:
         latest = self.items[-1].result if self.items else {}
         return spare_columns(shown_rows(latest), latest)
 

@@ -28,7 +28,7 @@ from byname.analyse.state import (
     unpacked_state,
     writable_copy,
 )
-from byname.codec import write_whole
+from byname.codec import write_atomically
 from byname.errors import BadArgumentError
 from byname.reading.interrupts import defer_signals
 from byname.text import printable, with_article
@@ -166,7 +166,7 @@ class Statistic(Stateful):
         """
         if not Path(path).parent.is_dir():
             raise BadArgumentError(f"there is no directory {Path(path).parent} to save to: make it first")
-        write_whole(Path(path), packed_state(self.state_dict()))
+        write_atomically(Path(path), packed_state(self.state_dict()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

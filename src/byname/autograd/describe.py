@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from byname.autograd.walk import Walk
-from byname.naming.history import UNKNOWN, Past, history_at, name_around, name_of_output, rebound_by
+from byname.naming.history import NO_HISTORY, History, history_at, name_around, name_of_output, rebound_by
 from byname.naming.name import NAMELESS, Name, with_relation, with_site
 from byname.naming.names import NameIndex
 from byname.naming.reference_path import Names
 from byname.reading.frames import NO_LINE
-from byname.reading.tensor import STORAGE, Facts, card_from, fact, facts_of
+from byname.reading.tensor import STORAGE, CardFields, card_fields, card_from, fact
 from byname.source.location import Expression, Site, statements_binding
 from byname.tracking.log import Call
 from byname.tracking.lookup import making_of, site_of_tensor
@@ -45,7 +45,7 @@ class Describer:
         self._views: dict[tuple[Any, int], Name | Names | None] = {}
         self._given: dict[tuple[Hashable, ...], Name | None] = {}
         self._modules: dict[int, str] = {}
-        self._histories: dict[int, tuple[Past, Expression]] = {}
+        self._histories: dict[int, tuple[History, Expression]] = {}
 
     def leaf(self, number: int, leaf: torch.Tensor, uses: Iterable[tuple[int, int]]) -> Names:
         """Return the names of a leaf; `uses` are the nodes that use it, each with its position among their inputs."""
@@ -56,10 +56,10 @@ class Describer:
         name = self._overwritten(leaf, uses, made) or former or self._nearest(number)
         return Names((), None, name or self._index.related_name(leaf, made) or self._index.unnamed(made))
 
-    def saved(self, number: int, slot: str, tensor: torch.Tensor, facts: Facts) -> Name | Names:
+    def saved(self, number: int, slot: str, tensor: torch.Tensor, facts: CardFields) -> Name | Names:
         """Return the name of a tensor that a node saved in a slot."""
         site, former = self._history(tensor)
-        met = self._index.met(tensor)
+        met = self._index.contains(tensor)
         own = self._index.every_name(tensor)
         if own is not None and not self._lookup:
             return own.of(site)
@@ -87,9 +87,9 @@ class Describer:
 
     def site(self, number: int) -> Site | None:
         """Return the location of the call that made a node, or else of its living result."""
-        spot = self._lookup.spot(self._graph.nodes[number]) if self._lookup else None
-        if spot is not None:
-            return spot.site
+        expr = self._lookup.expr(self._graph.nodes[number]) if self._lookup else None
+        if expr is not None:
+            return expr.site
         result = self.living.get(number)
         return None if result is None else site_of_tensor(result, self._lookup)
 
@@ -103,14 +103,14 @@ class Describer:
             self._modules[id(running)] = self._index.path_of(running) or type(running).__name__
         return self._modules[id(running)]
 
-    def _history(self, tensor: torch.Tensor) -> Past:
+    def _history(self, tensor: torch.Tensor) -> History:
         """Return the history of a tensor; the tensors that one expression made share it."""
-        spot, code = making_of(tensor, self._lookup)
-        if spot is None:
-            return UNKNOWN
-        known = self._histories.get(id(spot))
+        expr, code = making_of(tensor, self._lookup)
+        if expr is None:
+            return NO_HISTORY
+        known = self._histories.get(id(expr))
         if known is None:
-            known = self._histories[id(spot)] = history_at(spot, code), spot  # the id stays its own as long as it lives
+            known = self._histories[id(expr)] = history_at(expr, code), expr  # the id stays its own as long as it lives
         return known[0]
 
     def _overwritten(self, leaf: torch.Tensor, uses: Iterable[tuple[int, int]], made: Site | None) -> Name | None:
@@ -135,11 +135,11 @@ class Describer:
         name = rebound_by(tensor, call, len(row), uses[0] if len(uses) == 1 else None) if uses else None
         return None if name is None else replace(name, site=site_of_tensor(tensor, self._lookup))
 
-    def _same_result(self, number: int, slot: str, facts: Facts) -> Name | None:
+    def _same_result(self, number: int, slot: str, facts: CardFields) -> Name | None:
         """Return the name of the node's own result, which PyTorch saves as a new object in the same memory."""
         node = self._graph.nodes[number]
         for tensor in self._index.by_storage.get(facts[STORAGE], ()):
-            if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(facts_of(tensor))):
+            if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(card_fields(tensor))):
                 return self._index.own_name(tensor)
         return self._name_at(node, 0) if slot == "result" else None
 
@@ -192,7 +192,7 @@ class Describer:
         code = self._index.code_of_scope(name)
         if code is None or not name.path.isidentifier():
             return None
-        own = [spot for spot in statements_binding(code, name.path) if name.path in spot.reads]
+        own = [expr for expr in statements_binding(code, name.path) if name.path in expr.reads]
         return own[0].site if len(own) == 1 else None
 
     def _own(self, number: int) -> Name | None:
@@ -201,10 +201,10 @@ class Describer:
             return replace(living, site=self.site(number))
         call = self._call(number)
         line = NO_LINE if call is None else call.line
-        spot = line.spot
-        if line.code is None or spot is None:
+        expr = line.expr
+        if line.code is None or expr is None:
             return None
-        return self._name_at(self._graph.nodes[number], 0) or name_around(spot._replace(whole=False), line.code)
+        return self._name_at(self._graph.nodes[number], 0) or name_around(expr._replace(whole=False), line.code)
 
     def _around(self, number: int, among: Collection[int]) -> Name | None:
         """Return the name of the nearest result downstream, through nodes of `among` only."""

@@ -56,12 +56,12 @@ class GraphNode(Located, Tabled):
         Column("node"),
         Column("name"),
         Column("tensor"),
-        Column("distance", spare=4),
+        Column("distance", drop_order=4),
         Column("goes_to", read=lambda node: node.goes_to or None),
-        Column("made_at", spare=5),
-        Column("caller", spare=3),
-        Column("statement", spare=2),
-        Column("hides", spare=1),
+        Column("made_at", drop_order=5),
+        Column("caller", drop_order=3),
+        Column("statement", drop_order=2),
+        Column("hides", drop_order=1),
     )
 
 
@@ -161,9 +161,9 @@ class Step(Located, Tabled):
     columns = (
         Column("node"),
         Column("index"),
-        Column("made_at", spare=3),
-        Column("caller", spare=2),
-        Column("statement", spare=1),
+        Column("made_at", drop_order=3),
+        Column("caller", drop_order=2),
+        Column("statement", drop_order=1),
     )
 
 

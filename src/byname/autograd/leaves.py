@@ -22,7 +22,7 @@ from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.modules import models_of, optimizers_of
 from byname.reading.quiet import DisableTorchFunction, collection_paused
-from byname.reading.tensor import Card, Carded, card_from, fact, facts_of
+from byname.reading.tensor import Card, Carded, card_fields, card_from, fact
 from byname.source.location import Located, Site
 from byname.table import Alias, Column, Lazy, Tabled, Totals, counted
 
@@ -95,19 +95,19 @@ class Leaf(Carded, Located, Tabled):
         Column("name"),
         Column("kind"),
         Column("optimizer"),
-        Column("grad", spare=11),
-        Column("shape", spare=10),
-        Column("dtype", spare=3),
-        Column("bytes", spare=9),
-        Column("distance", spare=2),
-        Column("paths", spare=5),
+        Column("grad", drop_order=11),
+        Column("shape", drop_order=10),
+        Column("dtype", drop_order=3),
+        Column("bytes", drop_order=9),
+        Column("distance", drop_order=2),
+        Column("paths", drop_order=5),
         Column(
             "used_by", 7, read=lambda leaf: tuple(map(_use, leaf.consumers)), show=lambda leaf: _uses(leaf.consumers)
         ),
-        Column("made_at", spare=8),
-        Column("caller", spare=6),
-        Column("held_by", spare=4),
-        Column("scope", spare=1),
+        Column("made_at", drop_order=8),
+        Column("caller", drop_order=6),
+        Column("held_by", drop_order=4),
+        Column("scope", drop_order=1),
     )
 
 
@@ -221,7 +221,7 @@ def leaves_among(
             group = None if groups is None else groups.get(id(tensor))
             fields.append(
                 (
-                    facts_of(tensor),
+                    card_fields(tensor),
                     names,
                     _kind(tensor, names),
                     None if groups is None else group is not None,
@@ -254,9 +254,9 @@ def opaque_notes(walk: Walk) -> tuple[str, ...]:
 
 
 def _kind(tensor: torch.Tensor, names: Names) -> str:
-    if issubclass(type(tensor), nn.Parameter) or "parameter" in names.hows:
+    if issubclass(type(tensor), nn.Parameter) or "parameter" in names.reference_kinds:
         return "parameter"
-    return "buffer" if "buffer" in names.hows else "free"
+    return "buffer" if "buffer" in names.reference_kinds else "free"
 
 
 def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int, int]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from byname.reading.interrupts import defer_signals
-from byname.source.tracebacks import outwards
+from byname.source.tracebacks import walk_frames
 from byname.undo import Shared
 
 PATIENCE = 10.0
@@ -73,7 +73,7 @@ def _started_by_python(ident: int) -> bool:
 
 
 def _in_engine(frame: FrameType | None) -> bool:
-    return any(one.f_code is _GATE.code for one in outwards(frame))
+    return any(one.f_code is _GATE.code for one in walk_frames(frame))
 
 
 def _hooks_stop_backward() -> bool:

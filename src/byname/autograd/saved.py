@@ -17,7 +17,7 @@ from byname.naming.names import NameIndex, Searches
 from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
-from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, Facts, card_from, facts_of
+from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, CardFields, card_fields, card_from
 from byname.source.location import Located, Site
 from byname.table import Alias, Column, Lazy, Tabled, Totals, bytes_text, counted
 
@@ -63,15 +63,15 @@ class SavedTensor(Carded, Located, Tabled):
     columns = (
         Column("name"),
         Column("node"),
-        Column("slot", spare=6),
-        Column("state", spare=7),
-        Column("shape", spare=8),
-        Column("dtype", spare=1),
+        Column("slot", drop_order=6),
+        Column("state", drop_order=7),
+        Column("shape", drop_order=8),
+        Column("dtype", drop_order=1),
         Column("bytes"),
         Column("shares_with", 2, read=lambda one: _first(one.storage_rows, one.position)),
-        Column("module", spare=5),
-        Column("saved_at", spare=4),
-        Column("caller", spare=3),
+        Column("module", drop_order=5),
+        Column("saved_at", drop_order=4),
+        Column("caller", drop_order=3),
     )
 
 
@@ -84,7 +84,7 @@ class Saved(Totals[SavedTensor]):
     _row = SavedTensor
     _by = ("node", "module", "site", "name", "state", "dtype", "device")
 
-    def __init__(self, fields: list[_Fields], facts: list[Facts | None], opaque: tuple[str, ...]) -> None:
+    def __init__(self, fields: list[_Fields], facts: list[CardFields | None], opaque: tuple[str, ...]) -> None:
         self._fields = fields
         self._facts = facts
         self.opaque = opaque
@@ -188,11 +188,11 @@ def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Sa
     lookup = walk.lookup
     describer = Describer(walk, index)
     sites = walk.site if lookup else None
-    storages, met = index.by_storage, index.met
+    storages, met = index.by_storage, index.contains
     fields: list[_Fields] = []
-    facts: list[Facts | None] = []
+    facts: list[CardFields | None] = []
     add_fields, add_facts = fields.append, facts.append
-    seen: dict[int, Facts] = {}
+    seen: dict[int, CardFields] = {}
     last, name, site = 0, "", None
     called: Name | Names
     for slot in slots or ():
@@ -203,7 +203,7 @@ def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Sa
         if tensor is not None:
             fact = seen.get(id(tensor))
             if fact is None:
-                fact = seen[id(tensor)] = facts_of(tensor)
+                fact = seen[id(tensor)] = card_fields(tensor)
             if sites is not None or fact[STORAGE] in storages or met(tensor):
                 called = describer.saved(number, shown, tensor, fact)
         add_facts(fact)

@@ -47,7 +47,7 @@ def slots_of(walk: Walk) -> list[Slot]:
                 raw = getattr(node, attribute)
                 data = raw.data
                 plain = type(data) in PLAIN and raw.unpack_hook is None
-                if plain and (not data._version or versions_of(node, name) is None):
+                if plain and (not data._version or versions_in_error(node, name) is None):
                     add(make(Slot, (number, name, "live", data)))
                     continue
             except (RuntimeError, AttributeError):  # freed; or several tensors, none, or an inference tensor
@@ -85,16 +85,16 @@ def _raw_slots(node: Node, name: str, attribute: str) -> list[tuple[str, Any]] |
     return [(f"{name}[{position}]", raw) for position, raw in enumerate(found)]
 
 
-def doubtful(kinds: Mapping[type, Sequence[Node]]) -> list[Node]:
+def suspect_nodes(kinds: Mapping[type, Sequence[Node]]) -> list[Node]:
     """Return the nodes, given by their classes, in which a saved tensor may be freed or modified.
 
     This takes a fraction of the time of `slots_of`, and few nodes remain. Callers hold `DisableTorchFunction`.
     """
     fields = ((same, field) for kind, same in kinds.items() for field in _saved_fields(kind))
-    return list(dict.fromkeys(node for same, field in fields for node in _doubtful(same, *field)))
+    return list(dict.fromkeys(node for same, field in fields for node in _suspect_nodes(same, *field)))
 
 
-def _doubtful(nodes: Sequence[Node], name: str, attribute: str) -> Iterator[Node]:
+def _suspect_nodes(nodes: Sequence[Node], name: str, attribute: str) -> Iterator[Node]:
     """Yield the nodes whose slot may hold something other than an unchanged plain tensor."""
     getter = f"_saved_{name}"
     for node in nodes:
@@ -151,7 +151,7 @@ def _state(node: Node, raw: Any, field: str) -> tuple[str | None, torch.Tensor |
         return "packed", _tensor_in(data)
     if data is None:
         return ("freed" if _was_freed(raw, node, field) else None), None
-    if _changed_since_birth(data) and versions_of(node, field) is not None:
+    if _changed_since_birth(data) and versions_in_error(node, field) is not None:
         return "modified", data
     return "live", data
 
@@ -189,7 +189,7 @@ def _custom_modified(node: Node, raws: Sequence[Any]) -> Sequence[int]:
         return ()
     filled = [(at, raw.data) for at, raw in enumerate(raws) if raw is not None and raw.data is not None]
     changed = [(at, data) for at, data in filled if _changed_since_birth(data)]
-    versions = versions_of(node, "saved_tensors") if changed else None
+    versions = versions_in_error(node, "saved_tensors") if changed else None
     fitting = [at for at, data in changed if versions is not None and fact(data, "_version") == versions[0]]
     return fitting if len(fitting) == 1 else ()
 
@@ -233,7 +233,7 @@ def has_freed_slot(node: Node) -> bool:
     return any(slot.state == "freed" for slot in slots_in(node))
 
 
-def versions_of(node: Node, field: str) -> tuple[int, int] | None:
+def versions_in_error(node: Node, field: str) -> tuple[int, int] | None:
     """Return the present and the saved version of a modified slot's tensor, read from PyTorch's error.
 
     Only the error of the ordinary getter has the saved version. The getter is safe where the slot is neither freed nor
@@ -243,11 +243,11 @@ def versions_of(node: Node, field: str) -> tuple[int, int] | None:
     try:
         getattr(node, getter)
     except RuntimeError as error:
-        return versions_in(str(error))
+        return parse_versions(str(error))
     return None
 
 
-def versions_in(message: str) -> tuple[int, int] | None:
+def parse_versions(message: str) -> tuple[int, int] | None:
     """Return the present and the expected version in PyTorch's message about a modified tensor."""
     match = re.search(r"is at version (\d+); expected version (\d+)", message)
     return None if match is None else (int(match[1]), int(match[2]))

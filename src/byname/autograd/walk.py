@@ -161,8 +161,8 @@ class Walk:
             return SiteLookup(self.tensors, lambda node: node in self.numbers)
 
     def site(self, number: int) -> Site | None:
-        spot = self.lookup.spot(self.nodes[number]) if self.lookup else None
-        return None if spot is None else spot.site
+        expr = self.lookup.expr(self.nodes[number]) if self.lookup else None
+        return None if expr is None else expr.site
 
     def opaque(self) -> list[tuple[int, str]]:
         """Return the numbers of the nodes that hide others, each with a text that says what it hides."""

@@ -67,23 +67,23 @@ def print_answer(options: argparse.Namespace, about: str, top: int, *, in_json: 
     if getattr(options, "program", None) is not None:
         raise CommandError("--pid asks a process that is already running: leave out the program", exit_code=2)
     process = options.pid
-    reach = _way_to(process)
+    reach = _find_transport(process)
     try:
         request = ask(process, about, top, facts=in_json, width=table_width(sys.stdout))
     except OSError as reason:
         raise CommandError(f"no safe folder for the answer: {printable(str(reason))}") from None
     try:
         reach(request)
-        answer = _awaited(process, request, options.timeout)
+        answer = _wait_for_answer(process, request, options.timeout)
     finally:
-        taken_back(process, request)
+        delete_request(process, request)
     if in_json and answer.facts is None:
         raise CommandError(answer.text)
     print(json.dumps(answer.facts)) if in_json else show(answer.text)
     return 0
 
 
-def _way_to(process: int) -> Callable[[Request], None]:
+def _find_transport(process: int) -> Callable[[Request], None]:
     """Return the function that makes a process look for its question."""
     if not hasattr(os, "getuid"):
         raise CommandError("byname cannot ask a process on this system")
@@ -96,7 +96,7 @@ def _way_to(process: int) -> Callable[[Request], None]:
         return lambda request: _remotely(process, request)
     version = ".".join(map(str, sys.version_info[:2]))
     raise CommandError(
-        f"process {process} ({_shown(process)}) does not listen: {START}. With Python 3.14 or newer, any process that "
+        f"process {process} ({_argv(process)}) does not listen: {START}. With Python 3.14 or newer, any process that "
         f"runs the same Python can be asked; this is {version}"
     )
 
@@ -115,11 +115,11 @@ def _listens(process: int) -> bool:
     words = _facts_of(process, "cmdline").split("\0")
     lines = _facts_of(process, "status").splitlines()
     masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
-    asked = any("byname" in Path(word).name for word in words) and "--census-on-signal" in words
-    return asked and any(mask >> (signal.SIGUSR1 - 1) & 1 for mask in masks)
+    requested = any("byname" in Path(word).name for word in words) and "--census-on-signal" in words
+    return requested and any(mask >> (signal.SIGUSR1 - 1) & 1 for mask in masks)
 
 
-def _shown(process: int) -> str:
+def _argv(process: int) -> str:
     words = _facts_of(process, "cmdline").replace("\0", " ").strip()
     return printable(words[:80]) or "its command line cannot be read"
 
@@ -139,16 +139,16 @@ def _remotely(process: int, request: Request) -> None:
         remote(process, str(script_for(request)))
     except (OSError, RuntimeError, ValueError) as reason:
         raise CommandError(
-            f"process {process} ({_shown(process)}) cannot be reached: {printable(str(reason))}. It must run Python "
+            f"process {process} ({_argv(process)}) cannot be reached: {printable(str(reason))}. It must run Python "
             f"{sys.version_info[0]}.{sys.version_info[1]} with remote debugging (PYTHON_DISABLE_REMOTE_DEBUG not set), "
             f"and the system must allow it (on Linux ptrace). Or {START}"
         ) from None
 
 
-def _awaited(process: int, request: Request, timeout: float) -> Answer:
+def _wait_for_answer(process: int, request: Request, timeout: float) -> Answer:
     end = time.monotonic() + timeout
     while True:
-        answer = answer_to(request)
+        answer = read_answer(request)
         if answer is not None:
             return answer
         try:
@@ -198,11 +198,11 @@ def ask(process: int, about: str, top: int, *, facts: bool = False, width: int =
     return request
 
 
-def taken_back(process: int, request: Request) -> None:
+def delete_request(process: int, request: Request) -> None:
     _remove(f"{process}.request", request.answer, f"{request.answer}.py")
 
 
-def waiting_for(process: int) -> Request | None:
+def take_request(process: int) -> Request | None:
     """Return the question to a process and remove it; None if there is none."""
     facts = _read(f"{process}.request")
     _remove(f"{process}.request")
@@ -220,7 +220,7 @@ def write_answer(request: Request, answer: Answer) -> None:
     _put(_folder(), request.answer, answer._asdict())
 
 
-def answer_to(request: Request) -> Answer | None:
+def read_answer(request: Request) -> Answer | None:
     """Return the answer; None if it has not come."""
     facts = _read(request.answer)
     if not isinstance(facts, dict) or not isinstance(facts.get("text"), str):

@@ -7,7 +7,7 @@ import sys
 from typing import Protocol
 
 from byname.errors import BadArgumentError
-from byname.text import fitted, printable_lines, width_of
+from byname.text import printable_lines, terminal_width, wrap_text
 
 
 class Command(Protocol):
@@ -39,13 +39,13 @@ class CommandError(Exception):
 
 def show(words: str) -> None:
     """Print a text that may hold anything, in lines that fit a terminal on the standard output."""
-    print(fitted(printable_lines(words), width_of(sys.stdout)))
+    print(wrap_text(printable_lines(words), terminal_width(sys.stdout)))
 
 
 def say(message: object) -> None:
     """Write a message to the standard error, where it is seen at once and mixes with no output."""
     if sys.stderr is not None:  # print(file=None) would write into the program's output
-        words = fitted(f"byname: {printable_lines(str(message))}", width_of(sys.stderr))
+        words = wrap_text(f"byname: {printable_lines(str(message))}", terminal_width(sys.stderr))
         print(words, file=sys.stderr, flush=True)
 
 

@@ -14,10 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from byname.cli.command import say
 from byname.cli.json_lines import JsonLines, census_facts
-from byname.cli.watcher import Calls, Watcher, census_text, failure, unnoticed, where
+from byname.cli.watcher import Calls, Watcher, call_guarded, census_text, failure, where
 from byname.memory.census import census
 from byname.memory.growth import Growth
-from byname.reading.frames import caller, revisiting
+from byname.reading.frames import caller, treat_as_running
 from byname.reading.quiet import dynamo_skip
 from byname.table import counted
 from byname.text import table_width
@@ -36,13 +36,13 @@ class CensusShown(Watcher):
 
     def at_end(self, error: BaseException | None) -> None:
         """Show what is alive, also in the functions that failed."""
-        with revisiting(error):
-            self._tell(f"at the {type(error).__name__}" if failure(error) else "at the end")
+        with treat_as_running(error):
+            self._print_census(f"at the {type(error).__name__}" if failure(error) else "at the end")
 
     def _after(self, number: int, step: str) -> None:
-        self._tell(f"after {step}", number)
+        self._print_census(f"after {step}", number)
 
-    def _tell(self, when: str, step: int | None = None) -> None:
+    def _print_census(self, when: str, step: int | None = None) -> None:
         found = census()
         say(f"census {when}\n{census_text(found, self._top)}")
         if self._lines is not None:
@@ -74,7 +74,7 @@ class GrowthShown(Watcher):
         """Look at a program that has made no optimizer step; return whether it has made one."""
         if outermost and not self._stepped and self._is_due(number := next(self._calls), first=_FIRST_CALL):
             call = f"call {number} of a module ({type(module).__name__}{where(caller())})"
-            unnoticed(lambda: self._look(number, call), say)
+            call_guarded(lambda: self._look(number, call), say)
         return self._stepped
 
     def _after(self, number: int, step: str) -> None:
@@ -128,7 +128,7 @@ class _Steps:
                 try:
                     elsewhere = "" if os.getpid() == self._process else f", process {os.getpid()}"
                     step = f"optimizer step {number} ({type(optimizer).__name__}{where(caller())}){elsewhere}"
-                    unnoticed(lambda: self._look(number, step), say)
+                    call_guarded(lambda: self._look(number, step), say)
                 finally:
                     self._looking.release()
 

@@ -22,20 +22,20 @@ from typing import Any
 
 from torch import nn
 
-from byname.cli.ask import Answer, Request, waiting_for, write_answer
+from byname.cli.ask import Answer, Request, take_request, write_answer
 from byname.cli.command import CommandError
 from byname.cli.json_lines import census_facts, site_facts
-from byname.cli.watcher import census_text, ready, unnoticed, where
+from byname.cli.watcher import call_guarded, census_text, preload, where
 from byname.memory.census import census
 from byname.model.module_tree import modules_by_path
-from byname.reading.frames import CODE_OF_A_MODULES_CALL, locals_of
+from byname.reading.frames import MODULE_CALL_CODE, locals_of
 from byname.reading.quiet import dynamo_skip
 from byname.source.location import Site, is_library, locate
-from byname.source.tracebacks import outwards
-from byname.text import fitted, printable_lines, width_of
+from byname.source.tracebacks import walk_frames
+from byname.text import printable_lines, terminal_width, wrap_text
 
 
-def answered(request: Request, frame: FrameType | None) -> Answer:
+def make_answer(request: Request, frame: FrameType | None) -> Answer:
     """Return the answer to a question: a census, or the lines on which the threads are, and how much is alive."""
     facts: dict[str, Any] = {"process": os.getpid()}
     if request.about == "census":
@@ -55,16 +55,16 @@ def answered(request: Request, frame: FrameType | None) -> Answer:
 
 def answer_request(request: Request, frame: FrameType | None) -> None:
     """Answer the question of another process; if the look fails, the error is the answer."""
-    unnoticed(
-        lambda: write_answer(request, answered(request, frame)), lambda words: write_answer(request, Answer(words))
+    call_guarded(
+        lambda: write_answer(request, make_answer(request, frame)), lambda words: write_answer(request, Answer(words))
     )
 
 
 def answer_remotely() -> None:
     """Answer the question of another process whose file Python runs in this one."""
-    request = waiting_for(os.getpid())
+    request = take_request(os.getpid())
     remote = "<string>", f"/tmp/byname-{os.getuid()}"
-    own = (one for one in outwards(sys._getframe(1)) if not one.f_code.co_filename.startswith(remote))
+    own = (one for one in walk_frames(sys._getframe(1)) if not one.f_code.co_filename.startswith(remote))
     if request is not None:
         answer_request(request, next(own, None))
 
@@ -123,7 +123,7 @@ def _thread(name: str, innermost: FrameType) -> ThreadNow:
 
 def _module(frames: Sequence[FrameType]) -> str:
     """Return the innermost module that is being called: its path in the outermost one, and the classes of both."""
-    calls = [dict(locals_of(frame)).get("self") for frame in frames if frame.f_code is CODE_OF_A_MODULES_CALL]
+    calls = [dict(locals_of(frame)).get("self") for frame in frames if frame.f_code is MODULE_CALL_CODE]
     modules = [one for one in calls if isinstance(one, nn.Module)]
     if not modules:
         return ""
@@ -145,7 +145,7 @@ def answer_signals() -> None:
     before = signal.getsignal(number)
     if before is None:
         raise CommandError("--census-on-signal: SIGUSR1 is already handled outside Python (faulthandler.register?)")
-    ready()
+    preload()
     ours = _answering(before)
     signal.signal(number, ours)
     signal.siginterrupt(number, False)  # else system calls of C++ code that does not expect it come back with EINTR
@@ -161,7 +161,7 @@ def _answering(before: Any) -> Callable[[int, FrameType | None], None]:
     answering: list[bool] = []
 
     def look(frame: FrameType | None) -> None:
-        request = waiting_for(os.getpid())
+        request = take_request(os.getpid())
         if request is not None:
             return answer_request(request, frame)
         _write(f"census of process {os.getpid()}{where(frame)}\n{census_text(census(), 20)}")
@@ -171,7 +171,7 @@ def _answering(before: Any) -> Callable[[int, FrameType | None], None]:
         if not answering:  # else it came while the last one is answered
             answering.append(True)
             try:
-                unnoticed(lambda: unnoticed(lambda: look(frame), _write), lambda _: None)  # where nobody listens
+                call_guarded(lambda: call_guarded(lambda: look(frame), _write), lambda _: None)  # where nobody listens
             finally:
                 answering.clear()
         if callable(before):
@@ -184,7 +184,7 @@ def _write(words: str) -> None:
     """Write to the standard error without its buffer, as the handler may have interrupted a write to that."""
     stream = sys.__stderr__
     if stream is not None and not stream.closed:
-        text = fitted(f"byname: {printable_lines(words)}", width_of(stream))
+        text = wrap_text(f"byname: {printable_lines(words)}", terminal_width(stream))
         rest = f"{text}\n".encode(stream.encoding, "backslashreplace")
         while rest:
             rest = rest[os.write(stream.fileno(), rest) :]

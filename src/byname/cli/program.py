@@ -23,7 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from byname.cli.command import CommandError
-from byname.source.tracebacks import clean, frames
+from byname.source.tracebacks import frames, strip_byname_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ _run_as_main: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
 """What ``python -m`` calls, in this way in every version; `runpy.run_module` would end with a cleared module."""
 
 
-def ended_with(program: Program, watchers: Sequence[AbstractContextManager[object]]) -> BaseException | None:
+def run_to_end(program: Program, watchers: Sequence[AbstractContextManager[object]]) -> BaseException | None:
     """Run a program inside contexts, the outermost first, and return the error, in its own words, that it failed with.
 
     Raises:
@@ -146,7 +146,7 @@ def ended_with(program: Program, watchers: Sequence[AbstractContextManager[objec
 
         passed_the_program = any(not is_torch(one.file) for one in frames(error))
         if passed_the_program or isinstance(error, SyntaxError):  # otherwise byname itself has failed
-            clean(error)
+            strip_byname_frames(error)
         while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == _RUNPY:
             error.__traceback__ = error.__traceback__.tb_next
         return error
@@ -181,7 +181,7 @@ def _call_hook(error: BaseException) -> None:
     except SystemExit:
         raise
     except BaseException as another:  # noqa: BLE001 - the program's hook
-        clean(another)
+        strip_byname_frames(another)
         print("Error in sys.excepthook:", file=sys.stderr)
         _show(another)
         print("\nOriginal exception was:", file=sys.stderr)

@@ -16,7 +16,7 @@ from torch import nn
 
 from byname.cli.command import CommandError, say
 from byname.cli.program import Program, codes_of
-from byname.cli.watcher import Calls, Watcher, failure, unnoticed, where
+from byname.cli.watcher import Calls, Watcher, call_guarded, failure, where
 from byname.errors import BynameError
 from byname.model.methods import Namespace
 from byname.model.where import unwrapped
@@ -26,7 +26,7 @@ from byname.reading.objects import attributes_of
 from byname.recording.program_functions import ProgramFunctions
 from byname.recording.record import record
 from byname.recording.recording_file import needs_h5py
-from byname.source.code import definition_of, stands_for
+from byname.source.code import definition_of, original_code
 from byname.table import counted
 from byname.text import printable
 from byname.undo import Patch
@@ -61,8 +61,8 @@ class Recorded(Watcher):
             raise CommandError(f"--record: {error}", exit_code=2) from None
         _check_file(Path(to), overwrite=bool(options.get("overwrite")))
         self._near: list[str] = []
-        self._born = None if self._kind else self._among_functions(program, places)
-        super().__init__(Calls(self._look) if self._born is None else self._born)
+        self._functions = None if self._kind else self._find_functions(program, places)
+        super().__init__(Calls(self._look) if self._functions is None else self._functions)
         self.file = Path(to).absolute()  # wherever the program goes
         self._to, self._options = to, options
         self._recorder: Recorder | None = None
@@ -72,8 +72,8 @@ class Recorded(Watcher):
 
     def __enter__(self) -> None:
         super().__enter__()
-        if (born := self._born) is not None:
-            unnoticed(lambda: self._begin(born.root, None), say)
+        if (functions := self._functions) is not None:
+            call_guarded(lambda: self._begin(functions.root, None), say)
 
     def _look(self, module: nn.Module, outermost: bool) -> bool:
         """Return whether a module is the model; then it is recorded from now on."""
@@ -88,7 +88,7 @@ class Recorded(Watcher):
             self._called.setdefault(type(module if model is None else model).__name__)
         if model is None or not self._fits(model, outermost):
             return False
-        unnoticed(lambda: self._begin(module, model), say)
+        call_guarded(lambda: self._begin(module, model), say)
         if self._recorder is None:
             self._refused[id(module)] = weakref.ref(module)
         return self._recorder is not None
@@ -103,29 +103,31 @@ class Recorded(Watcher):
         try:
             recorder = record(module, self._paths, to=self.file, **self._options)
         except BynameError as error:
-            return self._tell(f"not recorded: {error}")
-        recorder.tell(lambda error: self._tell(f"{'' if isinstance(error, Warning) else 'not recorded: '}{error}"))
+            return self._say_once(f"not recorded: {error}")
+        recorder.report_errors_to(
+            lambda error: self._say_once(f"{'' if isinstance(error, Warning) else 'not recorded: '}{error}")
+        )
         self._recorder = recorder
         what = "variables of functions" if model is None else f"{type(model).__name__}{where(sys._getframe())}"
-        return self._tell(f"records {what} to {self._to}")
+        return self._say_once(f"records {what} to {self._to}")
 
-    def _tell(self, words: str) -> None:
+    def _say_once(self, words: str) -> None:
         if words not in self._said:
             self._said[words] = None
             say(printable(words))
 
     def at_end(self, error: BaseException | None) -> None:
         if self._recorder is None:
-            return self._tell("; ".join([f"nothing was recorded: {self._why_no_model()}", *self._near]))
+            return self._say_once("; ".join([f"nothing was recorded: {self._why_no_model()}", *self._near]))
         failed = failure(error)
         try:
             self._recorder.__exit__(None if failed is None else type(failed), failed, None)
         except BynameError as wrong:
-            return self._tell(str(wrong))
+            return self._say_once(str(wrong))
         found = self._recorder.results
         records = sum(len(series) for series in found.values())
         places = counted(len(found), "place")
-        return self._tell(f"recorded {counted(records, 'record')} of {places}: byname show {self._to}")
+        return self._say_once(f"recorded {counted(records, 'record')} of {places}: byname show {self._to}")
 
     def _why_no_model(self) -> str:
         called = [*self._called]
@@ -135,14 +137,14 @@ class Recorded(Watcher):
         kind = f"no {self._kind} that was called has these" if self._kind else "no module that was called has all"
         return f"{kind} paths; {seen}"
 
-    def _among_functions(self, program: Program, places: Sequence[Place]) -> BornReporting | None:
+    def _find_functions(self, program: Program, places: Sequence[Place]) -> FunctionTemplates | None:
         """Return what has the functions of a program report variables; None if no path names one."""
-        born = BornReporting(program, places)
-        lacking = {str(place): why for place in places if (why := born.lacks(place))}
+        functions = FunctionTemplates(program, places)
+        lacking = {str(place): why for place in places if (why := functions.why_missing(place))}
         self._near = [why.partition(". ")[0] for why in lacking.values() if "close to it" in why]
         others = [*lacking]
         if not 0 < len(others) < len(places):
-            return None if others else born
+            return None if others else functions
         raise CommandError(
             f"--record: {', '.join(others)} is not a variable of a function, but the other paths are: a file has "
             "either variables of functions or places of a model",
@@ -167,7 +169,7 @@ def _check_file(file: Path, *, overwrite: bool) -> None:
 _LOADER: Any = next(one for one in SourceFileLoader.__mro__ if "get_code" in vars(one))
 
 
-class BornReporting:
+class FunctionTemplates:
     """The functions that a program will define, read from the code of its script and of the modules that paths name.
 
     Each has a template, a function with its code that never runs. What observes the template changes its code, and from
@@ -192,7 +194,7 @@ class BornReporting:
                     break
                 self._fill(self.root.child(*name.split(".")), code)
 
-    def lacks(self, place: Place) -> str:
+    def why_missing(self, place: Place) -> str:
         """Return why a path names no variable of these functions, with the closest that do; "" if it names some."""
         try:
             ProgramFunctions(self.root).find(place)
@@ -225,7 +227,7 @@ class BornReporting:
         if all(one is other for one, other in zip(consts, code.co_consts, strict=True)):
             return code
         made = code.replace(co_consts=consts)
-        stands_for[made] = code
+        original_code[made] = code
         return made
 
     def _fill(self, node: Namespace, code: CodeType) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from byname.cli.ask import add_pid, print_answer
 from byname.cli.command import CommandError, cause, positive
-from byname.cli.program import Program, ended_with, module, report, script
+from byname.cli.program import Program, module, report, run_to_end, script
 
 if TYPE_CHECKING:
     from byname.cli.json_lines import FindingsFile
@@ -75,7 +75,7 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
     from byname.cli.spawned import Spawned
     from byname.cli.watcher import PrintedFindings
     from byname.diagnose.explaining import Explaining
-    from byname.diagnose.handbook import heeded
+    from byname.diagnose.handbook import filter_ignored
 
     if options.ignore and not (options.check or options.non_finite):
         raise CommandError("--ignore needs --check or --non-finite", exit_code=2)
@@ -92,8 +92,8 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
 
     files.append(PrintedFindings())
 
-    def tell(finding: Finding) -> None:
-        for kept in heeded(finding, options.ignore):
+    def report_finding(finding: Finding) -> None:
+        for kept in filter_ignored(finding, options.ignore):
             for file in files:
                 file.found(kept)
 
@@ -102,7 +102,7 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
         from byname.tracking.tracker import track
 
         watchers.append(track(allocations=True))
-    checked, non_finite = (tell if wanted else None for wanted in (options.check, options.non_finite))
+    checked, non_finite = (report_finding if wanted else None for wanted in (options.check, options.non_finite))
     watchers.append(Explaining(checked=checked, non_finite=non_finite))
     watchers.append(Spawned({name: getattr(options, name) for name in ("check", "non_finite", "ignore")}))
     return watchers if recorded is None else [*watchers, recorded]
@@ -205,7 +205,7 @@ def run_program(
 
         answer_signals()
     program.take_place()
-    error = ended_with(program, watchers)
+    error = run_to_end(program, watchers)
     return 0 if error is None else report(error)
 
 

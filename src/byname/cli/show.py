@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from byname.cli.command import CommandError, positive, say, show
 from byname.errors import BynameError
-from byname.text import fitted, printable, table_width, width_of
+from byname.text import printable, table_width, terminal_width, wrap_text
 
 if TYPE_CHECKING:
     from byname.comparing.diff import Diff
@@ -103,9 +103,9 @@ class FinishCommand:
 
 def _print_places(recording: Recording, options: argparse.Namespace) -> None:
     few = options.ranges or sum(row["bytes"] for row in recording.rows()) <= SMALL
-    width = width_of(sys.stdout)
+    width = terminal_width(sys.stdout)
     for label, words in _header(recording, options.file):
-        lines = fitted(printable(words), None if width is None else width - len(label)).split("\n")
+        lines = wrap_text(printable(words), None if width is None else width - len(label)).split("\n")
         print(label + f"\n{' ' * len(label)}".join(lines))
     show(recording.head(options.top, width=table_width(sys.stdout), ranges=few and not options.no_ranges))
     if not few and not options.no_ranges:

@@ -36,7 +36,7 @@ def tail(name: str, *, in_json: bool = False) -> int:
     The file need not be there yet. A line is a JSON object, or in words; then a terminal also shows sparklines.
     """
     before: dict[str, int] = {}
-    course = Sparklines() if sys.stdout.isatty() and not in_json else None
+    sparklines = Sparklines() if sys.stdout.isatty() and not in_json else None
     try:
         for recording in states(name):
             rows = recording.rows(ranges=False)
@@ -47,9 +47,9 @@ def tail(name: str, *, in_json: bool = False) -> int:
                 continue
             if any(came.values()):
                 print(_line(rows, came), flush=True)
-                if course is not None:
-                    course.add(recording, came)
-                    print("\n".join(course.lines(table_width(sys.stdout))), flush=True)
+                if sparklines is not None:
+                    sparklines.add(recording, came)
+                    print("\n".join(sparklines.lines(table_width(sys.stdout))), flush=True)
             if recording.ended:
                 state = "complete" if recording.complete else f"not complete: {'; '.join(recording.missing)}"
                 show(f"{printable(name)} is closed and {state}")

@@ -23,7 +23,7 @@ from byname.cli.command import say
 from byname.diagnose.finding import Finding
 from byname.memory.census import Census, census
 from byname.naming.name import quote_all
-from byname.reading.frames import frame_of_the_program
+from byname.reading.frames import program_frame
 from byname.reading.quiet import dynamo_skip
 from byname.source.tracebacks import frames
 from byname.table import counted, text
@@ -33,8 +33,10 @@ from byname.tracing.muted import is_muted
 from byname.undo import Patch, Undo
 
 
-def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: type[BaseException] = Exception) -> None:
-    """Call a function that looks at the program; give `tell` a sentence about an error of it, and raise nothing.
+def call_guarded(
+    look: Callable[[], None], report: Callable[[str], None], *, also: type[BaseException] = Exception
+) -> None:
+    """Call a function that looks at the program; give `report` a sentence about an error of it, and raise nothing.
 
     An error of another signal handler of the program is raised, and so is Ctrl-C, unless `also` has its class.
     """
@@ -43,7 +45,7 @@ def unnoticed(look: Callable[[], None], tell: Callable[[str], None], *, also: ty
     except (Exception, also) as error:  # the program goes on, whatever goes wrong in a look at it
         if _from_a_handler(error):
             raise
-        tell(printable(f"could not look at the program: {type(error).__name__}: {error}"))
+        report(printable(f"could not look at the program: {type(error).__name__}: {error}"))
 
 
 class Hooked(Protocol):
@@ -64,7 +66,7 @@ class Watcher:
     """
 
     def __init__(self, *hooks: Hooked) -> None:
-        ready()
+        preload()
         self._hooks = hooks
         self._process = os.getpid()
 
@@ -86,7 +88,7 @@ class Watcher:
         for one in self._hooks:
             one.end()
         if self.in_its_process():
-            unnoticed(lambda: self.at_end(error), say, also=KeyboardInterrupt)
+            call_guarded(lambda: self.at_end(error), say, also=KeyboardInterrupt)
 
 
 class PrintedFindings(Watcher):
@@ -143,12 +145,12 @@ def census_text(found: Census, top: int, width: int | None = None) -> str:
 
 def where(frame: FrameType | None) -> str:
     """Return the line of the program that runs, as `` at train.py:14``; empty if none does."""
-    frame = frame_of_the_program(frame)
+    frame = program_frame(frame)
     return "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 @functools.cache
-def ready() -> None:
+def preload() -> None:
     """Import everything that a look needs, so that none of it is imported in the middle of the program."""
     census()
     text([{"": ""}], width=table_width(None))

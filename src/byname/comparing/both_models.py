@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_map_only
 
 from byname.codec import bytes_of
 from byname.comparing.difference import Tolerance, measured
-from byname.comparing.records import Side
+from byname.comparing.records import RecordedRun
 from byname.errors import NotStorableError
-from byname.model.module_tree import modules_by_path, own_state, under
+from byname.model.module_tree import join_path, modules_by_path, own_state
 from byname.model.select import select
 from byname.model.where import unwrapped
 from byname.reading.modules import own_parameters, parameters_in
@@ -24,8 +24,8 @@ from byname.reading.tensor import storage_key
 from byname.recording.series import Series
 from byname.recording.values.copy import plain_copy
 from byname.text import note_on
-from byname.tracing.preserve import arguments_of, copied_arguments, labelled, rehearsal
-from byname.tracing.tracer import refuse_unfinished
+from byname.tracing.preserve import arguments_of, copied_arguments, isolated_run, labelled
+from byname.tracing.tracer import refuse_lazy_modules
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 
@@ -46,7 +46,7 @@ class ModelRun:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self._root = model, unwrapped(model)
-        refuse_unfinished(self._root)
+        refuse_lazy_modules(self._root)
         self.name = type(self._root).__name__
         self.modules = modules_by_path(self._root)
         self.kinds: dict[str, str] = {}
@@ -55,7 +55,7 @@ class ModelRun:
         for kind in ("parameter", "buffer"):
             for path, module in self.modules.items():
                 for name, tensor in own_state(module, kind).items():
-                    place, value = under(path, name), tensor.detach()
+                    place, value = join_path(path, name), tensor.detach()
                     if self._is_dense(place, value):
                         self.kinds[place], self.state[place] = kind, value
         self.values: dict[str, list[Tensor]] = {}
@@ -80,7 +80,7 @@ class ModelRun:
 
     def run(self, example: Any, *, bring: bool) -> None:
         """Run the model beside the program, and keep what passes; `bring` the batch to its device and dtype."""
-        with rehearsal(self._root, self):
+        with isolated_run(self._root, self):
             given = copied_arguments(arguments_of(example), self._root, [*self.modules.values()])
             args, kwargs = tree_map_only(Tensor, self._brought, given) if bring else given
             handle = attach(self.model, select.all, self, reads=True)
@@ -132,13 +132,13 @@ class ModelRun:
         tensor = tensor.to(next(iter(devices))) if len(devices) == 1 else tensor
         return tensor.to(next(iter(dtypes))) if len(dtypes) == 1 and tensor.is_floating_point() else tensor
 
-    def recorded(self) -> Side:
+    def recorded(self) -> RecordedRun:
         """Return the state and the values as a recording of one iteration."""
         series = {}
         for path, values in ({path: [tensor] for path, tensor in self.state.items()} | self.values).items():
             zeros, calls, modes = [0] * len(values), [*range(len(values))], ["train"] * len(values)
             series[path] = Series(path, values, zeros, zeros, calls, modes, [tuple(one.shape) for one in values])
-        return Side(self.name, series, turns=self.turns, kinds=self.kinds)
+        return RecordedRun(self.name, series, turns=self.turns, kinds=self.kinds)
 
     def content(self, path: str) -> str:
         """Return a text that is the same for layers with the same parameters, also in another precision.
@@ -155,7 +155,7 @@ class ModelRun:
         return found.hexdigest()
 
 
-def leave_out_other_operations(a: ModelRun, b: ModelRun, same: Mapping[str, str]) -> list[str]:
+def drop_unequal_operations(a: ModelRun, b: ModelRun, same: Mapping[str, str]) -> list[str]:
     """Forget the operations of modules that do not run the same ones in both; return the paths of these modules in a.
 
     Operations are counted: with one more before it, ``transpose_3`` would be another than ``transpose_3``.

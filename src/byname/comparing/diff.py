@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from byname.analyse.evaluation import followed
-from byname.comparing.both_models import ModelRun, leave_out_other_operations, path_in_b, reason, renamed
+from byname.analyse.evaluation import with_progress
+from byname.comparing.both_models import ModelRun, drop_unequal_operations, path_in_b, reason, renamed
 from byname.comparing.difference import DIFFERENT, EQUAL, ONLY, UNCOMPARED, WITHIN, PlaceDiff, Tolerance, earliest
-from byname.comparing.records import Comparison, Side
+from byname.comparing.records import Comparison, RecordedRun
 from byname.errors import BadArgumentError
 from byname.recording.recorder import Recorder
 from byname.recording.recording import Recording
@@ -65,7 +65,7 @@ class Diff(Rows[PlaceDiff]):
         a, b = self.names
         if self.first is not None:
             what = f"{self.first.kind} " if self.first.kind != "value" else ""
-            return f"{a} (a) and {b} (b) differ first in {what}{self.first.where()}: {self.first.much()}"
+            return f"{a} (a) and {b} (b) differ first in {what}{self.first.where()}: {self.first.describe_error()}"
         both = [one for one in self.items if one.state in (EQUAL, WITHIN)]
         values = f"{counted(sum(one.records for one in both), 'value')} of {counted(len(both), 'place')}"
         what = f"are {_alike(both) if self.exact else 'equal'}{'' if self.equal else ' where both have values'}"
@@ -80,7 +80,7 @@ class Diff(Rows[PlaceDiff]):
         if state and not any(one.counts for one in state):
             yield f"all {counted(len(state), 'parameter or buffer', 'parameters and buffers')} are {_alike(state)}"
         if first is not None and first is not self.first:
-            yield f"the first output that differs is {first.where()}: {first.much()}"
+            yield f"the first output that differs is {first.where()}: {first.describe_error()}"
         if self.before:
             near = [one for one in self.items if one.path in self.before and one.kind == "value"]
             names = ", ".join(f"`{one}`" for one in self.before)
@@ -150,7 +150,7 @@ def diff(a: Any, b: Any, *, example: Any = None, tolerance: Any = None) -> Diff:
         return _of(Comparison(*sides, allowed), {}, lambda *_: "")
 
 
-def _run(given: Any, name: str, stack: ExitStack) -> Side:
+def _run(given: Any, name: str, stack: ExitStack) -> RecordedRun:
     """Return the recording that an argument means; one that is opened here is closed with the stack."""
     if isinstance(given, str | os.PathLike):
         name, given = Path(given).name, stack.enter_context(opened(given))
@@ -160,11 +160,11 @@ def _run(given: Any, name: str, stack: ExitStack) -> Side:
     found = {found.path: found} if isinstance(found, Series) else found
     if isinstance(found, Mapping) and all(isinstance(one, Series) for one in found.values()):
         cut = isinstance(given, Recorder) or (isinstance(given, Recording) and not given.complete)
-        return Side(name, found, cut=cut)
+        return RecordedRun(name, found, cut=cut)
     raise BadArgumentError(f"diff() takes recordings (paths, recorders, results) or models, not {type(given).__name__}")
 
 
-def _longer(a: Side, b: Side) -> Iterator[str]:
+def _longer(a: RecordedRun, b: RecordedRun) -> Iterator[str]:
     """Yield which of the two runs goes further."""
     for mode, rank in sorted({*a.last, *b.last}):
         last = [run.last.get((mode, rank), -1) for run in (a, b)]
@@ -180,7 +180,7 @@ def _of_models(models: Sequence[nn.Module], example: Any, tolerance: Tolerance) 
     for run in runs:
         run.run(example, bring=a.home != b.home)
     same = renamed(a, b)
-    others = listed([*map(_named, leave_out_other_operations(a, b, same))], 6)
+    others = listed([*map(_named, drop_unequal_operations(a, b, same))], 6)
     notes = [f"operations differ in a and b and are not compared: those of {others}"] if others else []
     notes += [*_matched(same), *dict.fromkeys([*a.notes, *b.notes])]
     why = partial(reason, a, b, tolerance)
@@ -208,7 +208,7 @@ def _of(comparison: Comparison, same: Mapping[str, str], why: Callable[..., str]
     a.modes = b.modes if a.modes is None else a.modes
     names = {path: path if path in b.places else path_in_b(path, same) for path in a.order}
     items, taken = [], set()
-    for path, other in followed(names.items(), "diff"):
+    for path, other in with_progress(names.items(), "diff"):
         row = PlaceDiff(path, a.kinds.get(path, "value"), ONLY[0])
         if other in b.places and (other == path or other not in a.places):
             row = comparison.place(path, other)

@@ -24,15 +24,17 @@ EQUAL, WITHIN, DIFFERENT, UNCOMPARED = "equal", "within tolerance", "different",
 ONLY = "only in a", "only in b"
 
 
-def _figure(key: str, spare: int = 0) -> Column:
-    return Column(key, spare, show=lambda one: None if getattr(one, key) is None else float(f"{getattr(one, key):.3g}"))
+def _figure(key: str, drop_order: int = 0) -> Column:
+    return Column(
+        key, drop_order, show=lambda one: None if getattr(one, key) is None else float(f"{getattr(one, key):.3g}")
+    )
 
 
-def _of(part: str, whole: str, title: str, spare: int) -> Column:
+def _of(part: str, whole: str, title: str, drop_order: int) -> Column:
     def shown(one: Any) -> str:
         return f"{getattr(one, part):,} of {getattr(one, whole):,}" if getattr(one, part) else ""
 
-    return Column(part, spare, show=shown, title=title)
+    return Column(part, drop_order, show=shown, title=title)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +94,21 @@ class PlaceDiff(Tabled):
         Column("state"),
         Column("counts", printed=False),
         Column("iteration"),
-        Column("mode", spare=1),
-        Column("rank", spare=2),
-        Column("call", spare=4),
+        Column("mode", drop_order=1),
+        Column("rank", drop_order=2),
+        Column("call", drop_order=4),
         _figure("error"),
-        _figure("relative", spare=6),
+        _figure("relative", drop_order=6),
         _of("elements", "size", "elements", 5),
         Column("size", printed=False),
         Column("nan", show=lambda one: one.nan or None, title="NaN"),
         _of("differ", "records", "values", 7),
         Column("records", printed=False),
-        _figure("largest", spare=3),
+        _figure("largest", drop_order=3),
         Column("what"),
     )
 
-    def much(self) -> str:
+    def describe_error(self) -> str:
         words = [] if self.error is None else [f"error {self.error:.3g} (relative {self.relative:.3g})"]
         words += [f"in {self.elements:,} of {self.size:,} elements"] if self.elements else []
         words += [f"{self.nan:,} NaN in only one"] if self.nan else []

@@ -40,7 +40,7 @@ def moments_of(series: Series) -> Array:
     return np.stack([*columns], axis=1)
 
 
-class Side:
+class RecordedRun:
     """One of the two recordings, or the run of one of the two models.
 
     Args:
@@ -109,8 +109,8 @@ class Side:
 class Comparison:
     """Two runs, and the tolerance with which they are compared."""
 
-    a: Side
-    b: Side
+    a: RecordedRun
+    b: RecordedRun
     tolerance: Tolerance
 
     def place(self, path: str, other: str) -> PlaceDiff:

@@ -47,14 +47,14 @@ class Cause(Generic[C]):
         id: the identifier, as in `Finding.cause`.
         when: whether the case may be about this cause, which is quick to tell.
         facts: yields the facts of each problem of this kind; nothing where the evidence is missing.
-        says: the sentence about these facts.
+        template: the sentence about these facts.
         remedy: the sentence about what to write instead.
     """
 
     id: str
     when: Callable[[C], bool]
     facts: Callable[[C], Iterable[Facts]]
-    says: str
+    template: str
     remedy: str
 
     def findings(self, case: C) -> list[Finding]:
@@ -65,7 +65,7 @@ class Cause(Generic[C]):
 
     def finding(self, facts: Facts) -> Finding:
         """Return the finding that states some facts; ``details`` among them are further lines of it."""
-        said, remedy = tell(self.says, **facts), tell(self.remedy, **facts)
+        said, remedy = render(self.template, **facts), render(self.remedy, **facts)
         sites = said.sites if facts["noticed"] is None else (*said.sites, facts["noticed"])
         mentioned = {**said.facts, **remedy.facts}
         return Finding(self.id, str(said), said.names, sites, str(remedy), facts.get("details", ()), mentioned)
@@ -76,7 +76,7 @@ def always(case: object) -> bool:
     return True
 
 
-def nothing_more(case: object) -> Iterable[Facts]:
+def no_extra_facts(case: object) -> Iterable[Facts]:
     """Return no further facts, for a sentence with only the facts that every sentence of the table may mention."""
     return ({},)
 
@@ -109,20 +109,20 @@ class Subject(NamedTuple):
     site: Site | None
 
 
-def tell(words: str, /, **facts: Any) -> Sentence:
+def render(words: str, /, **facts: Any) -> Sentence:
     """Return a sentence with facts in place of its braces.
 
-    >>> sentence = tell("{names} {names:has|have} no gradient{made:at}", names=(Name("w", "local"),), made=None)
+    >>> sentence = render("{names} {names:has|have} no gradient{made:at}", names=(Name("w", "local"),), made=None)
     >>> sentence, [str(name) for name in sentence.names]
     ('`w` has no gradient', ['w'])
     """
-    teller = _Teller()
-    sentence = Sentence(teller.vformat(words, (), facts))
-    sentence.names, sentence.sites, sentence.facts = tuple(teller.names), tuple(teller.sites), teller.facts
+    formatter = _Renderer()
+    sentence = Sentence(formatter.vformat(words, (), facts))
+    sentence.names, sentence.sites, sentence.facts = tuple(formatter.names), tuple(formatter.sites), formatter.facts
     return sentence
 
 
-class _Teller(string.Formatter):
+class _Renderer(string.Formatter):
     """Formatter of sentences, which remembers the names and lines among the facts that it prints, each fact once."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class Raised:
         return True
 
 
-def before_it_runs(case: Failed) -> bool:
+def is_before_backward(case: Failed) -> bool:
     """Return whether there is no error: when a cause is looked for before a backward call."""
     return case.error is None
 

@@ -19,7 +19,7 @@ from byname.diagnose.causes.not_reached import DDP_UNUSED, DETACHED, NO_GRAD_PAT
 from byname.diagnose.causes.ownership import OWNERSHIP
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
-from byname.diagnose.handbook import heeded, known_causes
+from byname.diagnose.handbook import filter_ignored, known_causes
 from byname.errors import BadArgumentError, NotATensorError
 from byname.model.items import tensors_in
 from byname.model.operations import operation_name
@@ -30,9 +30,9 @@ from byname.reading.tensor import is_tensor
 from byname.source.location import Instruction, locate
 from byname.text import note_on
 from byname.tracing.eager import EAGERLY
-from byname.tracing.muted import example_running
+from byname.tracing.muted import mute_all
 from byname.tracing.preserve import arguments_of, copied_arguments, restored
-from byname.tracing.tracer import call_model, line_in_the_model
+from byname.tracing.tracer import call_model, model_instruction
 
 
 def check(
@@ -84,7 +84,7 @@ def check(
     with DisableTorchFunction(), collection_paused():
         found = problems(context)
     found += [one for cause in OF_AN_EXAMPLE for one in cause.findings(runs)] if runs is not None else []
-    return [one for finding in found for one in heeded(finding, ignored)]
+    return [one for finding in found for one in filter_ignored(finding, ignored)]
 
 
 def problems(context: FailureContext) -> list[Finding]:
@@ -117,7 +117,7 @@ class Computed(NamedTuple):
     output: torch.Tensor
 
 
-class _Listening(TorchFunctionMode):
+class _OutputRecorder(TorchFunctionMode):
     """Keeps the outputs of all operations."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class _Listening(TorchFunctionMode):
         for _, tensor in tensors_in(result) if name is not None else ():
             self._left -= tensor.numel()
             if self._left > 0:
-                line = line_in_the_model(sys._getframe(1))
+                line = model_instruction(sys._getframe(1))
                 self.computed.append(Computed(str(name), line, tensor.detach().clone()))
         return result
 
@@ -170,7 +170,7 @@ class TwoRuns:
             The tensors in the output, and the outputs of the operations in the order of execution.
         """
         modules = modules_in(self.model)
-        with example_running(), restored(self.model), EAGERLY.held(), torch.no_grad(), _Listening() as mode:
+        with mute_all(), restored(self.model), EAGERLY.held(), torch.no_grad(), _OutputRecorder() as mode:
             args, kwargs = copied_arguments((args, kwargs), self.model, modules)
             for _, tensor in tensors_in([args, kwargs]):
                 if dim is not None and tensor.dim() > dim:

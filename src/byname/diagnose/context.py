@@ -22,7 +22,7 @@ from byname.naming.history import name_around
 from byname.naming.name import Name
 from byname.naming.names import NameIndex, find
 from byname.naming.search import Targets
-from byname.reading.frames import Line, called_from, locals_of, passed_by, variables_of
+from byname.reading.frames import Line, frames_of_error, helper_caller, locals_of, variables_of
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
@@ -57,7 +57,7 @@ class FailureContext:
     match: re.Match[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.passed = [] if self.error is None else passed_by(self.error)
+        self.passed = [] if self.error is None else frames_of_error(self.error)
         self._evidence: dict[Any, Any] = {}
 
     def about(self, models: Sequence[nn.Module] = (), optimizers: Sequence[Any] = ()) -> FailureContext:
@@ -107,18 +107,18 @@ class FailureContext:
         return engine_order(self.walk, self.needed)
 
     @cached_property
-    def noticed(self) -> Site | None:
+    def error_site(self) -> Site | None:
         """The user's line at which the error came up; for a failed backward, the line that called it."""
         user = self._users_frame
         return None if user is None else locate(user.code, user.instruction, self._caller(user)).site
 
     @property
     def known(self) -> dict[str, Any]:
-        return {"noticed": self.noticed}
+        return {"noticed": self.error_site}
 
     def _caller(self, passed: PassedFrame) -> Instruction | None:
         """Return the instruction that called the function of a frame; None if that function is not a helper."""
-        called = called_from(passed.frame)
+        called = helper_caller(passed.frame)
         outer = self.passed[self.passed.index(passed) + 1 :]
         # not called[1]: a frame that handles the error has gone on since
         calls = ((one.code, one.instruction) for one in outer if called and one.code is called[0])
@@ -274,7 +274,7 @@ def _is_torch(file: str) -> bool:
 
 def context_of(error: BaseException, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> FailureContext:
     """Return the context of an error, with the graph that the engine was working on, as read from the traceback."""
-    calls = (engine_call(one.frame) for one in passed_by(error))
+    calls = (engine_call(one.frame) for one in frames_of_error(error))
     roots, inputs = next((call for call in calls if call is not None), ((), ()))
     return FailureContext(roots, inputs, models, optimizers, error)
 
@@ -345,8 +345,8 @@ class FailingExpression(NamedTuple):
 
 def assigned_on(line: Line) -> Name | None:
     """Return the variable that the statement on a line assigns, as the name of what is computed there."""
-    spot, code = line.spot, line.code
-    return None if spot is None or code is None else name_around(spot, code)
+    expr, code = line.expr, line.code
+    return None if expr is None or code is None else name_around(expr, code)
 
 
 def parsed(statement: str) -> ast.stmt | None:

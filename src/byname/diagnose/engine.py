@@ -22,7 +22,7 @@ from byname.autograd.order import nodes_leading_to
 from byname.autograd.slots import has_freed_slot
 from byname.autograd.walk import ACCUMULATE, Node, has_graph, leaf_tensors, nodes_behind
 from byname.memory.oom import RESERVE
-from byname.reading.frames import Line, line_of, programs_frame
+from byname.reading.frames import Line, reported_frame, user_line
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
 from byname.tracking.lookup import SiteLookup
@@ -41,11 +41,11 @@ class BackwardCall(NamedTuple):
     creates: bool = False  # it makes a graph of the gradients: ``create_graph=True``
 
 
-Ended: TypeAlias = Callable[[BaseException | None], None]
+EndCallback: TypeAlias = Callable[[BaseException | None], None]
 """A function that the engine's wrapper calls after a run, with its error or None."""
 
 
-Listener: TypeAlias = Callable[[BackwardCall, Sequence[Any], Sequence[Any]], Ended | None]
+Listener: TypeAlias = Callable[[BackwardCall, Sequence[Any], Sequence[Any]], EndCallback | None]
 """A function that is called at the start of each run of the engine, in any thread, with its roots and inputs."""
 
 
@@ -54,7 +54,7 @@ class _Engine(Shared):
 
     def __init__(self) -> None:
         super().__init__(self._wrap, self._unwrap)
-        self._patches = [Patch(owner, _NAME, self._listened_to) for owner in (torch.autograd, torch.autograd.graph)]
+        self._patches = [Patch(owner, _NAME, self._engine_wrapper) for owner in (torch.autograd, torch.autograd.graph)]
         self._numbers = itertools.count()
 
     def _wrap(self) -> None:
@@ -65,13 +65,13 @@ class _Engine(Shared):
         for patch in reversed(self._patches):
             patch.remove()
 
-    def _listened_to(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _engine_wrapper(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @dynamo_skip
         @functools.wraps(original)
         def engine_run_backward(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            ended: list[Ended] = []
+            ended: list[EndCallback] = []
             try:
-                run, inputs = self._asked(args)
+                run, inputs = self._describe_run(args)
                 for listener in self.holders:
                     end = safely(listener, run, t_outputs, inputs)
                     ended[:0] = [] if end is None else [end]
@@ -86,9 +86,9 @@ class _Engine(Shared):
 
         return engine_run_backward
 
-    def _asked(self, args: Sequence[Any]) -> tuple[BackwardCall, Sequence[Any]]:
+    def _describe_run(self, args: Sequence[Any]) -> tuple[BackwardCall, Sequence[Any]]:
         retains, creates, inputs = _options(args)
-        line = line_of(programs_frame(sys._getframe(1)))
+        line = user_line(reported_frame(sys._getframe(1)))
         sequence, thread = torch._C._autograd._get_sequence_nr(), threading.get_ident()
         number = next(self._numbers)
         return BackwardCall(number, line, sequence, thread, not retains, bool(inputs), creates), inputs

@@ -18,7 +18,7 @@ from byname.diagnose.context import FailureContext, context_of
 from byname.diagnose.finding import Explanation, explained
 from byname.diagnose.nonfinite.backward import ANOMALY
 from byname.errors import BadArgumentError, NotAnErrorError
-from byname.reading.frames import revisiting
+from byname.reading.frames import treat_as_running
 from byname.reading.modules import models_of, optimizers_of
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.source.location import is_torch
@@ -55,19 +55,19 @@ def explain(error: BaseException | None = None, *, model: Any = None, optimizer:
     ('modified-in-place', 'h', 'h += 1')
     """
     models, optimizers = models_of(model), optimizers_of(optimizer)
-    asked = _in_flight() if error is None else error
-    if not issubclass(type(asked), BaseException):
-        raise NotAnErrorError(f"explain() expects an exception, but got {type(asked).__name__}")
-    known = explained(asked)
+    requested = _in_flight() if error is None else error
+    if not issubclass(type(requested), BaseException):
+        raise NotAnErrorError(f"explain() expects an exception, but got {type(requested).__name__}")
+    known = explained(requested)
     if known is not None:
         return known
-    with revisiting(asked), DisableTorchFunction(), collection_paused():
-        context = context_of(asked, models, optimizers)
+    with treat_as_running(requested), DisableTorchFunction(), collection_paused():
+        context = context_of(requested, models, optimizers)
         causes = ERRORS if context.passed and not _is_raised_by_the_user(context) else ()
         finding = next((finding for cause in causes for finding in cause.findings(context)), None)
     if finding is None:
-        sites = () if context.noticed is None else (context.noticed,)
-        return Explanation("unknown", f"byname has no explanation for this {type(asked).__name__}", (), sites)
+        sites = () if context.error_site is None else (context.error_site,)
+        return Explanation("unknown", f"byname has no explanation for this {type(requested).__name__}", (), sites)
     return Explanation(*(getattr(finding, field.name) for field in fields(finding)))
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
-from byname.diagnose.engine import ENGINE, BackwardCall, Ended, safely, stamp
+from byname.diagnose.engine import ENGINE, BackwardCall, EndCallback, safely, stamp
 from byname.diagnose.explain import explain
 from byname.diagnose.finding import Explanation, Finding, Note, explained
 from byname.diagnose.nonfinite.watch import FiniteWatch
@@ -18,7 +18,7 @@ from byname.errors import BadArgumentError
 from byname.memory.oom import RESERVE
 from byname.reading.modules import models_of, optimizers_of
 from byname.reading.objects import attributes_of
-from byname.source.tracebacks import clean, related
+from byname.source.tracebacks import error_chain, strip_byname_frames
 from byname.tracking.patches import NEW_THREADS
 from byname.tracking.tracker import track
 from byname.undo import Blocks, Undo
@@ -81,7 +81,7 @@ class Explaining:
         self._finite = None if non_finite is None else FiniteWatch(non_finite)
         self._tracker = track()
         self._tracker.listener = self._check
-        self._foretold: list[tuple[Finding, Explanation]] = []
+        self._predicted: list[tuple[Finding, Explanation]] = []
         self._blocks = Blocks()
 
     def __enter__(self) -> Explaining:
@@ -93,9 +93,9 @@ class Explaining:
         thread = self._thread
         block.add(NEW_THREADS.release, thread)
         NEW_THREADS.hold(thread)
-        beginning = self._beginning
-        block.add(ENGINE.release, beginning)
-        ENGINE.hold(beginning)
+        before_backward = self._before_backward
+        block.add(ENGINE.release, before_backward)
+        ENGINE.hold(before_backward)
         block.add(RESERVE.release, block)
         RESERVE.hold(block)
         if self._finite is not None:
@@ -118,9 +118,9 @@ class Explaining:
         except BaseException:
             self._blocks.leave(left)  # an interrupt may have come on the way
             raise
-        safely(self._tell_of_swallowed, error)
+        safely(self._report_swallowed, error)
         if error is not None:
-            safely(clean, error)
+            safely(strip_byname_frames, error)
 
     @contextmanager
     def _thread(self) -> Iterator[None]:
@@ -128,10 +128,10 @@ class Explaining:
         with self._tracker.in_thread(), nullcontext() if self._finite is None else self._finite.forward():
             yield
 
-    def _beginning(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> Ended:
+    def _before_backward(self, run: BackwardCall, roots: Sequence[Any], inputs: Sequence[Any]) -> EndCallback:
         """Check a backward call before it runs; return a function that explains its error and marks nodes after it."""
         RESERVE.reserve()
-        foretold = None if self._check is None else safely(self._check.before, run, roots)
+        predicted = None if self._check is None else safely(self._check.before, run, roots)
         done = Undo()
         try:
             if self._finite is not None:
@@ -148,27 +148,27 @@ class Explaining:
             finally:
                 if error is not None:
                     safely(self._note, error)
-                for finding in foretold or ():
-                    self._tell_unless_noted(finding, error)
+                for finding in predicted or ():
+                    self._report_unless_noted(finding, error)
                 stamp(run, roots, inputs, error is not None)
 
         return ended
 
-    def _tell_unless_noted(self, finding: Finding, error: BaseException | None) -> None:
-        """Report a finding that foretold an error, or keep it while the note on the error may be shown instead."""
+    def _report_unless_noted(self, finding: Finding, error: BaseException | None) -> None:
+        """Report a finding that predicted an error, or keep it while the note on the error may be shown instead."""
         why = None if error is None else explained(error)
         if why is not None and why.cause == finding.cause:
-            self._foretold.append((finding, why))
+            self._predicted.append((finding, why))
         elif self._check is not None:
-            safely(self._check.tell, finding)
+            safely(self._check.report_once, finding)
 
-    def _tell_of_swallowed(self, error: BaseException | None) -> None:
-        """Report findings that foretold errors which the program has caught, so that nobody may have seen a note."""
-        shown = [explained(one) for one in related(error)] if error is not None else []
-        foretold, self._foretold = self._foretold, []
-        for finding, why in foretold:
+    def _report_swallowed(self, error: BaseException | None) -> None:
+        """Report findings that predicted errors which the program has caught, so that nobody may have seen a note."""
+        shown = [explained(one) for one in error_chain(error)] if error is not None else []
+        predicted, self._predicted = self._predicted, []
+        for finding, why in predicted:
             if self._check is not None and not any(why is one for one in shown):
-                self._check.tell(finding)
+                self._check.report_once(finding)
 
     def _note(self, error: BaseException) -> None:
         """Add the explanation to an error that has none yet."""

@@ -16,9 +16,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from byname.diagnose.causes.not_reached import Use, last_use
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
-from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
+from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values
 from byname.naming.name import Name, at
-from byname.reading.frames import NO_LINE, Line, caller, line_of, programs_frame
+from byname.reading.frames import NO_LINE, Line, caller, reported_frame, user_line
 from byname.reading.modules import own_parameters, parameters_of
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact
@@ -32,12 +32,12 @@ CARRIED = 3
 MOST_NAMED = 200
 """Parameters that are named at a time, at most."""
 MOVED, PUT_BACK = "moved", "put back"
-"""Fates of the values of a parameter: a step changed them; they were the old ones again before the next step."""
+"""Outcomes of a step for a parameter's values: it changed them; they were the old ones again before the next step."""
 _WATCHED, _SMALL = 3, 4096
 """Parameters of an optimizer whose values are compared, and the numbers of each, at most."""
 
 
-class Flat(NamedTuple):
+class FlatOperation(NamedTuple):
     """An operation whose derivative is 0 everywhere, such as ``round``, and the line that calls it."""
 
     operation: str
@@ -60,10 +60,10 @@ class FollowedOptimizer:
         names: the names of some parameters, as they were at an early step, by ``id``.
         idle: the last steps in a row in which the learning rate of every group was 0.
         frozen: whether none of its parameters required grad at any step so far.
-        reaching: the line of the last backward call that reached one of its parameters.
+        backward_line: the line of the last backward call that reached one of its parameters.
         backwards: those calls, of the ones that were looked at.
-        fed: steps with a backward call before them, of those that were looked at, that had reached parameters.
-        lost: steps among these at which no parameter had a gradient.
+        backward_steps: the steps before which a backward call, of those looked at, had reached its parameters.
+        steps_without_grads: steps among these at which no parameter had a gradient.
         carried: steps in a row that used the gradients of the step before.
         wasted: backward calls since the last step whose gradients were cleared before the next call at the same place.
         wasteful: steps in a row with as many of these.
@@ -79,25 +79,25 @@ class FollowedOptimizer:
         reached: the parameters that a backward call reached, by ``id``.
         outside: the names of parameters that losses reach and that no optimizer has.
         anew: optimizers in a row, with this one, that make one step each for its parameters.
-        over: whether there are no more steps to come.
+        done: whether there are no more steps to come.
         has_backward: whether any backward call was seen in the program.
-        fresh: whether a backward call reached its parameters since its last step, as far as calls were looked at.
+        has_new_grads: whether a backward call reached its parameters since its last step, of those that were looked at.
     """
 
     use: Use | None = None
     scaler: weakref.ref[Any] | None = None
-    flat: Flat | None = None
+    flat: FlatOperation | None = None
     outside: tuple[Name, ...] = ()
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer: weakref.ref[Any] = weakref.ref(optimizer)
         self.kind = type(optimizer).__name__
-        self.line = self.reaching = NO_LINE
+        self.line = self.backward_line = NO_LINE
         self.without = {id(one): weakref.ref(one) for one in self.parameters()}
         self.keys = frozenset(self.without)
-        self.steps = self.backwards = self.idle = self.fed = self.lost = self.carried = self.anew = 0
-        self.wasted = self.wasteful = self.evaluating = 0
-        self.over = self.has_backward = self.fresh = False
+        self.steps = self.backwards = self.idle = self.backward_steps = self.steps_without_grads = 0
+        self.carried = self.anew = self.wasted = self.wasteful = self.evaluating = 0
+        self.done = self.has_backward = self.has_new_grads = False
         self.frozen, self.modal = True, ""
         self.zero: dict[int, weakref.ref[torch.Tensor]] = {}
         self.names: dict[int, Name] = {}
@@ -110,7 +110,7 @@ class FollowedOptimizer:
         self._left: dict[int, float] = {}  # the sums of the gradients that the last step used, if they may be used on
         self._last: tuple[Any, ...] = ()  # place of the last backward call, the steps and a parameter's version then
         self._values: dict[int, bytes] = {}  # what some small parameters were at the first step, if they still are
-        self._fates: dict[int, str] = {}  # MOVED, PUT_BACK, or the dtype of those that a step does not change
+        self._outcomes: dict[int, str] = {}  # MOVED, PUT_BACK, or the dtype of those that a step does not change
         self._groups = self._restored = 0  # the list of groups, and steps before which load_state_dict() replaced it
         self._modules: list[weakref.ref[nn.Module]] = []
 
@@ -120,7 +120,7 @@ class FollowedOptimizer:
 
     @property
     def backward(self) -> Site | None:
-        return self.reaching.site
+        return self.backward_line.site
 
     @property
     def known(self) -> dict[str, Any]:
@@ -153,10 +153,10 @@ class FollowedOptimizer:
     @property
     def loses_gradients(self) -> bool:
         """Whether a backward call had made gradients before each step, and none was left."""
-        return self.lost == self.fed >= 1
+        return self.steps_without_grads == self.backward_steps >= 1
 
     @property
-    def is_looked_at(self) -> bool:
+    def is_sampled_step(self) -> bool:
         """Whether values are read at this step: at steps 1, 2, 4, 8 and so on."""
         return self.steps & (self.steps - 1) == 0
 
@@ -173,11 +173,11 @@ class FollowedOptimizer:
         return self.names_of(self.zero) if not recurrent or self.zero.keys() == self.keys else ()
 
     def same_values(self) -> dict[str, tuple[Name, ...]]:
-        """Return the names of the parameters that had the same values whenever they were read, by their fate."""
+        """Return the names of the parameters that had the same values whenever they were read, by outcome."""
         is_meant = self._restored == self.steps  # the optimizer is put back as well
-        kept = {} if is_meant else {key: fate for key, fate in self._fates.items() if key in self._values}
-        same = {self.names[key]: fate for key, fate in kept.items() if key in self.names}
-        return {fate: tuple([name for name, its in same.items() if its == fate]) for fate in same.values()}
+        kept = {} if is_meant else {key: outcome for key, outcome in self._outcomes.items() if key in self._values}
+        same = {self.names[key]: outcome for key, outcome in kept.items() if key in self.names}
+        return {outcome: tuple([name for name, its in same.items() if its == outcome]) for outcome in same.values()}
 
     def parameters(self) -> list[torch.Tensor]:
         """Return its parameters that require grad."""
@@ -217,7 +217,7 @@ class FollowedOptimizer:
         kept = [one for one in mine if id(one) in self._left] if not self._reached else []
         changed = any(sum_of(fact(one, "grad")) != self._left[id(one)] for one in kept)
         self._cleared = self._cleared or cleared or changed
-        self.reaching, self._reached, self._last, self.fresh = line, True, now, True
+        self.backward_line, self._reached, self._last, self.has_new_grads = line, True, now, True
         self.backwards += 1
         self.reached.update(map(id, mine))
         if not self.steps and self.backwards == ENOUGH:
@@ -225,18 +225,18 @@ class FollowedOptimizer:
 
     def note_step(self, groups: list[dict[str, Any]]) -> None:
         """Note what its next step is about to use. Callers hold `DisableTorchFunction`."""
-        if self._fates and self.is_looked_at:
+        if self._outcomes and self.is_sampled_step:
             self._note_put_back()
         self.steps += 1
         if self.steps == 1:
-            self.line = line_of(programs_frame(caller()))
-        self.fed += self._reached
+            self.line = user_line(reported_frame(caller()))
+        self.backward_steps += self._reached
         self.frozen = self.frozen and not self.parameters()
         self.idle = self.idle + 1 if all(map(rate_is_zero, groups)) else 0
         self._restored, self._groups = self._restored + (self._groups != id(groups)), id(groups)
         if self.without:
             self._note_gradients()
-        if self.is_looked_at:
+        if self.is_sampled_step:
             zeros = {id(one) for one in alive(self.zero.values()) if has_zero_gradient(one)}
             self.zero = {key: reference for key, reference in self.zero.items() if key in zeros}
             self._values = self._unchanged()
@@ -258,7 +258,7 @@ class FollowedOptimizer:
         graded = [key for key in self.without if key not in still]
         for key in graded:
             self.zero[key] = self.without.pop(key)
-        self.lost += not graded and not self.zero and self._reached
+        self.steps_without_grads += not graded and not self.zero and self._reached
 
     def _note_mode(self) -> None:
         """Note whether all modules that ran before its first step are in evaluation mode in this step."""
@@ -277,20 +277,20 @@ class FollowedOptimizer:
 
     def note_changes(self) -> None:
         """Note which of the parameters whose values are compared the step that has ended changed."""
-        optimizer = self.optimizer() if self._values and self.is_looked_at else None
+        optimizer = self.optimizer() if self._values and self.is_sampled_step else None
         for group in () if optimizer is None else optimizer.param_groups:
             for one in group["params"]:
                 key, now = id(one), bytes_of(one) if id(one) in self._values else b""
-                if now and now != self._values[key] and self._fates.get(key) != PUT_BACK:
-                    self._fates[key] = MOVED
+                if now and now != self._values[key] and self._outcomes.get(key) != PUT_BACK:
+                    self._outcomes[key] = MOVED
                 elif now and not rate_is_zero(group) and one.dtype.itemsize < 4:  # a bias before a norm has but noise
-                    self._fates.setdefault(key, str(fact(one, "dtype")))
+                    self._outcomes.setdefault(key, str(fact(one, "dtype")))
 
     def _note_put_back(self) -> None:
         """Note which parameters that the last step changed have the old values again, just before the next step."""
         for one in self.parameters():
-            if self._fates.get(id(one)) == MOVED and bytes_of(one) == self._values.get(id(one)):
-                self._fates[id(one)] = PUT_BACK
+            if self._outcomes.get(id(one)) == MOVED and bytes_of(one) == self._values.get(id(one)):
+                self._outcomes[id(one)] = PUT_BACK
 
     def _unchanged(self) -> dict[int, bytes]:
         """Return the values of some small parameters that have gradients, without those whose values have changed."""
@@ -331,13 +331,13 @@ def rate_is_zero(group: dict[str, Any]) -> bool:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the values of a tensor as bytes; none if they cannot be read."""
-    with looking():
-        if type(tensor) not in PLAIN or not can_look(tensor):
+    with reading_values():
+        if type(tensor) not in PLAIN or not can_read(tensor):
             return b""
         return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def sum_of(tensor: torch.Tensor) -> float:
     """Return the sum of all numbers of a tensor; NaN if they cannot be read."""
-    with looking():
-        return float(tensor.double().sum().item()) if can_look(tensor) else math.nan
+    with reading_values():
+        return float(tensor.double().sum().item()) if can_read(tensor) else math.nan

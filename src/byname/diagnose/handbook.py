@@ -51,7 +51,7 @@ def closest_cause(name: str) -> str:
     return get_close_matches(name[:99], sections(), n=1, cutoff=0)[0]
 
 
-def heeded(finding: Finding, ignored: Collection[str] = ()) -> list[Finding]:
+def filter_ignored(finding: Finding, ignored: Collection[str] = ()) -> list[Finding]:
     """Return a finding in a list, or none if its cause is ignored: anywhere, or by a comment on one of its lines.
 
     A comment with a word that is no cause ignores nothing, and the finding says so.
@@ -70,9 +70,9 @@ _COMMENT = re.compile(r"#\s*byname:\s*ignore\[([^\]]*)\]")
 
 def _ignored_at(site: Site) -> list[str]:
     """Return the causes that comments ignore at the statement of a site; of a block, at its head."""
-    from byname.source.code import text_of  # here, since the command `explain` needs no PyTorch
+    from byname.source.code import parsed_file  # here, since the command `explain` needs no PyTorch
 
-    source = text_of(site.file)
+    source = parsed_file(site.file)
     numbers = {site.line}
     for one in source.statements_at_line(site.line) if source.tree is not None else ():
         block: Any = getattr(one, "body", None)

@@ -19,8 +19,8 @@ from byname.autograd.walk import has_graph
 from byname.diagnose.cause import C, Cause
 from byname.diagnose.causes.iterations import GRAPH_GROWS, GRAPH_IN_GRAD
 from byname.diagnose.causes.loss import Loss, is_first
-from byname.diagnose.causes.losses import LOSSES, flat_in
-from byname.diagnose.causes.not_reached import MAY_BE, cut_off
+from byname.diagnose.causes.losses import LOSSES, flat_operation_in
+from byname.diagnose.causes.not_reached import MAY_BE, unreached_parameters
 from byname.diagnose.causes.ownership import LEFT_OUT
 from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING, Rebinding, rebinding_in
 from byname.diagnose.check import problems
@@ -35,7 +35,7 @@ from byname.diagnose.silent.samples import Batches
 from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.shuffles import Labels, Seeds, Shuffles
 from byname.diagnose.silent.steps import Clipping, Schedules, Unused
-from byname.diagnose.silent.topic import LOSS_FUNCTIONS, SIGNED, ObservedCall, Topic, patch
+from byname.diagnose.silent.topic import LOSS_FUNCTIONS, SIGNED, ObservedCall, Topic, on_call
 from byname.diagnose.silent.validation import EvaluationMode
 from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name
@@ -45,7 +45,7 @@ from byname.reading.modules import parameters_in, parameters_of
 from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
 from byname.reading.tensor import PLAIN, fact, is_tensor, memory_of
-from byname.source.code import ThisCode
+from byname.source.code import CodeKey
 from byname.source.location import is_library
 from byname.table import counted
 from byname.undo import Undo
@@ -58,9 +58,9 @@ _CALLS_OF_WASTE = 64
 _LOOKED_INTO, _FIRST, _OBSERVED_IN = 2, 16, 64
 """Steps in which modules inside of others are looked at; outermost modules, and the steps themselves; losses, and
 modules that were not called before."""
-_TELL_AT = (64, 1024)
+_REPORT_AT = (64, 1024)
 """Steps at which findings are reported; the others are reported when the program ends."""
-_FORETELLING = ("backward-twice", "modified-in-place", "no-grad-path", "optimizer-step-between")
+_ERROR_CAUSES = ("backward-twice", "modified-in-place", "no-grad-path", "optimizer-step-between")
 """Causes of errors that backward raises with a note of the same content."""
 _MOST_HELD = 50
 
@@ -88,15 +88,15 @@ class RunningCheck:
     program ends, what held in every step until then.
 
     Attributes:
-        made: the steps of all optimizers so far.
+        steps: the steps of all optimizers so far.
     """
 
     def __init__(
         self, report: Callable[[Finding], None], models: Sequence[nn.Module], optimizers: Sequence[Any]
     ) -> None:
         self._report, self._models, self._optimizers = report, models, optimizers
-        self.made = 0
-        self._lines: dict[tuple[ThisCode, int], _Backwards] = {}
+        self.steps = 0
+        self._lines: dict[tuple[CodeKey, int], _Backwards] = {}
         self._reported: set[tuple[str, frozenset[str]]] = set()
         self._reported_on: set[int] = set()  # optimizers, by `id`
         self._made: deque[weakref.ref[Any]] = deque(maxlen=1024)
@@ -106,8 +106,8 @@ class RunningCheck:
         self._outside_names: tuple[Name, ...] = ()
         self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]], float]] = {}
         self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
-        self._graded: dict[tuple[ThisCode, int], bool] = {}  # whether a line with gradients may be an evaluation
-        self._ungraded: dict[tuple[ThisCode, int], int] = {}
+        self._graded: dict[tuple[CodeKey, int], bool] = {}  # whether a line with gradients may be an evaluation
+        self._ungraded: dict[tuple[CodeKey, int], int] = {}
         self._leaf_losses = self._has_backward = self._over = False
         self._schedules, self._weights, self._evaluation = Schedules(self), Weights(self), EvaluationMode(self)
         kinds = (Loading, Clipping, Batches, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
@@ -119,8 +119,8 @@ class RunningCheck:
     def begin(self, block: Undo) -> None:
         """Watch until the block is left; then report the findings."""
         block.add(safely, self._end)
-        patch(block, torch.optim.Optimizer, "__init__", lambda call, _: self._made.append(weakref.ref(call.args[0])))
-        patch(block, torch.amp.GradScaler, "scale", self._scales)
+        on_call(block, torch.optim.Optimizer, "__init__", lambda call, _: self._made.append(weakref.ref(call.args[0])))
+        on_call(block, torch.amp.GradScaler, "scale", self._scales)
         block.register(register_optimizer_step_pre_hook, self._before_step)
         block.register(register_optimizer_step_post_hook, self._after_step)
         for topic in self._topics:
@@ -132,25 +132,25 @@ class RunningCheck:
     def optimizers(self) -> list[FollowedOptimizer]:
         return list(self._followed.values())
 
-    def tell(self, finding: Finding) -> None:
+    def report_once(self, finding: Finding) -> None:
         key = (finding.cause, frozenset(map(str, finding.culprits or finding.sites)))  # in any order
         if key not in self._reported:
             self._reported.add(key)
             self._report(finding)
 
-    def _tell_all(self, causes: Iterable[Cause[C]], case: C) -> list[Finding]:
+    def _report_all(self, causes: Iterable[Cause[C]], case: C) -> list[Finding]:
         found = [finding for cause in causes for finding in cause.findings(case)]
         for finding in found:
-            self.tell(finding)
+            self.report_once(finding)
         return found
 
     def applied(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], frame: FrameType) -> None:
         """Note a call of a loss, or of a dropout without gradients, in the first steps; a tensor copied to itself."""
         drops = function is dropout and not torch.is_grad_enabled()
         if function is torch.Tensor.copy_:
-            is_of_use = self.made > 0 and _is_one_memory(*args[:2])
+            is_of_use = self.steps > 0 and _is_one_memory(*args[:2])
         else:
-            is_of_use = self.made <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS or function in SIGNED)
+            is_of_use = self.steps <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS or function in SIGNED)
         if is_of_use:
             call = ObservedCall(function, args, kwargs, frame)
             for note in self._applying:
@@ -164,8 +164,10 @@ class RunningCheck:
         if not is_graded:
             is_enough = depth > 0 or self._is_enough(module, frame)
         else:
-            is_enough = self.made > (_LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN)
-        if is_graded and self.made and not depth:
+            is_enough = self.steps > (
+                _LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN
+            )
+        if is_graded and self.steps and not depth:
             place = _place_of(frame)
             if self._graded.get(place, True) and self._has_parameters(module):
                 self._graded[place] = bool(safely(self._evaluation.graded, ObservedCall(module, args, kwargs, frame)))
@@ -179,7 +181,7 @@ class RunningCheck:
 
         Before the first step only the first call of each module counts.
         """
-        if not self.made:
+        if not self.steps:
             return id(module) in self._modules and self._modules[id(module)][0]() is module
         place = _place_of(frame)
         number = self._ungraded[place] = self._ungraded.get(place, 0) + 1
@@ -193,9 +195,9 @@ class RunningCheck:
         return known[1]
 
     def before(self, run: BackwardCall, roots: Sequence[Any]) -> list[Finding]:
-        """Check the roots of a backward call that is about to run; return the findings that foretell an error of it.
+        """Check the roots of a backward call that is about to run; return the findings that predict an error of it.
 
-        Each line's first call is checked fully, and a later one for a graph that has grown. A finding that foretells an
+        Each line's first call is checked fully, and a later one for a graph that has grown. A finding that predicts an
         error is not reported yet, since the note on the error says the same.
         """
         line = self._lines.setdefault(run.line.place, _Backwards())
@@ -206,7 +208,7 @@ class RunningCheck:
         if self._weights.dead:
             self._weights.note_losses(roots)
         for followed in line.reached.values() if line.calls > _CALLS else ():
-            followed.fresh = True
+            followed.has_new_grads = True
         wastes = line.calls <= _CALLS_OF_WASTE and any(one.wasted or one.wasteful for one in self._followed.values())
         if line.calls > _CALLS and not wastes:
             return []
@@ -220,13 +222,13 @@ class RunningCheck:
             self._of(optimizer)
         outermost = [one for reference, _ in self._modules.values() if (one := reference()) is not None]
         loss = Loss(graph, line.calls, run.line, outermost)
-        found = self._tell_all(LOSSES, loss)
+        found = self._report_all(LOSSES, loss)
         self._leaf_losses = self._leaf_losses or any(one.cause == "leaf-loss" for one in found)  # all else follows
         for topic in self._topics:
             safely(topic.backward, loss)
         self._note_leaves(loss, line)
         if line.calls == _GROWN_BY:
-            self._tell_of_growth(roots)
+            self._report_growth(roots)
         if line.calls != 1:
             return []
         reached = set(map(id, graph.leaves))
@@ -234,11 +236,11 @@ class RunningCheck:
         whole = graph if len(graph.roots) == len(roots) else FailureContext(roots)
         found = problems(whole.about(self._models, optimizers))
         for finding in found:
-            if finding.cause not in _FORETELLING:
-                self.tell(finding)
+            if finding.cause not in _ERROR_CAUSES:
+                self.report_once(finding)
         if not self._models:
             self._note_cuts(graph, optimizers, every)
-        return [one for one in found if one.cause in _FORETELLING]
+        return [one for one in found if one.cause in _ERROR_CAUSES]
 
     def _optimizers_around(self, graph: FailureContext) -> list[Any]:
         """Return the living optimizers: those whose making was seen, if they have every leaf, else all of the heap."""
@@ -255,13 +257,13 @@ class RunningCheck:
     def _note_leaves(self, loss: Loss, line: _Backwards) -> None:
         """Note which optimizers' parameters a loss reaches, and which that no optimizer has."""
         leaves = {id(one): one for one in loss.context.leaves}
-        flat, owned = flat_in(loss) if is_first(loss) else None, set[int]()
+        flat, owned = flat_operation_in(loss) if is_first(loss) else None, set[int]()
         for followed in self.optimizers():
             mine = [one for one in followed.parameters() if id(one) in leaves]
             owned.update(map(id, mine))
             if mine:
                 line.reached[id(followed)] = followed
-                followed.note_backward(loss.line, mine, self.made)
+                followed.note_backward(loss.line, mine, self.steps)
                 scaler, scaled = self._scaled or (None, None)
                 is_scaled = scaled is not None and any(scaled() is one for one in loss.context.roots)
                 followed.scaler = scaler if is_scaled else None
@@ -280,7 +282,7 @@ class RunningCheck:
             self._outside_names += tuple(FailureContext().names(known[:MOST_NAMED]))
             if all(cause != LEFT_OUT.id for cause, _ in self._reported):  # they may have come since the first call
                 optimizers = [one for followed in line.reached.values() if (one := followed.optimizer()) is not None]
-                self._tell_all([LEFT_OUT], loss.context.about(self._models, self._optimizers or optimizers))
+                self._report_all([LEFT_OUT], loss.context.about(self._models, self._optimizers or optimizers))
         self._look_for_rebinding(loss, free, line)
 
     def _look_for_rebinding(self, loss: Loss, free: Sequence[torch.Tensor], line: _Backwards) -> None:
@@ -293,7 +295,7 @@ class RunningCheck:
             if len(same) == len(known):
                 names, calls = tuple(FailureContext().names(same[:MOST_NAMED])), counted(ENOUGH - 1, "backward call")
                 facts = {"names": names, "calls": calls, "backward": loss.line.site, "noticed": line.rebinding.site}
-                self.tell(BY_HAND.finding({"rebinding": line.rebinding, **facts}))
+                self.report_once(BY_HAND.finding({"rebinding": line.rebinding, **facts}))
 
     def _note_cuts(self, graph: FailureContext, optimizers: Sequence[Any], every: Sequence[Any]) -> None:
         """Note the findings about optimizers' parameters that recorded calls cut off from a loss.
@@ -305,15 +307,15 @@ class RunningCheck:
         for optimizer in {id(one): one for one in [*optimizers, *every]}.values() if graph.roots else ():
             followed, context = self._of(optimizer), graph.about(optimizers=[optimizer])
             missing = [one for one in followed.parameters() if id(one) not in reached]
-            for group in [one for one in cut_off(context, missing) if one.cuts]:
+            for group in [one for one in unreached_parameters(context, missing) if one.cuts]:
                 finding = group.finding(context)
-                if id(optimizer) in concerned and group.sure is not MAY_BE:
+                if id(optimizer) in concerned and group.certainty is not MAY_BE:
                     followed.waiting.append((finding, [weakref.ref(one) for one in group.parameters]))
                 in_library = any(is_library(site.file) for site in finding.sites)
-                if (group.sure is not MAY_BE or not in_library) and len(followed.cuts) < MOST_NAMED:
+                if (group.certainty is not MAY_BE or not in_library) and len(followed.cuts) < MOST_NAMED:
                     followed.cuts.append((finding, frozenset(map(id, group.parameters))))
 
-    def _tell_of_growth(self, roots: Sequence[Any]) -> None:
+    def _report_growth(self, roots: Sequence[Any]) -> None:
         """Report problems that only show after some iterations, of these losses and of results that variables hold."""
         held = [one for one in find(Targets([]), deep=False).tensors() if fact(one, "grad_fn") is not None]
         results = list({id(one): one for one in held}.values())[:_MOST_HELD]
@@ -321,7 +323,7 @@ class RunningCheck:
             context = FailureContext([one])
             for finding in [*GRAPH_GROWS.findings(context), *GRAPH_IN_GRAD.findings(context)]:
                 if finding.culprits or any(one is root for root in roots):
-                    self.tell(finding)
+                    self.report_once(finding)
 
     @dynamo_skip
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -336,18 +338,18 @@ class RunningCheck:
             followed.note_step(optimizer.param_groups)
         for finding, gradients in waiting:
             if gradients and all(one is None for one in gradients):
-                self.tell(finding)
-        self.made += 1
+                self.report_once(finding)
+        self.steps += 1
         self._note_single(followed, optimizer)
-        self._tell_all(STEPPING, followed)
+        self._report_all(STEPPING, followed)
         number = followed.steps
-        near = followed.is_looked_at or (number - 1) & (number - 2) == 0
+        near = followed.is_sampled_step or (number - 1) & (number - 2) == 0
         if number <= _FIRST or near or id(followed) in self._weights.dead:
             for topic in self._topics:
                 safely(topic.before_step, followed)
-        followed.wasted, followed.fresh = 0, False
-        if number in _TELL_AT:
-            self._tell_of(followed)
+        followed.wasted, followed.has_new_grads = 0, False
+        if number in _REPORT_AT:
+            self._report_steps(followed)
 
     @dynamo_skip
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -381,28 +383,28 @@ class RunningCheck:
         stepped = {key for followed in every if followed.steps for key in followed.keys}
         for followed in every:
             if followed.steps:
-                self._tell_of(followed)
+                self._report_steps(followed)
             elif followed.backwards >= ENOUGH and not followed.keys & stepped:  # an optimizer around another
-                self._tell_all([NEVER_STEPPED], followed)
+                self._report_all([NEVER_STEPPED], followed)
 
-    def _tell_of(self, followed: FollowedOptimizer) -> None:
+    def _report_steps(self, followed: FollowedOptimizer) -> None:
         """Report what held in all steps of an optimizer."""
         if followed.steps < ENOUGH or id(followed) in self._reported_on or self._leaf_losses:
             return
-        followed.over, followed.has_backward, followed.outside = self._over, self._has_backward, self._outside_names
+        followed.done, followed.has_backward, followed.outside = self._over, self._has_backward, self._outside_names
         followed.explained = set()
         for finding, keys in followed.cuts:
             if keys <= followed.without.keys() and not keys & followed.explained:
                 followed.explained |= keys
-                self.tell(finding)
-        if self._tell_all(OVER_STEPS, followed) or followed.explained:
+                self.report_once(finding)
+        if self._report_all(OVER_STEPS, followed) or followed.explained:
             self._reported_on.add(id(followed))
 
 
-def _place_of(frame: FrameType) -> tuple[ThisCode, int]:
+def _place_of(frame: FrameType) -> tuple[CodeKey, int]:
     """Return the place of the call from which a frame was called."""
     caller = frame.f_back or frame
-    return ThisCode(caller.f_code), caller.f_lasti
+    return CodeKey(caller.f_code), caller.f_lasti
 
 
 def _is_one_memory(target: Any, source: Any = None) -> bool:

@@ -18,7 +18,7 @@ from byname.drawing.view import View, collapse, view
 from byname.drawing.words import repeated, tooltip
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Flow
-from byname.model.module_tree import inside_of, modules_by_path
+from byname.model.module_tree import modules_by_path, unwrap_module
 from byname.model.where import modules_of
 from byname.table import counted
 from byname.text import printable
@@ -122,7 +122,7 @@ def draw(
         raise NotAModuleError(f"draw() takes an nn.Module, not {type(model).__name__}")
     if depth is not None and not (isinstance(depth, int) and depth >= 0):
         raise BadArgumentError(f"depth= is the number of levels of modules, from 0, not {depth!r:.40}")
-    model, _ = inside_of(model)
+    model, _ = unwrap_module(model)
     flow = None if example is None else trace(model, example)
     opened, shut = _paths(model, open), _paths(model, closed)
     shapes = {id(leaf): shape_of(leaf) for leaf in tree_leaves(example)}  # each tensor once
@@ -190,7 +190,7 @@ def _box(view: View, number: int, numbers: dict[int, int]) -> Box:
         title=item.title,
         subtitle=item.subtitle,
         tooltip=tooltip(view.plan, item),
-        calls=tuple(sorted(view.stands_for[number])),
+        calls=tuple(sorted(view.original_code[number])),
         repeats=len(item.run.groups) if item.run else 1,
         marks=tuple(item.marks),
         open=number in view.open,

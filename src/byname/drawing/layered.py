@@ -67,7 +67,7 @@ class _Pull:
     weight: float
 
 
-class _Draft:
+class _LayerGraph:
     """The nodes of a level, and further positions: those of long lines in the rows that they pass.
 
     Attributes:
@@ -129,33 +129,35 @@ def arrange(nodes: Sequence[LayerNode], edges: Sequence[LayerEdge]) -> LevelLayo
     >>> level.corners[0][1] < level.corners[1][1]
     True
     """
-    draft = _Draft(nodes, edges)
-    rows: list[list[int]] = [[] for _ in range(max(draft.row, default=0) + 1)]
-    for node, row in enumerate(draft.row):
+    layers = _LayerGraph(nodes, edges)
+    rows: list[list[int]] = [[] for _ in range(max(layers.row, default=0) + 1)]
+    for node, row in enumerate(layers.row):
         rows[row].append(node)
-    above, below = ([[pull.node for pull in pulls] for pulls in some] for some in (draft.up, draft.down))
+    above, below = ([[pull.node for pull in pulls] for pulls in some] for some in (layers.up, layers.down))
     rows = order_rows(rows, above, below)
-    xs = _straight(draft, rows)
-    left = min((x - extent[0] for x, extent in zip(xs, draft.extents, strict=True)), default=0.0)
-    right = max((x + extent[1] for x, extent in zip(xs, draft.extents, strict=True)), default=0.0)
+    xs = _straight(layers, rows)
+    left = min((x - extent[0] for x, extent in zip(xs, layers.extents, strict=True)), default=0.0)
+    right = max((x + extent[1] for x, extent in zip(xs, layers.extents, strict=True)), default=0.0)
     xs = [x - left for x in xs]
-    bands = _bands(draft, rows, xs)
-    corners = [(x - node.width / 2, _top(node, bands[row])) for node, x, row in zip(nodes, xs, draft.row, strict=False)]
-    routes = [_route(draft, edge, way, xs, bands, corners) for edge, way in zip(edges, draft.ways, strict=True)]
+    bands = _bands(layers, rows, xs)
+    corners = [
+        (x - node.width / 2, _top(node, bands[row])) for node, x, row in zip(nodes, xs, layers.row, strict=False)
+    ]
+    routes = [_route(layers, edge, way, xs, bands, corners) for edge, way in zip(edges, layers.ways, strict=True)]
     return LevelLayout(corners, right - left, bands[-1][1] if bands else 0.0, routes)
 
 
-def _bands(draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[Position]:
+def _bands(layers: _LayerGraph, rows: list[list[int]], xs: list[float]) -> list[Position]:
     """Return the upper and the lower end of each row."""
     bands: list[Position] = []
     y = 0.0
     for row in rows:
-        own = [draft.nodes[node] for node in row if node < len(draft.nodes)]
+        own = [layers.nodes[node] for node in row if node < len(layers.nodes)]
         height = max((node.height + node.shade for node in own), default=0.0)
         bands.append((y, y + height))
         gap = ROW_GAP if own and not all(node.pin for node in own) else RIM_GAP
         gap += LABEL_GAP if any(node.label for node in own) else 0.0
-        pulls = [(pull, node) for node in row for pull in draft.down[node]]
+        pulls = [(pull, node) for node in row for pull in layers.down[node]]
         aside = max((abs(xs[pull.node] + pull.shift - xs[node]) for pull, node in pulls), default=0.0)
         y += height + gap + min(MOST_SLOPE, SLOPE * aside)
     return bands
@@ -168,11 +170,16 @@ def _top(node: LayerNode, band: Position) -> float:
 
 
 def _route(
-    draft: _Draft, edge: LayerEdge, way: list[int], xs: list[float], bands: list[Position], corners: list[Position]
+    layers: _LayerGraph,
+    edge: LayerEdge,
+    way: list[int],
+    xs: list[float],
+    bands: list[Position],
+    corners: list[Position],
 ) -> list[Position]:
     """Return the points of a line: it goes straight down through each row, and sideways between rows."""
-    row, start, end = draft.row, xs[edge.source] + edge.start, xs[edge.target] + edge.end
-    points = [(start, corners[edge.source][1] + draft.nodes[edge.source].height)]
+    row, start, end = layers.row, xs[edge.source] + edge.start, xs[edge.target] + edge.end
+    points = [(start, corners[edge.source][1] + layers.nodes[edge.source].height)]
     if row[edge.target] > row[edge.source]:
         points.append((start, bands[row[edge.source]][1]))
         for place in way:
@@ -296,18 +303,18 @@ class _Chain:
     pulls: list[tuple[int, float, float]] = field(default_factory=list)
 
 
-def _straight(draft: _Draft, rows: list[list[int]]) -> list[float]:
+def _straight(layers: _LayerGraph, rows: list[list[int]]) -> list[float]:
     """Return the x of the axis of each node, so that chains of nodes are straight and stand where others pull them.
 
     A chain goes from a node to its only neighbour below, or to the middle one of an odd number. The neighbour must have
     the node as its middle one above. Chains do not cross, so they have an order from left to right.
     """
-    xs = _side_by_side(draft, rows)
-    chains = _chains(draft, rows, xs)
+    xs = _side_by_side(layers, rows)
+    chains = _chains(layers, rows, xs)
     place = {node: (number, aside) for number, chain in enumerate(chains) for node, aside in chain.members}
     for left, right in (pair for row in rows for pair in itertools.pairwise(row)):
         (one, aside), (other, other_aside) = place[left], place[right]
-        need = draft.distance(left, right) + aside - other_aside
+        need = layers.distance(left, right) + aside - other_aside
         chains[one].after[other] = chains[other].before[one] = max(need, chains[other].before.get(one, -inf))
     order = [*TopologicalSorter({number: chain.before for number, chain in enumerate(chains)}).static_order()]
     for number in order:
@@ -315,7 +322,7 @@ def _straight(draft: _Draft, rows: list[list[int]]) -> list[float]:
         chain.x = sum(xs[node] - aside for node, aside in chain.members) / len(chain.members)
         chain.x = max([chain.x, *(chains[one].x + need for one, need in chain.before.items())])
         for node, aside in chain.members:
-            outer = ((*place[pull.node], pull) for pull in (*draft.up[node], *draft.down[node]))
+            outer = ((*place[pull.node], pull) for pull in (*layers.up[node], *layers.down[node]))
             chain.pulls += [(at, x + pull.shift - aside, pull.weight) for at, x, pull in outer if at != number]
     for number in range(PASSES):
         for one in reversed(order) if number % 2 == 0 else order:
@@ -326,11 +333,11 @@ def _straight(draft: _Draft, rows: list[list[int]]) -> list[float]:
     return xs
 
 
-def _side_by_side(draft: _Draft, rows: list[list[int]]) -> list[float]:
+def _side_by_side(layers: _LayerGraph, rows: list[list[int]]) -> list[float]:
     """Return the x of each node with the nodes of a row side by side, centred at 0."""
-    xs = [0.0] * len(draft.row)
+    xs = [0.0] * len(layers.row)
     for row in rows:
-        offsets = [0.0, *itertools.accumulate(draft.distance(*pair) for pair in itertools.pairwise(row))]
+        offsets = [0.0, *itertools.accumulate(layers.distance(*pair) for pair in itertools.pairwise(row))]
         middle = sum(offsets) / len(offsets)
         for node, offset in zip(row, offsets, strict=False):
             xs[node] = offset - middle
@@ -347,11 +354,11 @@ def _move(chains: list[_Chain], chain: _Chain) -> None:
         chain.x = min(max(wish, low), max(low, high))
 
 
-def _chains(draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[_Chain]:
+def _chains(layers: _LayerGraph, rows: list[list[int]], xs: list[float]) -> list[_Chain]:
     chain_of: dict[int, _Chain] = {}
     above: list[int] = []
     for row in rows:
-        going_on = dict(_going_on(draft, above, row, xs))
+        going_on = dict(_going_on(layers, above, row, xs))
         for node in row:
             if (pull := going_on.get(node)) is None:
                 chain_of[node] = _Chain([(node, 0.0)])
@@ -362,11 +369,11 @@ def _chains(draft: _Draft, rows: list[list[int]], xs: list[float]) -> list[_Chai
     return list({id(chain): chain for chain in chain_of.values()}.values())
 
 
-def _going_on(draft: _Draft, above: list[int], row: list[int], xs: list[float]) -> Iterator[tuple[int, _Pull]]:
+def _going_on(layers: _LayerGraph, above: list[int], row: list[int], xs: list[float]) -> Iterator[tuple[int, _Pull]]:
     """Yield the nodes that go on a chain of the row above; of two that would cross, the stronger or left one."""
     place_above, place = {node: at for at, node in enumerate(above)}, {node: at for at, node in enumerate(row)}
-    wishes = [(node, pull) for node in row if (pull := _middle(draft.up[node], xs)) and pull.node in place_above]
-    back = {pull.node: _middle(draft.down[pull.node], xs) for _, pull in wishes}
+    wishes = [(node, pull) for node in row if (pull := _middle(layers.up[node], xs)) and pull.node in place_above]
+    back = {pull.node: _middle(layers.down[pull.node], xs) for _, pull in wishes}
     mutual = [(node, pull) for node, pull in wishes if (other := back[pull.node]) and other.node == node]
     taken: list[tuple[int, int]] = []
     for node, pull in sorted(mutual, key=lambda one: -one[1].weight):

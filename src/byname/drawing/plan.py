@@ -10,7 +10,7 @@ from math import prod
 from torch import nn
 
 from byname.model.call_graph import Flow, ModelCall
-from byname.model.module_tree import children_of, inside_of, under
+from byname.model.module_tree import children_of, join_path, unwrap_module
 from byname.model.operations import MOVES
 from byname.reading.modules import parameters_in, registered, state_of
 from byname.reading.quiet import DisableTorchFunction
@@ -258,8 +258,8 @@ def read_tree(model: nn.Module) -> Plan:
             item.same = seen[id(module)]
             continue
         seen[id(module)] = path
-        children = [(under(path, name), one) for name, one in children_of(module).items() if one is not None]
-        waiting += [(inside_of(child)[0], name, item.number) for name, child in reversed(children)]
+        children = [(join_path(path, name), one) for name, one in children_of(module).items() if one is not None]
+        waiting += [(unwrap_module(child)[0], name, item.number) for name, child in reversed(children)]
     for item in plan.items:
         item.children.sort()
     return plan
@@ -270,16 +270,16 @@ def fold(plan: Plan) -> None:
 
     An operation with a mark stays, and so do the operations of a box that has nothing else to show.
     """
-    coming: defaultdict[int, list[Wire]] = defaultdict(list)
-    going: defaultdict[int, list[Wire]] = defaultdict(list)
+    incoming: defaultdict[int, list[Wire]] = defaultdict(list)
+    outgoing: defaultdict[int, list[Wire]] = defaultdict(list)
     for wire in plan.wires:
-        coming[wire.target].append(wire)
-        going[wire.source].append(wire)
+        incoming[wire.target].append(wire)
+        outgoing[wire.source].append(wire)
     gone: dict[int, Wire] = {}
     for item in plan.items:
         plumbing = item.kind == "operation" and item.operation in MOVES and not item.marks
-        if plumbing and len(coming[item.number]) == 1 and going[item.number] and _has_company(plan, item.parent):
-            (gone[item.number],) = coming[item.number]
+        if plumbing and len(incoming[item.number]) == 1 and outgoing[item.number] and _has_company(plan, item.parent):
+            (gone[item.number],) = incoming[item.number]
     plan.wires = [_longer(plan, wire, gone) for wire in plan.wires if wire.target not in gone]
     for parent in {plan.items[number].parent for number in gone}:
         item = plan.items[parent]

@@ -25,7 +25,7 @@ WORTH = 8
 
 def collapse(plan: Plan) -> None:
     """Find the repetitions in a plan, outermost first. The first repetition gets `EqualItems`; the rest are removed."""
-    alike = _Alike(plan)
+    alike = _RepeatFinder(plan)
     waiting = [0]
     while waiting:
         parent = waiting.pop()
@@ -60,16 +60,16 @@ class _Group:
     """The wires of a candidate for a repetition.
 
     Attributes:
-        coming: for each incoming wire, where its source is and the positions of its ends, relative to the group.
-        going, going_next: the wires to other items outside, and those to the next group.
+        incoming: for each incoming wire, where its source is and the positions of its ends, relative to the group.
+        outgoing, outgoing_to_next: the wires to other items outside, and those to the next group.
     """
 
-    coming: list[tuple[Hashable, ...]] = field(default_factory=list)
-    going: set[tuple[Hashable, ...]] = field(default_factory=set)
-    going_next: set[tuple[Hashable, ...]] = field(default_factory=set)
+    incoming: list[tuple[Hashable, ...]] = field(default_factory=list)
+    outgoing: set[tuple[Hashable, ...]] = field(default_factory=set)
+    outgoing_to_next: set[tuple[Hashable, ...]] = field(default_factory=set)
 
 
-class _Alike:
+class _RepeatFinder:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         order = list(plan.inside(0))
@@ -78,11 +78,11 @@ class _Alike:
         self.size = dict.fromkeys(order, 1)
         for number in reversed(order[1:]):
             self.size[plan.items[number].parent] += self.size[number]
-        self.coming: defaultdict[int, list[Wire]] = defaultdict(list)
-        self.going: defaultdict[int, list[Wire]] = defaultdict(list)
+        self.incoming: defaultdict[int, list[Wire]] = defaultdict(list)
+        self.outgoing: defaultdict[int, list[Wire]] = defaultdict(list)
         for wire in plan.wires:
-            self.coming[wire.target].append(wire)
-            self.going[wire.source].append(wire)
+            self.incoming[wire.target].append(wire)
+            self.outgoing[wire.source].append(wire)
         self.kinds: dict[Hashable, int] = {}
         self.kind: dict[int, int] = {}
         self.recognize()
@@ -157,15 +157,15 @@ class _Alike:
         before, here, after = (self.span(children, start + k * period, period) for k in (-1, 0, 1))
         found = _Group()
         for place in here:
-            for wire in self.coming[self.order[place]]:
+            for wire in self.incoming[self.order[place]]:
                 source = self.position[wire.source]
                 where = "inside" if source in here else "before" if source in before and not first else "elsewhere"
                 begin = {"inside": here.start, "before": before.start, "elsewhere": 0}[where]
-                found.coming.append((where, source - begin, place - here.start, wire.shape, wire.via))
-            for wire in self.going[self.order[place]]:
+                found.incoming.append((where, source - begin, place - here.start, wire.shape, wire.via))
+            for wire in self.outgoing[self.order[place]]:
                 target = self.position[wire.target]
                 if target not in here:
-                    goes = found.going_next if target in after else found.going
+                    goes = found.outgoing_to_next if target in after else found.outgoing
                     goes.add((place - here.start, target, wire.shape, wire.via))
         return found
 
@@ -173,7 +173,7 @@ class _Alike:
         """Note the wires from each repetition to the next, as pairs of items of the first repetition."""
         first, second = (self.span(group, 0, len(group)) for group in run.groups[:2])
         for place in second:
-            for wire in self.coming[self.order[place]]:
+            for wire in self.incoming[self.order[place]]:
                 if self.position[wire.source] in first:
                     run.wires.add((wire.source, self.order[place - second.start + first.start]))
 
@@ -185,19 +185,19 @@ def _fits_in(groups: list[_Group], latest: _Group) -> bool:
     """
     first, previous = groups[0], groups[-1]
     if len(groups) > 1:
-        return latest.coming == previous.coming and previous.going == first.going
-    return len(latest.coming) == len(first.coming) and all(
+        return latest.incoming == previous.incoming and previous.outgoing == first.outgoing
+    return len(latest.incoming) == len(first.incoming) and all(
         one == other or (one[0], other[0], one[2]) == ("elsewhere", "before", other[2])
-        for one, other in zip(first.coming, latest.coming, strict=True)
+        for one, other in zip(first.incoming, latest.incoming, strict=True)
     )
 
 
 def _complete(groups: list[_Group]) -> bool:
     """Return whether the last group has at least the outgoing wires of the others; without a chain, exactly these."""
     first, last = groups[0], groups[-1]
-    chained = any(wire[0] == "before" for wire in groups[1].coming)
-    given = last.going | last.going_next
-    return first.going <= given if chained else not first.going_next and first.going == given
+    chained = any(wire[0] == "before" for wire in groups[1].incoming)
+    given = last.outgoing | last.outgoing_to_next
+    return first.outgoing <= given if chained else not first.outgoing_to_next and first.outgoing == given
 
 
 MOST_BOXES = 400
@@ -226,13 +226,13 @@ class View:
 
     Attributes:
         shown: the numbers of the shown items, each before those inside it.
-        stands_for: for each shown item, the numbers of the calls that it represents.
+        original_code: for each shown item, the numbers of the calls that it represents.
         open: the shown items whose contents are shown.
     """
 
     plan: Plan
     shown: list[int]
-    stands_for: dict[int, list[int]]
+    original_code: dict[int, list[int]]
     links: list[Wires]
     open: set[int]
 
@@ -262,11 +262,11 @@ def view(plan: Plan, depth: int | None, *, opened: Set[str] = frozenset(), close
         for below in (plan.items[number] for number in [*plan.inside(item.number)][1:]):
             item.marks += [f"{below.path.removeprefix(item.path).lstrip('.')}: {mark}" for mark in below.marks]
     place = _Places(plan, set(shown), open_ones)
-    stands_for: dict[int, list[int]] = {number: [] for number in shown}
+    original_code: dict[int, list[int]] = {number: [] for number in shown}
     for item in plan.items:
         if item.number_of_call is not None and (there := place.of(item.number)) is not None:
-            stands_for[there].append(item.number_of_call)
-    return View(plan, shown, stands_for, place.links(), open_ones)
+            original_code[there].append(item.number_of_call)
+    return View(plan, shown, original_code, place.links(), open_ones)
 
 
 def _levels(plan: Plan) -> Iterator[tuple[int, int]]:

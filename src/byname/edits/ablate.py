@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from byname.edits.capture import Capture, capture
-from byname.edits.patch import Edit, Made, checked_keys, edit
+from byname.edits.patch import Edit, MakePart, checked_keys, edit
 from byname.edits.selection import SelectedPart, Selection
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
-from byname.model.feature_dims import Surroundings
+from byname.model.feature_dims import FeatureContext
 from byname.model.module_tree import modules_by_path
 from byname.model.where import unwrapped
 from byname.reading.tensor import is_tensor
 from byname.table import closest
-from byname.tracing.preserve import arguments_of, copied_arguments, rehearsal
+from byname.tracing.preserve import arguments_of, copied_arguments, isolated_run
 from byname.watch.attachment import Event
 from byname.watch.handle import Handle
 
@@ -81,7 +81,7 @@ def ablate(
         lacks = "needs reference=, a Capture or batches" if reference is None else "takes no reference="
         raise BadArgumentError(f"how={how!r} {lacks}")
     selection = Selection(heads, positions, features, channels)
-    made: Made = _zero
+    made: MakePart = _zero
     if how != "zero":
         gathered: _Means | _Samples = _Means(model, selection) if how == "mean" else _Samples(model, seed)
         for values in _captures(model, reference, where, example=example, attention=attention):
@@ -112,7 +112,7 @@ def _captures(model: nn.Module, reference: Any, where: Any, **options: Any) -> I
     root, wanted, some = unwrapped(model), capture(model, where, **options), False
     for batch in reference:
         args, kwargs = copied_arguments(arguments_of(tuple(batch) if isinstance(batch, list) else batch), root, [])
-        with rehearsal(root, wanted.reader), torch.no_grad():
+        with isolated_run(root, wanted.reader), torch.no_grad():
             wanted(*args, **kwargs)
         some = True
         yield wanted
@@ -131,7 +131,7 @@ class _Means:
 
     def add(self, path: str, value: Any) -> None:
         value = _tensor(path, value).detach()
-        around, heads = Surroundings.at(self._modules, path), self._selection.dim
+        around, heads = FeatureContext.at(self._modules, path), self._selection.dim
         kept = {1} if around.channels_first(value) else {value.ndim - 1, *([1] if value.ndim == 4 else [])}
         if self._selection.channels is not None and (dim := around.channel_dim(value)) is not None:
             kept = {dim}
@@ -193,7 +193,7 @@ class _Samples:
         return edit.fitting(event, part, given[taken].movedim(0, batch), whole=True)
 
     def _batch(self, path: str, value: Tensor) -> int:
-        return Surroundings.at(self._modules, path).batch_dim(value)
+        return FeatureContext.at(self._modules, path).batch_dim(value)
 
 
 def _others(samples: int, of: int, seed: int, forward: int) -> Tensor:

@@ -18,11 +18,11 @@ from torch import nn
 from byname.errors import BadArgumentError, InterjectionError
 from byname.reading.frames import runs
 from byname.reading.modules import modules_in
-from byname.source.tracebacks import outwards
+from byname.source.tracebacks import walk_frames
 from byname.text import printable
 from byname.undo import Undo
-from byname.watch.forwards import follow_forwards
-from byname.watch.hooks import MethodStandIn
+from byname.watch.forwards import watch_forwards
+from byname.watch.hooks import MethodOverride
 from byname.watch.requested import Entry
 
 
@@ -56,7 +56,7 @@ class ActiveSteps:
         self._generates = [_Generate(one, self) for one in generating]
         # made before the edit is attached, so that they are called before it is
         self._forwards = [
-            follow_forwards(one, partial(self._begun, one), partial(self._ended, one))
+            watch_forwards(one, partial(self._begun, one), partial(self._ended, one))
             for one in (root, *(one for one in generating if one is not root))
         ]
         self._iterations = {True: itertools.count(), False: itertools.count()}
@@ -83,7 +83,7 @@ class ActiveSteps:
             undo.add(one.remove)
         undo()
 
-    def hold(self, path: str, stamp: object = None) -> bool:
+    def is_active(self, path: str, stamp: object = None) -> bool:
         """Return whether the edit holds for a value that passes now; for a gradient its stamp says so."""
         if type(stamp) is bool:
             return stamp
@@ -100,7 +100,7 @@ class ActiveSteps:
 
     def stamp(self, _: int) -> bool:
         """Return whether the edit holds for the gradient of a value that passes now."""
-        return self.hold("a value whose gradient is edited")
+        return self.is_active("a value whose gradient is edited")
 
     def _in_backward(self, path: str) -> bool:
         """Return whether the edit holds in a backward: in a checkpoint's second run, for a parameter's gradient."""
@@ -138,7 +138,7 @@ class ActiveSteps:
 
     def _refuse_unseen(self) -> None:
         """Refuse a forward in a call of ``generate`` that is not followed: its steps are not known."""
-        for frame in outwards(sys._getframe(1)):
+        for frame in walk_frames(sys._getframe(1)):
             owner = frame.f_locals.get("self") if frame.f_code.co_name == "generate" else None
             if isinstance(owner, nn.Module) and any(one is self._root for one in modules_in(owner)):
                 raise InterjectionError(
@@ -165,7 +165,7 @@ class _StepOfThread(threading.local):
         self.holds: bool | None = None
 
 
-class _Generate(MethodStandIn):
+class _Generate(MethodOverride):
     """A replacement for the ``generate`` of one module, which notes each call while it runs."""
 
     method = "generate"
@@ -174,12 +174,12 @@ class _Generate(MethodStandIn):
         super().__init__(module)
         self._steps = steps
 
-    def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_replacement(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         calls = self._steps.thread.calls
         depth = len(calls)
         try:
             calls.append(_Call(self._module(), self._steps.decide(0, generating=True)))
-            return self.beneath(args, kwargs)
+            return self.call_original(args, kwargs)
         finally:
             del calls[depth:]
 

@@ -18,14 +18,14 @@ from torch.nn.modules import module as of_calls
 
 from byname.errors import BadArgumentError, ChangedInPlaceWarning, NotCapturedError
 from byname.model.items import tensors_in
-from byname.model.where import meaning_of, parts_of, unwrapped
-from byname.reading.frames import CODE_OF_A_MODULES_CALL
+from byname.model.where import parts_of, resolve_where, unwrapped
+from byname.reading.frames import MODULE_CALL_CODE
 from byname.reading.interrupts import defer_signals, raise_first
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.tracebacks import warn
 from byname.table import Row, Rows, closest, counted
-from byname.undo import weakly
+from byname.undo import weak_callback
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 
@@ -104,12 +104,12 @@ class Capture(Mapping[str, Any]):
         self._example = example
         self._attention = attention
         self._held = _Values(grad=grad)
-        self.reader = weakly(self._held.value)
+        self.reader = weak_callback(self._held.value)
         self._output: Any = _NOTHING
         self._why_no_output = _NOT_RUN
         self._running: ExitStack | None = None
         self._stopper: Stopper | None = None
-        self._let_go: weakref.finalize[Any, Capture] | None = None
+        self._stop_gradients: weakref.finalize[Any, Capture] | None = None
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Capture:
         """Run the model once on these inputs, and return this capture."""
@@ -135,10 +135,10 @@ class Capture(Mapping[str, Any]):
     def _attach(self, stack: ExitStack) -> None:
         """Attach to the places; leaving the stack removes the hooks, but not those that wait for gradients."""
         if self._gradients:
-            callback = weakly(self._held.gradient)
+            callback = weak_callback(self._held.gradient)
             handle = attach(self._model, self._gradients, callback, reads=True, attention=self._attention)
-            self._let_go = weakref.finalize(self, handle.give_up)
-            self._let_go.atexit = False
+            self._stop_gradients = weakref.finalize(self, handle.remove_silently)
+            self._stop_gradients.atexit = False
             stack.callback(setattr, handle, "paused", True)  # it waits for gradients of what it has seen
         if self._values:
             handle = attach(
@@ -174,8 +174,8 @@ class Capture(Mapping[str, Any]):
         """Let go of all values, and wait for no more gradients."""
         self._held.clear()
         self._output = _NOTHING
-        if self._let_go is not None:
-            self._let_go()
+        if self._stop_gradients is not None:
+            self._stop_gradients()
 
     @property
     def output(self) -> Any:
@@ -330,11 +330,11 @@ def _sorted(model: nn.Module, where: Any) -> tuple[list[Any], list[Any], list[nn
     owners: list[nn.Module] = []
     to_the_end = False
     for part in parts_of(where, root):
-        meaning, selectors = meaning_of(part, root, reads=True)
-        waits = bool(meaning.spots) and all(spot.gradient for spot in meaning.spots)
+        resolution, selectors = resolve_where(part, root, reads=True)
+        waits = bool(resolution.spots) and all(spot.gradient for spot in resolution.spots)
         (gradients if waits else values).append(part)
-        owners += [spot.module for spot in meaning.spots]
-        state = any(spot.kind in ("parameter", "buffer") and not spot.gradient for spot in meaning.spots)
+        owners += [spot.module for spot in resolution.spots]
+        state = any(spot.kind in ("parameter", "buffer") and not spot.gradient for spot in resolution.spots)
         to_the_end = to_the_end or state or bool(selectors)
     return values, gradients, [] if to_the_end or any(one is root for one in owners) else owners
 
@@ -391,7 +391,7 @@ class _CaptureTable(Rows[Row]):
     def _title(self) -> str:
         return self.title
 
-    def _spare(self) -> tuple[str, ...]:
+    def _drop_order(self) -> tuple[str, ...]:
         return "device", "type", "calls", "bytes"
 
 
@@ -420,7 +420,7 @@ def _run_always_called_hooks(stopped: Stopped) -> None:
     """Run the hooks that PyTorch runs after a forward that raised, which it does for errors alone (PyTorch 2.13)."""
     errors: list[BaseException] = []
     for frame, _ in reversed([*walk_tb(stopped.__traceback__)]):
-        if frame.f_code is CODE_OF_A_MODULES_CALL:
+        if frame.f_code is MODULE_CALL_CODE:
             for hook in _always_called(frame.f_locals):
                 try:
                     hook()

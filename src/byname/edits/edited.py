@@ -17,7 +17,7 @@ from byname.model.where import unwrapped
 from byname.reading.modules import modules_in, state_of
 from byname.reading.objects import attributes_of
 from byname.tracing.preserve import distinct_tensors
-from byname.watch.attachment import Running
+from byname.watch.attachment import Attachment
 from byname.watch.handle import Handle
 from byname.watch.hooks import attachments_of
 
@@ -64,12 +64,12 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
                 )
     except BaseException:
         for handle in done[::-1]:
-            handle.give_up()
+            handle.remove_silently()
         raise
     return view
 
 
-def _changes_of(model: nn.Module) -> list[tuple[int, list[Running]]]:
+def _changes_of(model: nn.Module) -> list[tuple[int, list[Attachment]]]:
     """Return what an edit may change: the modules in a model, each with what is attached to it."""
     return [(id(one), attachments_of(one)) for one in modules_in(model)]
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from byname.edits.selection import of_whole
 from byname.errors import InterjectionError
 from byname.model.families import family_named
-from byname.model.feature_dims import Heads, Surroundings, configs_of, enclosing_paths, head_counts, read_heads
-from byname.model.module_tree import modules_by_path, under
+from byname.model.feature_dims import FeatureContext, Heads, configs_of, enclosing_paths, head_counts, read_heads
+from byname.model.module_tree import join_path, modules_by_path
 from byname.reading.objects import attributes_of
 from byname.watch.attachment import Event
 
@@ -16,7 +16,7 @@ _PROJECTIONS = frozenset("c_proj o_proj out_proj out to_out proj_out wo W_O o ou
 """The usual names of the layer that mixes the heads."""
 
 
-def heads_of(root: nn.Module, event: Event, value: Tensor, around: Surroundings, dim: int | None) -> int | None:
+def heads_of(root: nn.Module, event: Event, value: Tensor, around: FeatureContext, dim: int | None) -> int | None:
     """Return how many heads the last dimension of a value has; None where another dimension is that of the heads.
 
     The modules around the place tell it, unless `dim` was given. It is an error where that is not known, or of another
@@ -67,7 +67,7 @@ def _numbers(root: nn.Module, found: Heads | str) -> set[int]:
     return {found.number, keys, found.number // keys if found.number > keys else keys}
 
 
-def _in_second(around: Surroundings, value: Tensor, numbers: set[int], found: Heads | str) -> bool:
+def _in_second(around: FeatureContext, value: Tensor, numbers: set[int], found: Heads | str) -> bool:
     """Return whether dimension 1 of four is that of the heads, as far as its size and the modules around it tell."""
     features = around.dim_of(value)
     if features is not None and features.own and features.dim == -1:  # of queries before or after they are transposed
@@ -155,7 +155,7 @@ def _follows(path: str, kind: str, attention: str, projection: str) -> bool:
 def _child(path: str, modules: dict[str, nn.Module]) -> str | None:
     """Return the layer in a module that mixes heads, by its name."""
     names = modules[path]._modules if path in modules else ()
-    return next((under(path, name) for name in names if name in _PROJECTIONS), None)
+    return next((join_path(path, name) for name in names if name in _PROJECTIONS), None)
 
 
 def _beside(path: str, modules: dict[str, nn.Module]) -> str | None:

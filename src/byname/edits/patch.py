@@ -16,10 +16,10 @@ from byname.edits.heads import heads_of
 from byname.edits.reused import reused_attachments
 from byname.edits.selection import SelectedPart, Selection, of_whole
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
-from byname.model.feature_dims import Surroundings
+from byname.model.feature_dims import FeatureContext
 from byname.model.items import tensors_in
 from byname.model.module_tree import modules_along
-from byname.model.where import meaning_of, unwrapped
+from byname.model.where import resolve_where, unwrapped
 from byname.place import is_wild, join
 from byname.reading.tensor import is_tensor
 from byname.table import closest, listed
@@ -27,9 +27,9 @@ from byname.watch.attach import attach
 from byname.watch.attachment import Before, Event
 from byname.watch.handle import Handle
 from byname.watch.interject import accepts
-from byname.watch.replacement import described
+from byname.watch.replacement import describe
 
-Made: TypeAlias = Callable[["Edit", Event, SelectedPart], Tensor | None]
+MakePart: TypeAlias = Callable[["Edit", Event, SelectedPart], Tensor | None]
 """``(edit, event, part)``: the tensor that takes the place of a part, which ``edit.fitting`` makes; None keeps it."""
 
 
@@ -98,7 +98,7 @@ def patch(
     made = _given(model, where, value) or (_computed(value) if callable(value) else None)
     if made is None:
         raise BadArgumentError(
-            f"value= takes a tensor, a mapping from paths to tensors, or a function f(value), not {described(value)}"
+            f"value= takes a tensor, a mapping from paths to tensors, or a function f(value), not {describe(value)}"
         )
     return edit(model, where, made, selection, call=call, steps=steps, example=example, attention=attention)
 
@@ -142,9 +142,9 @@ def steer(
     """
     direction = _given(model, where, vector)
     if direction is None:
-        raise BadArgumentError(f"vector= takes a tensor or a mapping from paths to tensors, not {described(vector)}")
+        raise BadArgumentError(f"vector= takes a tensor or a mapping from paths to tensors, not {describe(vector)}")
     if not isinstance(scale, Number) and not is_tensor(scale):
-        raise BadArgumentError(f"scale= takes a number or a tensor, not {described(scale)}")
+        raise BadArgumentError(f"scale= takes a number or a tensor, not {describe(scale)}")
 
     def steered(edit: Edit, event: Event, part: SelectedPart) -> Tensor:
         return part.of(event.value) + scale * direction(edit, event, part)
@@ -156,7 +156,7 @@ def steer(
 def edit(
     model: nn.Module,
     where: Any,
-    made: Made,
+    made: MakePart,
     selection: Selection,
     *,
     call: int | None = None,
@@ -191,7 +191,7 @@ class Edit:
     handle: Handle
 
     def __init__(
-        self, root: nn.Module, made: Made, selection: Selection, call: int | None, steps: ActiveSteps | None = None
+        self, root: nn.Module, made: MakePart, selection: Selection, call: int | None, steps: ActiveSteps | None = None
     ) -> None:
         self._root = root
         self._made = made
@@ -199,33 +199,33 @@ class Edit:
         self._call = call
         self._steps = steps
         self.used: set[str] = set()
-        self.surroundings: dict[str, Surroundings] = {}
+        self.surroundings: dict[str, FeatureContext] = {}
         self.numbers_of_heads: dict[Any, int | None] = {}
 
     def __call__(self, event: Event) -> Tensor | None:
         if self._call is not None and event.call != self._call:
             return None
-        if self._steps is not None and not self._steps.hold(event.path, event.before):
+        if self._steps is not None and not self._steps.is_active(event.path, event.before):
             return None
         self.used.add(event.path)
         value = event.value
         if not is_tensor(value):
             items = [f"`{event.path}{join(at)}`" for at, _ in tensors_in(value)]
             hint = f"; name the item: {listed(items, 6)}" if items else ""
-            raise InterjectionError(f"`{event.path}`: expected a tensor; got {described(value)}{hint}")
+            raise InterjectionError(f"`{event.path}`: expected a tensor; got {describe(value)}{hint}")
         if self._selection.channels is not None and event.kind in ("parameter", "buffer"):
             raise InterjectionError(f"`{event.path}` is a {event.kind}, which has no channels; {of_whole(event.path)}")
         part = self._selection.part_of(event.path, value, self._around(event.path), self._heads_of(event))
         new = self._made(self, event, part)
-        return None if new is None else part.put(value, new)
+        return None if new is None else part.replace_item(value, new)
 
     def fitting(self, event: Event, part: SelectedPart, new: Tensor, *, whole: bool = False) -> Tensor:
         """Return a tensor as one that can take the place of a part; see `SelectedPart.fitting`."""
         return part.fitting(event.value, self._cast(event, new), whole=whole)
 
-    def _around(self, path: str) -> Surroundings:
+    def _around(self, path: str) -> FeatureContext:
         if path not in self.surroundings:
-            self.surroundings[path] = Surroundings.at(modules_along(self._root, path), path)
+            self.surroundings[path] = FeatureContext.at(modules_along(self._root, path), path)
         return self.surroundings[path]
 
     def _heads_of(self, event: Event) -> int | None:
@@ -265,7 +265,7 @@ def _given(model: nn.Module, where: Any, value: Any) -> Callable[[Edit, Event, S
     return (lambda edit, event, part: edit.fitting(event, part, value)) if is_tensor(value) else None
 
 
-def _computed(function: Callable[[Tensor], Any]) -> Made:
+def _computed(function: Callable[[Tensor], Any]) -> MakePart:
     accepts(function, "f(value)", 1, BadArgumentError)
 
     def made(edit: Edit, event: Event, part: SelectedPart) -> Tensor | None:
@@ -274,7 +274,7 @@ def _computed(function: Callable[[Tensor], Any]) -> Made:
             return None
         if not is_tensor(new):
             raise InterjectionError(
-                f"at `{event.path}`: the function must return a tensor; it returned {described(new)}"
+                f"at `{event.path}`: the function must return a tensor; it returned {describe(new)}"
             )
         return edit.fitting(event, part, new)
 
@@ -294,7 +294,7 @@ def _of_mapping(values: Mapping[str, Any], edit: Edit, event: Event, part: Selec
             raise InterjectionError(f"at `{path}`: there are {len(found)} values, but none for call {event.call}")
         found = found[event.call]
     if not is_tensor(found):
-        raise InterjectionError(f"at `{path}`: expected a tensor in the mapping; got {described(found)}")
+        raise InterjectionError(f"at `{path}`: expected a tensor in the mapping; got {describe(found)}")
     return edit.fitting(event, part, found, whole=True)
 
 
@@ -302,8 +302,8 @@ def checked_keys(model: nn.Module, where: Any, values: Mapping[str, Any]) -> Non
     """Refuse places that a mapping lacks, as far as they are known before the model runs."""
     if type(where) is str and where in values:
         return
-    meaning, _ = meaning_of(where, unwrapped(model))
-    for spot in meaning.spots:
+    resolution, _ = resolve_where(where, unwrapped(model))
+    for spot in resolution.spots:
         open_yet = spot.kind == "operation" or any(is_wild(one) for one in spot.items)
         if not open_yet and spot.full not in values:
             raise NoMatchError(_not_in(spot.full, values))

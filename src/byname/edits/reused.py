@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook, register_m
 
 from byname.edits.edited import checked_handle
 from byname.model.where import unwrapped
-from byname.undo import Undo, weakly
+from byname.undo import Undo, weak_callback
 from byname.watch.attach import attach
 from byname.watch.attachment import Event, order_of_attaching
 from byname.watch.handle import Handle
@@ -65,7 +65,7 @@ class ReusedAttachments:
         self._removed = Undo()
 
     def __enter__(self) -> ReusedAttachments:
-        self._removed.register(register_module_module_registration_hook, weakly(self._forget))
+        self._removed.register(register_module_module_registration_hook, weak_callback(self._forget))
         return self
 
     def __exit__(self, *_: object) -> None:

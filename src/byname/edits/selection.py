@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError, InterjectionError
-from byname.model.feature_dims import Surroundings
+from byname.model.feature_dims import FeatureContext
 from byname.reading.tensor import is_tensor
 
 Index: TypeAlias = int | slice | Tensor
@@ -46,7 +46,7 @@ class Selection:
     def _masks(self) -> bool:
         return isinstance(self.positions, Tensor) and self.positions.ndim > 1
 
-    def part_of(self, path: str, value: Tensor, around: Surroundings, heads: int | None = None) -> SelectedPart:
+    def part_of(self, path: str, value: Tensor, around: FeatureContext, heads: int | None = None) -> SelectedPart:
         """Return the part of a value at a place that is selected.
 
         Args:
@@ -85,7 +85,7 @@ class Selection:
                 dims[dim] = self._counted(path, name, index, shape[dim], value.device)
         return SelectedPart(path, self._words(), heads, tuple(sorted(dims.items(), reverse=True)))
 
-    def _mask(self, path: str, value: Tensor, around: Surroundings) -> Tensor:
+    def _mask(self, path: str, value: Tensor, around: FeatureContext) -> Tensor:
         mask = self.positions
         assert isinstance(mask, Tensor)
         shape = value.shape if around.one_for_each_position(value) else value.shape[:-1]
@@ -96,7 +96,7 @@ class Selection:
             )
         return mask.to(value.device)
 
-    def _unknown(self, path: str, value: Tensor, name: str, around: Surroundings) -> InterjectionError:
+    def _unknown(self, path: str, value: Tensor, name: str, around: FeatureContext) -> InterjectionError:
         shape = tuple(value.shape)
         channels, advice = around.channel_dim(value), of_whole(path)
         if name == "positions" and value.ndim in (3, 4) and channels != 0 and not around.channels_first(value):
@@ -179,7 +179,7 @@ class SelectedPart:
             part = part.index_select(dim, index) if isinstance(index, Tensor) else _narrowed(part, dim, index)
         return part
 
-    def put(self, value: Tensor, new: Tensor) -> Tensor:
+    def replace_item(self, value: Tensor, new: Tensor) -> Tensor:
         """Return a copy of a value with another part, which broadcasts to the one that is there."""
         if self.whole:
             return torch.empty_like(value, requires_grad=False).copy_(new)

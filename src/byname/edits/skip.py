@@ -23,10 +23,10 @@ from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor
 from byname.text import note_on
 from byname.watch.attach import attach
-from byname.watch.attachment import Event, Running
+from byname.watch.attachment import Attachment, Event
 from byname.watch.forwards import do_nothing
 from byname.watch.handle import Handle
-from byname.watch.hooks import ALWAYS, Hooks, MethodStandIn
+from byname.watch.hooks import ALWAYS, Hooks, MethodOverride
 
 
 def skip(model: nn.Module, where: Any, value: Any = "input", *, channels: Any = None, steps: Any = None) -> Handle:
@@ -119,7 +119,7 @@ def _some_channels(model: nn.Module, where: Any, value: Any, channels: Selection
     """Replace some channels of what modules return, and have these computed."""
 
     def given(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if steps is None or steps.hold(path):
+        if steps is None or steps.is_active(path):
             one = _given(path, value, args, kwargs)
             return (one.clone() if is_tensor(one) else one,)  # the module may change it in place
         return None
@@ -142,12 +142,12 @@ def _on_failure(root: nn.Module, sentences: list[str]) -> Hooks:
             for sentence in sentences:
                 note_on(error, f"byname: {sentence}")
 
-    hooks = Hooks(Running(root, do_nothing))
+    hooks = Hooks(Attachment(root, do_nothing))
     hooks.call(ALWAYS, root, failed)
     return hooks
 
 
-class _Skipped(MethodStandIn):
+class _Skipped(MethodOverride):
     """A replacement for the forward of a module, which returns a value in some steps, or in all."""
 
     def __init__(self, path: str, module: nn.Module, value: Any, steps: ActiveSteps | None, used: set[str]) -> None:
@@ -157,9 +157,9 @@ class _Skipped(MethodStandIn):
         self._steps = steps
         self._used = used
 
-    def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._steps is not None and not self._steps.hold(self._path):
-            return self.beneath(args, kwargs)
+    def call_replacement(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._steps is not None and not self._steps.is_active(self._path):
+            return self.call_original(args, kwargs)
         self._used.add(self._path)
         module = self._module()
         before = [] if module is None else [*_cache_layers(module, (*args, *kwargs.values()))]

@@ -15,23 +15,23 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from byname.model.module_tree import is_called, is_script, modules_by_path
+from byname.model.module_tree import has_forward, is_script, modules_by_path
 from byname.model.where import unwrapped
 from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, memory_of, storage_key
 from byname.table import Column, Rows, Tabled, bytes_text, counted
 from byname.text import shape_text
-from byname.tracing.muted import nothing_compiled
-from byname.tracing.preserve import copied_arguments, distinct_tensors, rehearsal
-from byname.tracing.tracer import refuse_unfinished
+from byname.tracing.muted import compilation_disabled
+from byname.tracing.preserve import copied_arguments, distinct_tensors, isolated_run
+from byname.tracing.tracer import refuse_lazy_modules
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 
 
-def _figure(name: str, words: Callable[[Any], str], spare: int = 0) -> Column:
+def _figure(name: str, words: Callable[[Any], str], drop_order: int = 0) -> Column:
     """Return the column of a figure under its own name, as text."""
-    return Column(name, spare, title=name, show=lambda one: words(getattr(one, name)))
+    return Column(name, drop_order, title=name, show=lambda one: words(getattr(one, name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,16 @@ class ModuleSummary(Tabled):
 
     columns = (
         Column("path"),
-        Column("module", spare=4),
-        Column("calls", spare=3),
+        Column("module", drop_order=4),
+        Column("calls", drop_order=3),
         Column("output", show=lambda one: _shapes(one.output)),
         _figure("output_bytes", bytes_text),
         _figure("parameters", "{:,}".format),
-        _figure("own_parameters", "{:,}".format, spare=2),
+        _figure("own_parameters", "{:,}".format, drop_order=2),
         _figure("flops", "{:,}".format),
-        _figure("own_flops", "{:,}".format, spare=1),
+        _figure("own_flops", "{:,}".format, drop_order=1),
         _figure("saved_bytes", bytes_text),
-        _figure("seconds", "{:.2g}".format, spare=5),
+        _figure("seconds", "{:.2g}".format, drop_order=5),
     )
 
 
@@ -141,13 +141,13 @@ def summary(model: nn.Module, *args: Any, **kwargs: Any) -> Summary:
         BadArgumentError: the model has a lazy module that has not run yet, or its forward changes a parameter in place.
     """
     root = unwrapped(model)
-    refuse_unfinished(root)
+    refuse_lazy_modules(root)
     modules = modules_by_path(root)
     figures, clock = _Figures(root), _Meter(_clock(root))
     notes = figures.run(model, root, args, kwargs)
     clock.run(model, root, args, kwargs)
     for module in reversed(modules.values()):
-        if not is_called(module):  # a list of modules costs what they cost
+        if not has_forward(module):  # a list of modules costs what they cost
             for meter in (figures, clock):
                 for child in module._modules.values():
                     meter.costs[id(module)].add(meter.costs[id(child)])
@@ -251,7 +251,7 @@ class _Meter:
 
     def run(self, model: nn.Module, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
         """Run the model once; return what was different from an ordinary run."""
-        with rehearsal(root, self):
+        with isolated_run(root, self):
             args, kwargs = copied_arguments((args, kwargs), root, list(modules_by_path(root).values()))
             handle = attach(model, nn.Module, self.ends, before=self.begins, reads=True)
             handle.requested.says = False  # the table says how often each was called
@@ -259,7 +259,7 @@ class _Meter:
                 for context in self.contexts():
                     stack.enter_context(context)
                 if not torch.is_grad_enabled():  # with gradients PyTorch has to compile what it compiles itself
-                    stack.enter_context(nothing_compiled())
+                    stack.enter_context(compilation_disabled())
                 model(*args, **kwargs)
         return handle.notes
 

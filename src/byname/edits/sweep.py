@@ -79,7 +79,7 @@ def sweep(
         BadArgumentError: an argument is invalid, or the edit or the metric returns something else.
         Exception: what the edit, the model or the metric raises, with a note that names the point.
     """
-    from byname.analyse.evaluation import followed
+    from byname.analyse.evaluation import with_progress
 
     if batch is not None and (type(batch) is not int or batch < 1):
         raise BadArgumentError(f"batch= must be a number of points, at least 1, or None, not {batch!r}")
@@ -92,7 +92,7 @@ def sweep(
     run = partial(model, *args, **kwargs)
     try:
         with ReusedAttachments() as attachments:
-            for point in followed(points, "sweep", wanted=None if progress else False):
+            for point in with_progress(points, "sweep", wanted=None if progress else False):
                 try:
                     values.append(_value(attachments, partial(attachments.put_on, edit, model, point), run, metric))
                 except Exception as error:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from byname.naming.search import Ours
-from byname.reading.tensor import STORAGE, STORAGE_BYTES, Facts, begin_of, facts_of
+from byname.naming.search import ScratchList
+from byname.reading.tensor import STORAGE, STORAGE_BYTES, CardFields, card_fields, storage_address
 
 core: Any = torch._C
 
@@ -25,9 +25,9 @@ class StorageRegion:
     device: torch.device
     bytes: int
     start: int
-    storages: list[torch.UntypedStorage] = field(default_factory=Ours)
-    tensors: list[torch.Tensor] = field(default_factory=Ours)
-    facts: list[Facts] = field(default_factory=Ours)
+    storages: list[torch.UntypedStorage] = field(default_factory=ScratchList)
+    tensors: list[torch.Tensor] = field(default_factory=ScratchList)
+    facts: list[CardFields] = field(default_factory=ScratchList)
 
     @property
     def views(self) -> int:
@@ -40,9 +40,9 @@ class StorageRegion:
 def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedStorage]) -> list[StorageRegion]:
     """Return the blocks of tensors and bare storages, largest first. Callers hold `DisableTorchFunction`."""
     found: dict[int, StorageRegion] = {}
-    without: list[StorageRegion] = Ours()
+    without: list[StorageRegion] = ScratchList()
     for tensor in tensors:
-        facts = facts_of(tensor)
+        facts = card_fields(tensor)
         key = facts[STORAGE]
         block = found.get(key) if key is not None else None
         if block is None:
@@ -55,20 +55,20 @@ def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedS
         block.facts.append(facts)
     for storage in storages:
         if storage._cdata not in found:
-            start = begin_of(storage)
+            start = storage_address(storage)
             size = storage.nbytes() if start else 0
-            found[storage._cdata] = StorageRegion(storage.device, size, start, Ours([storage]))
+            found[storage._cdata] = StorageRegion(storage.device, size, start, ScratchList([storage]))
     return sorted([*_merged(found.values()), *without], key=lambda block: (-block.bytes, block.start))
 
 
-def _new_block(tensor: torch.Tensor, facts: Facts) -> StorageRegion:
+def _new_block(tensor: torch.Tensor, facts: CardFields) -> StorageRegion:
     size = facts[STORAGE_BYTES]
     if facts[STORAGE] is None:
         own = facts[3] if tensor.layout is torch._mkldnn else 0  # type: ignore[attr-defined]  # sparse ones have parts
         return StorageRegion(facts[2], own, 0)
     storage = torch._C.TensorBase.untyped_storage(tensor)
     start = _address(tensor, storage) if size else 0
-    return StorageRegion(facts[2], size if start else 0, start, Ours([storage]))
+    return StorageRegion(facts[2], size if start else 0, start, ScratchList([storage]))
 
 
 def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
@@ -76,12 +76,12 @@ def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
     if core._is_cow_tensor(tensor):
         offset = torch._C.TensorBase.storage_offset(tensor) * torch._C.TensorBase.element_size(tensor)
         return int(core._data_address(tensor) - offset)
-    return begin_of(storage)
+    return storage_address(storage)
 
 
 def _merged(blocks: Iterable[StorageRegion]) -> list[StorageRegion]:
     """Merge blocks that overlap: each call of ``torch.from_numpy`` makes a new storage of the same memory."""
-    result: list[StorageRegion] = Ours()
+    result: list[StorageRegion] = ScratchList()
     last: dict[torch.device, StorageRegion] = {}
     for block in sorted(blocks, key=lambda block: (block.start, -block.bytes)):
         before = last.get(block.device)
@@ -97,7 +97,7 @@ def _merged(blocks: Iterable[StorageRegion]) -> list[StorageRegion]:
     return result
 
 
-def used(block: StorageRegion, facts: Sequence[Facts]) -> int:
+def used(block: StorageRegion, facts: Sequence[CardFields]) -> int:
     """Return an upper bound on the bytes of a block that some of its tensors cover; overlaps count once."""
     if len(facts) == 1 and facts[0][3] == block.bytes:
         return block.bytes
@@ -111,7 +111,7 @@ def used(block: StorageRegion, facts: Sequence[Facts]) -> int:
     return int(min(block.bytes, min(covered, sum(own.values())) + nested))
 
 
-def _span(facts: Facts) -> tuple[int, int] | None:
+def _span(facts: CardFields) -> tuple[int, int] | None:
     """Return the offsets of a tensor's first byte and of the byte after its last; None for symbolic sizes."""
     shape, dtype, _, own, _, _, offset, strides, *_ = facts
     if shape is None or strides is None or not own or any(type(one) is not int for one in (*shape, *strides)):

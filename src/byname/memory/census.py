@@ -20,7 +20,7 @@ from byname.memory.living import Link, LiveObjects, optimizer_state
 from byname.memory.snapshot import HeapSnapshot, heap_at_rest
 from byname.naming.history import name_of_output
 from byname.naming.name import NAMELESS, Name, quote, unnamed, with_relation
-from byname.naming.search import OursById
+from byname.naming.search import ScratchDict
 from byname.reading.modules import registered
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import Card, Carded, card_from, fact, is_tensor
@@ -65,17 +65,17 @@ class StorageRow(Carded, Located, Tabled):
     columns = (
         Column("name"),
         Column("kind"),
-        Column("module", spare=4),
-        Column("dtype", spare=6),
-        Column("shape", spare=9),
-        Column("device", spare=5),
+        Column("module", drop_order=4),
+        Column("dtype", drop_order=6),
+        Column("shape", drop_order=9),
+        Column("device", drop_order=5),
         Column("bytes"),
-        Column("views", spare=2),
-        Column("used", spare=3),
-        Column("memory", spare=1),
-        Column("held_by", spare=10, show=lambda one: "; ".join(one.holders)),
-        Column("site", spare=8),
-        Column("caller", spare=7),
+        Column("views", drop_order=2),
+        Column("used", drop_order=3),
+        Column("memory", drop_order=1),
+        Column("held_by", drop_order=10, show=lambda one: "; ".join(one.holders)),
+        Column("site", drop_order=8),
+        Column("caller", drop_order=7),
     )
 
 
@@ -176,14 +176,18 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
         gc.collect()
     with heap_at_rest():
         if names:
-            look = HeapSnapshot()
-            rows: Sequence[StorageRow] = sorted(map(_Described(look).resident, look.blocks), key=_place)
-            return Census(rows, unattributed(look.blocks), (*_not_seen(look.living), *look.index.bound()))
+            snapshot = HeapSnapshot()
+            rows: Sequence[StorageRow] = sorted(map(_RowBuilder(snapshot).row_of, snapshot.blocks), key=_place)
+            return Census(
+                rows, unattributed(snapshot.blocks), (*_omission_notes(snapshot.living), *snapshot.index.bound())
+            )
         alive = LiveObjects()
         blocks = blocks_of(alive.tensors, alive.storages)
         # a row must hold neither tensors nor storages
-        rows = Lazy([StorageRegion(one.device, one.bytes, one.start, facts=one.facts) for one in blocks], _bare)
-        return Census(rows, unattributed(blocks), _not_seen(alive))
+        rows = Lazy(
+            [StorageRegion(one.device, one.bytes, one.start, facts=one.facts) for one in blocks], _row_without_names
+        )
+        return Census(rows, unattributed(blocks), _omission_notes(alive))
 
 
 def _place(one: StorageRow) -> tuple[Any, ...]:
@@ -191,7 +195,7 @@ def _place(one: StorageRow) -> tuple[Any, ...]:
     return -one.bytes, str(one.name), *map(str, (one.holders, one.card, one.kind, one.views, one.used, one.device))
 
 
-def _bare(block: StorageRegion) -> StorageRow:
+def _row_without_names(block: StorageRegion) -> StorageRow:
     card = card_from(block.facts[0]) if block.facts else None
     covered = used(block, block.facts)
     return StorageRow(NAMELESS, "other", "", card, block.device, block.bytes, block.views, covered, "", (), None)
@@ -200,8 +204,8 @@ def _bare(block: StorageRegion) -> StorageRow:
 class Kinds:
     """Decides the kinds of a snapshot's tensors by the registries of modules and optimizers, also without names."""
 
-    def __init__(self, look: HeapSnapshot) -> None:
-        self._look = look
+    def __init__(self, snapshot: HeapSnapshot) -> None:
+        self._snapshot = snapshot
 
     def of(self, tensors: Sequence[torch.Tensor]) -> str:
         """Return the kind of the memory block in which these tensors lie."""
@@ -212,26 +216,27 @@ class Kinds:
         if any(self._is_gradient(one) for one in tensors):
             return "gradient"
         if any(
-            id(one) in self._state or any(name.how == "optimizer" for name in self._look.names(one)) for one in tensors
+            id(one) in self._state or any(name.how == "optimizer" for name in self._snapshot.names(one))
+            for one in tensors
         ):
             return "optimizer"
-        if not any(is_node(link.owner) for one in tensors for link in self._look.links(one)):
+        if not any(is_node(link.owner) for one in tensors for link in self._snapshot.links(one)):
             return "other"
-        if not any(self._look.names(one) for one in tensors):
+        if not any(self._snapshot.names(one) for one in tensors):
             return "saved"
         return "other" if any(fact(one, "grad_fn") is not None for one in tensors) else "input"
 
     def owned(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, nn.Module]]:
         """Return the parameters and buffers among these tensors, or whose gradients are, each with its module."""
-        graded = [link.owner for one in tensors for link in self._look.links(one) if link.role == "grad"]
+        graded = [link.owner for one in tensors for link in self._snapshot.links(one) if link.role == "grad"]
         known = [*tensors, *graded]
         pairs = [(one, self._parameters.get(id(one)) or self._buffers.get(id(one))) for one in known]
         return [(one, module) for one, module in pairs if module is not None]
 
     def _is_gradient(self, tensor: torch.Tensor) -> bool:
-        links = self._look.links(tensor)
+        links = self._snapshot.links(tensor)
         wholes = [link.owner for link in links if is_tensor(link.owner) and link.role not in ("grad", "base")]
-        return any(link.role == "grad" for one in [tensor, *wholes] for link in self._look.links(one))
+        return any(link.role == "grad" for one in [tensor, *wholes] for link in self._snapshot.links(one))
 
     @cached_property
     def _parameters(self) -> dict[int, nn.Module]:
@@ -242,24 +247,24 @@ class Kinds:
         return self._registered("_buffers")
 
     def _registered(self, registry: str) -> dict[int, nn.Module]:
-        modules = self._look.living.modules
+        modules = self._snapshot.living.modules
         pairs = ((id(one), module) for module in modules for one in registered(module, registry) if is_tensor(one))
-        return OursById(pairs)
+        return ScratchDict(pairs)
 
     @cached_property
     def _state(self) -> frozenset[int]:
-        return frozenset(id(value) for _, value in optimizer_state(self._look.living))
+        return frozenset(id(value) for _, value in optimizer_state(self._snapshot.living))
 
 
-class _Described:
-    def __init__(self, look: HeapSnapshot) -> None:
-        self._look = look
-        self._kinds = Kinds(look)
+class _RowBuilder:
+    def __init__(self, snapshot: HeapSnapshot) -> None:
+        self._snapshot = snapshot
+        self._kinds = Kinds(snapshot)
 
-    def resident(self, block: StorageRegion) -> StorageRow:
+    def row_of(self, block: StorageRegion) -> StorageRow:
         """Return the row of a block, described by its largest named tensor."""
-        look = self._look
-        named = [at for at, one in enumerate(block.tensors) if look.names(one)]
+        snapshot = self._snapshot
+        named = [at for at, one in enumerate(block.tensors) if snapshot.names(one)]
         at = min(named or range(len(block.tensors)), key=lambda at: self._order(block, at), default=None)
         tensor = None if at is None else block.tensors[at]
         name = self._name(block, tensor)
@@ -281,61 +286,61 @@ class _Described:
 
     def _module(self, block: StorageRegion) -> str:
         """Return the path, or else the class, of the module that owns a parameter, a buffer or a gradient."""
-        index, owners = self._look.index, self._kinds.owned(block.tensors)
+        index, owners = self._snapshot.index, self._kinds.owned(block.tensors)
         paths = [index.owner_of(tensor) or index.path_of(owner) for tensor, owner in owners]
         return min(filter(None, paths), key=len, default="") or next((type(owner).__name__ for _, owner in owners), "")
 
     def _order(self, block: StorageRegion, at: int) -> tuple[int, int, int, str, str]:
         """Return the sort key of a block's tensors: the largest, then a model's own, then the shortest name."""
-        name = next(iter(self._look.names(block.tensors[at])), NAMELESS)
+        name = next(iter(self._snapshot.names(block.tensors[at])), NAMELESS)
         owned = name.how in ("parameter", "buffer", "optimizer")
         return -(block.facts[at][3] or 0), not owned, len(name.path), name.path, str(block.facts[at][0])
 
     def _site(self, block: StorageRegion, tensor: torch.Tensor | None) -> Site | None:
-        site = None if tensor is None else site_of_tensor(tensor, self._look.lookup)
-        seen = (self._look.living.allocations.get(storage._cdata) for storage in block.storages)
+        site = None if tensor is None else site_of_tensor(tensor, self._snapshot.lookup)
+        seen = (self._snapshot.living.allocations.get(storage._cdata) for storage in block.storages)
         return site or next((one.line.site for one in seen if one is not None), None)
 
     def _name(self, block: StorageRegion, tensor: torch.Tensor | None) -> Name:
         """Return a tensor's own name, or else one made from its owner's or its call's, or a former or empty name."""
-        look = self._look
+        snapshot = self._snapshot
         if tensor is None:
-            path = look.index.path_of(block.storages[0])
+            path = snapshot.index.path_of(block.storages[0])
             return Name(path, "attribute") if path else NAMELESS
-        own = look.names(tensor)
+        own = snapshot.names(tensor)
         if own:
             return own[0]
-        links = [link for one in block.tensors for link in look.links(one)]
+        links = [link for one in block.tensors for link in snapshot.links(one)]
         for link in links:
-            if is_tensor(link.owner) and look.names(link.owner):
-                return _belonging(link, look.names(link.owner)[0])
+            if is_tensor(link.owner) and snapshot.names(link.owner):
+                return _name_from_owner(link, snapshot.names(link.owner)[0])
         for link in links:
-            call = look.lookup.call(link.owner) if look.lookup and is_node(link.owner) else None
+            call = snapshot.lookup.call(link.owner) if snapshot.lookup and is_node(link.owner) else None
             if call is not None and link.role == "result":
                 name = name_of_output(call, link.owner._sequence_nr(), 0)
                 if name is not None:
                     return name
-        return look.index.names(tensor, look.lookup)[0]
+        return snapshot.index.names(tensor, snapshot.lookup)[0]
 
     def _holders(self, block: StorageRegion, name: Name, named: Sequence[int]) -> tuple[str, ...]:
         """Return the other holders of a block: names, nodes of graphs, and unexplained references."""
-        look = self._look
-        names = [one.name for at in named for one in look.ways(block.tensors[at])]
+        snapshot = self._snapshot
+        names = [one.name for at in named for one in snapshot.paths(block.tensors[at])]
         others = dict.fromkeys(
             quote(one) for one in names if ".param_groups[" not in one.path and str(one) != str(name)
         )
-        links = [link for one in block.tensors for link in look.links(one)]
-        owners = look.slots([link for link in links if not named or link.role != "variable"])
-        unexplained = look.unexplained(block.tensors)
+        links = [link for one in block.tensors for link in snapshot.links(one)]
+        owners = snapshot.slots([link for link in links if not named or link.role != "variable"])
+        unexplained = snapshot.unexplained(block.tensors)
         found = [*_few(sorted(others)), *_few(sorted(owners))]
         if unexplained:
             found.append(counted(unexplained, "unexplained C++ reference"))
         if not found and not named and not links and block.tensors:
-            found.append(look.stranded(block.tensors))
+            found.append(snapshot.describe_holder(block.tensors))
         return tuple(found)
 
 
-def _belonging(link: Link, owner: Name) -> Name:
+def _name_from_owner(link: Link, owner: Name) -> Name:
     if link.role in ("base", "value", "tangent"):
         return with_relation(owner, f"{link.role} of")
     call = "" if link.role == "grad" else "()"
@@ -355,7 +360,7 @@ def _memory(block: StorageRegion) -> str:
     return "shared" if block.storages[0].is_shared() else ""
 
 
-def _not_seen(alive: LiveObjects) -> tuple[str, ...]:
+def _omission_notes(alive: LiveObjects) -> tuple[str, ...]:
     notes = []
     if alive.hidden:
         notes.append(

@@ -69,9 +69,9 @@ class Grown(Tabled):
         Column("name"),
         Column("count"),
         Column("bytes"),
-        Column("each", spare=2),
-        Column("a_mark", spare=1),
-        Column("holder", spare=3),
+        Column("each", drop_order=2),
+        Column("a_mark", drop_order=1),
+        Column("holder", drop_order=3),
         Column("cause"),
         Column("remedy", printed=False),
     )
@@ -137,18 +137,18 @@ class Growth(Rows[Grown]):
         if self._collect:
             gc.collect()
         with heap_at_rest():
-            look = HeapSnapshot()
-            groups = groups_of(look)
-            marks = [*self._marks, {key: group.size(look) for key, group in groups.items()}]
+            snapshot = HeapSnapshot()
+            groups = groups_of(snapshot)
+            marks = [*self._marks, {key: group.size(snapshot) for key, group in groups.items()}]
             graphs = [*self._graphs, {key: group.graph for key, group in groups.items() if group.graph}]
             at = [*self._at[: len(marks) - 1], len(marks) - 1 if self._clock is None else self._clock()]
             if len(marks) > 1:
-                course = Course(marks, graphs, at, slack=self._clock is None)
-                grown = _grown(look, groups, course, self._known, len(marks) >= self._enough)
-                self._longer = _longer(look, groups, graphs) or self._longer
+                history = SizeHistory(marks, graphs, at, slack=self._clock is None)
+                grown = _grown(snapshot, groups, history, self._known, len(marks) >= self._enough)
+                self._longer = _longer(snapshot, groups, graphs) or self._longer
                 self._found = grown or self._longer
             else:
-                self._known, self._found, self._longer = LiveStorages(look.blocks), (), ()
+                self._known, self._found, self._longer = LiveStorages(snapshot.blocks), (), ()
             self._marks, self._graphs, self._at = marks, graphs, at
 
     @property
@@ -216,7 +216,7 @@ def growth(*, collect: bool = False) -> Growth:
     return Growth(collect)
 
 
-class Course(NamedTuple):
+class SizeHistory(NamedTuple):
     """The sizes and graphs of the groups at each snapshot, and the step at which it was taken.
 
     The last snapshot may come right after the one before, as at the end of a block, if there is `slack`.
@@ -229,41 +229,41 @@ class Course(NamedTuple):
 
 
 def _grown(
-    look: HeapSnapshot, groups: dict[Key, Group], course: Course, known: LiveStorages, enough: bool
+    snapshot: HeapSnapshot, groups: dict[Key, Group], history: SizeHistory, known: LiveStorages, enough: bool
 ) -> tuple[Grown, ...]:
     """Return the groups that grew, the largest first; no memory counts for two of them."""
-    groups, marks = _widened(look, groups, course.marks)
-    course = course._replace(marks=marks)
-    old = {number for number, block in enumerate(look.blocks) if known.has(block)}
-    first, sizes = marks[0] | _renamed(look, groups, marks[0], old), marks[-1]
-    grown = [key for key in groups if _more(first.get(key, Size()), sizes[key])]
+    groups, marks = _widened(snapshot, groups, history.marks)
+    history = history._replace(marks=marks)
+    old = {number for number, block in enumerate(snapshot.blocks) if known.has(block)}
+    first, sizes = marks[0] | _renamed(snapshot, groups, marks[0], old), marks[-1]
+    grown = [key for key in groups if _has_grown(first.get(key, Size()), sizes[key])]
     if enough:
-        grown = [key for key in grown if _goes_on(groups[key], course)]
-    new = {key for key in grown if _is_new(groups[key], course)}
+        grown = [key for key in grown if _keeps_growing(groups[key], history)]
+    new = {key for key in grown if _is_new(groups[key], history)}
     first |= {key: next(mark[key] for mark in reversed(marks[:-1]) if key in mark) for key in new}
     grown.sort(key=lambda key: (key in new, _order(groups[key], first.get(key, Size()), sizes[key])))
     claimed: set[int] = set()
     found = []
     for key in grown:
         group, before = groups[key], first.get(key, Size())
-        now, fresh = group.size(look, claimed), group.size(look, claimed | old)
-        if _more(before, now) and fresh.pieces:  # otherwise it only took over memory that others held before
+        now, fresh = group.size(snapshot, claimed), group.size(snapshot, claimed | old)
+        if _has_grown(before, now) and fresh.pieces:  # otherwise it only took over memory that others held before
             claimed |= group.blocks
             between = [mark.get(key, Size()) for mark in marks[1:-1]]
-            leak = leak_of(look, _new_part(look, group, old), [before, *between, now])
-            found.append(_row(leak, before, now, between, course.at))
+            leak = leak_of(snapshot, _new_part(snapshot, group, old), [before, *between, now])
+            found.append(_row(leak, before, now, between, history.at))
     return tuple(sorted(found, key=lambda row: -row.bytes))
 
 
-def _new_part(look: HeapSnapshot, group: Group, old: Collection[int]) -> Group:
+def _new_part(snapshot: HeapSnapshot, group: Group, old: Collection[int]) -> Group:
     """Return the new tensors of the group without a name, in which old ones may have other holders; else the group."""
-    if group.ways:
+    if group.paths:
         return group
-    tensors = Targets(one for one in group.tensors if look.block_of(one) not in old)
+    tensors = Targets(one for one in group.tensors if snapshot.block_of(one) not in old)
     return replace(group, tensors=tensors, blocks=group.blocks.difference(old))
 
 
-def _is_new(group: Group, course: Course) -> bool:
+def _is_new(group: Group, history: SizeHistory) -> bool:
     """Return whether a group is a single result that is computed anew at each step, such as a loss.
 
     The graph of a state that is carried over contains the node of the former state; the graph of a loss contains no
@@ -271,18 +271,18 @@ def _is_new(group: Group, course: Course) -> bool:
     """
     if group.graph is None or len(group.tensors) > 1 or "[*]" in group.key.pattern:
         return False
-    former = {extents[group.key].newest for extents in course.graphs if group.key in extents} - {group.graph.newest}
+    former = {extents[group.key].newest for extents in history.graphs if group.key in extents} - {group.graph.newest}
     return bool(former) and former.isdisjoint(group.numbers)
 
 
 def _longer(
-    look: HeapSnapshot, groups: Mapping[Key, Group], graphs: Sequence[Mapping[Key, GraphExtent]]
+    snapshot: HeapSnapshot, groups: Mapping[Key, Group], graphs: Sequence[Mapping[Key, GraphExtent]]
 ) -> tuple[Grown, ...]:
     """Return the row of a graph that grows by nodes alone, for programs in which no tensors grow."""
     found = growing_graph(groups, graphs)
     if found is None:
         return ()
-    leak = leak_of(look, found.group, [Size(), found.group.size(look)])
+    leak = leak_of(snapshot, found.group, [Size(), found.group.size(snapshot)])
     remedy = (
         f"its graph became longer by {counted(found.nodes, 'node')} and still began where it had begun: for a running "
         "total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the beginning of each "
@@ -292,19 +292,19 @@ def _longer(
 
 
 def _renamed(
-    look: HeapSnapshot, groups: dict[Key, Group], first: Mapping[Key, Size], old: Collection[int]
+    snapshot: HeapSnapshot, groups: dict[Key, Group], first: Mapping[Key, Size], old: Collection[int]
 ) -> dict[Key, Size]:
     """Return the former sizes of groups with a new name or none: a new name for an old tensor is no growth.
 
     Nor is a tensor without a name that stands in place of another, such as the argument of a call.
     """
-    fresh = set(range(len(look.blocks))).difference(old)
+    fresh = set(range(len(snapshot.blocks))).difference(old)
     renamed = [key for key in groups if key not in first or not key.pattern]
-    return {key: max(groups[key].size(look, fresh), first.get(key, Size())) for key in renamed}
+    return {key: max(groups[key].size(snapshot, fresh), first.get(key, Size())) for key in renamed}
 
 
 def _widened(
-    look: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]]
+    snapshot: HeapSnapshot, groups: dict[Key, Group], marks: Sequence[dict[Key, Size]]
 ) -> tuple[dict[Key, Group], list[dict[Key, Size]]]:
     """Return groups and marks, with one group for all entries of a container that keeps getting new keys."""
     known = dict.fromkeys(key for mark in marks for key in mark)
@@ -320,7 +320,7 @@ def _widened(
         key: same[0] if len(same) == 1 and same[0].key == key else wider_group(key, same) for key, same in parts.items()
     }
     before = [_summed(mark, wide) for mark in marks[:-1]]
-    return whole, [*before, {key: group.size(look) for key, group in whole.items()}]
+    return whole, [*before, {key: group.size(snapshot) for key, group in whole.items()}]
 
 
 def _summed(mark: Mapping[Key, Size], wide: Mapping[Key, Key]) -> dict[Key, Size]:
@@ -352,11 +352,11 @@ def _row(leak: Leak, before: Size, now: Size, between: Sequence[Size], at: Seque
 _members = attrgetter("members")
 
 
-def _more(before: Size, now: Size) -> bool:
+def _has_grown(before: Size, now: Size) -> bool:
     return now.bytes > before.bytes or (now.members > before.members and now.bytes == before.bytes)
 
 
-def _goes_on(group: Group, course: Course) -> bool:
+def _keeps_growing(group: Group, history: SizeHistory) -> bool:
     """Return whether a group goes on growing, judged by its snapshots.
 
     It must be largest at the end, have grown more than once, and have grown lately: in the last quarter of the steps,
@@ -365,12 +365,12 @@ def _goes_on(group: Group, course: Course) -> bool:
     """
     if _is_state_of_parameters(group):
         return False
-    sizes, at = [mark.get(group.key, Size()) for mark in course.marks], course.at
-    grew = [number for number, (before, after) in enumerate(pairwise(sizes)) if _more(before, after)]
+    sizes, at = [mark.get(group.key, Size()) for mark in history.marks], history.at
+    grew = [number for number, (before, after) in enumerate(pairwise(sizes)) if _has_grown(before, after)]
     if len(grew) < 2 or sizes[-1].bytes < max(size.bytes for size in sizes):
         return False
     quarter, last = (at[-1] - at[0]) // 4, grew[-1]
-    if at[-1] - at[last + 1] > max(quarter, course.slack):
+    if at[-1] - at[last + 1] > max(quarter, history.slack):
         return False
     return at[last + 1] - at[last] <= quarter or not _slowed(sizes[last - 1 : last + 2], at[last - 1 : last + 2])
 
@@ -386,9 +386,9 @@ def _slowed(sizes: Sequence[Size], at: Sequence[int]) -> bool:
 
 
 def _is_state_of_parameters(group: Group) -> bool:
-    if not group.ways or not all(named.way.stateful for named in group.ways):
+    if not group.paths or not all(named.path.stateful for named in group.paths):
         return False
-    passed = {id(one): one for named in group.ways for one in named.way.passed}
+    passed = {id(one): one for named in group.paths for one in named.path.passed}
     optimizers: list[Any] = [one for one in passed.values() if issubclass(type(one), torch.optim.Optimizer)]
     parameters = {id(parameter) for one in optimizers for part in one.param_groups for parameter in part["params"]}
     return len({id(one) for one in group.tensors}) <= len(parameters)

@@ -80,10 +80,10 @@ def holders(tensor: Any, *, limit: int = 10) -> list[Holder] | list[list[Holder]
             f"limit is how many holders to list for each tensor, an int of at least 1, but got {limit!r}"
         )
     single = is_tensor(tensor)
-    asked = Targets([tensor] if single else _checked(tensor))
+    requested = Targets([tensor] if single else _checked(tensor))
     with heap_at_rest():
-        look = HeapSnapshot(asked)
-        found = [list(_holders(look, one))[:limit] for one in asked]
+        snapshot = HeapSnapshot(requested)
+        found = [list(_holders(snapshot, one))[:limit] for one in requested]
     return found[0] if single else found
 
 
@@ -96,21 +96,21 @@ def _checked(given: Any) -> Sequence[torch.Tensor]:
     return given  # type: ignore[no-any-return]
 
 
-def _holders(look: HeapSnapshot, tensor: torch.Tensor) -> Iterator[Holder]:
-    for name, way in look.ways(tensor):
-        if way.root.how != "tag":  # a tag holds weakly
-            yield Holder(name.path, _kind_of_path(way), f"`{name.text or name.path}`, {path_start(way)}")
-    for link in look.links(tensor):
+def _holders(snapshot: HeapSnapshot, tensor: torch.Tensor) -> Iterator[Holder]:
+    for name, path in snapshot.paths(tensor):
+        if path.root.how != "tag":  # a tag holds weakly
+            yield Holder(name.path, _kind_of_path(path), f"`{name.text or name.path}`, {path_start(path)}")
+    for link in snapshot.links(tensor):
         kind = "graph" if is_node(link.owner) else {"grad": "grad", "base": "view"}.get(link.role, "part")
-        yield Holder("", kind, look.owner_text(link))
-    count = look.unexplained([tensor])
+        yield Holder("", kind, snapshot.owner_text(link))
+    count = snapshot.unexplained([tensor])
     if count:
         yield Holder("", "unexplained", counted(count, "unexplained C++ reference"))
 
 
-def _kind_of_path(way: ReferencePath) -> str:
+def _kind_of_path(path: ReferencePath) -> str:
     """Return the kind of a reference path: its most unusual reference, or else its start."""
-    kinds = [step.kind for step in way.steps]
+    kinds = [step.kind for step in path.steps]
     for kind in ("traceback", "cache", "hook", "task", "closure"):
         if kind in kinds:
             return kind
@@ -120,4 +120,4 @@ def _kind_of_path(way: ReferencePath) -> str:
         return "optimizer"
     if "parameter" in kinds or "buffer" in kinds:
         return "module"
-    return "thread" if way.root.foreign else way.root.how
+    return "thread" if path.root.foreign else path.root.how

@@ -23,10 +23,10 @@ from byname.memory.patterns import LOST, Group, Size
 from byname.memory.snapshot import HeapSnapshot, path_start, reached_from_context
 from byname.naming.children.python import futures
 from byname.naming.names import Named
-from byname.naming.search import Ours
+from byname.naming.search import ScratchList
 from byname.reading.modules import state_of
 from byname.reading.objects import found_in
-from byname.reading.tensor import card_of, fact, facts_of
+from byname.reading.tensor import card_fields, card_of, fact
 
 
 class Leak(NamedTuple):
@@ -41,42 +41,42 @@ class Leak(NamedTuple):
 class Evidence:
     """A group, its last members, and every reference path to them. It must not outlive the snapshot."""
 
-    def __init__(self, look: HeapSnapshot, group: Group, course: Sequence[Size]) -> None:
-        self.look, self.group, self.course = look, group, course
-        self.before, self.now = course[0], course[-1]
-        self.members: Sequence[torch.Tensor] = Ours(group.tensors[-_LOOKED_AT:])
-        self.ways: Sequence[Named] = Ours(way for one in self.members for way in look.ways(one))
+    def __init__(self, snapshot: HeapSnapshot, group: Group, history: Sequence[Size]) -> None:
+        self.snapshot, self.group, self.history = snapshot, group, history
+        self.before, self.now = history[0], history[-1]
+        self.members: Sequence[torch.Tensor] = ScratchList(group.tensors[-_LOOKED_AT:])
+        self.paths: Sequence[Named] = ScratchList(path for one in self.members for path in snapshot.paths(one))
 
     def passes(self, *kinds: type) -> bool:
         """Return whether some reference path goes through an object of these classes."""
-        return any(issubclass(type(one), kinds) for named in self.ways for one in named.way.passed)
+        return any(issubclass(type(one), kinds) for named in self.paths for one in named.path.passed)
 
     def steps(self, kind: str) -> bool:
         """Return whether some reference path has a reference of this kind."""
-        return any(step.kind == kind for named in self.ways for step in named.way.steps)
+        return any(step.kind == kind for named in self.paths for step in named.path.steps)
 
     def has_graph(self) -> bool:
         return any(fact(one, "grad_fn") is not None for one in self.members)
 
     def has_gradient(self) -> bool:
         """Return whether any member is still the gradient of a tensor."""
-        return any(link.role == "grad" for one in self.members for link in self.look.links(one))
+        return any(link.role == "grad" for one in self.members for link in self.snapshot.links(one))
 
     @cached_property
     def originals(self) -> frozenset[tuple[str, tuple[int, ...]]]:
         """The ``state_dict()`` keys of the tensors of live models and optimizers, with their shapes."""
-        alive = self.look.living
+        alive = self.snapshot.living
         pairs = [*optimizer_state(alive), *(pair for module in alive.modules for pair in state_of(module))]
-        shapes = ((key, facts_of(value)[0]) for key, value in pairs)
+        shapes = ((key, card_fields(value)[0]) for key, value in pairs)
         return frozenset((key, tuple(shape)) for key, shape in shapes if shape is not None)  # lazy, nested have none
 
     @cached_property
     def context_cycle(self) -> str:
         """A sentence about a custom function that is garbage and has its own result on its ``ctx``; else empty."""
         custom = torch.autograd.function.BackwardCFunction
-        nodes = self.look.living.nodes if self.group.key == LOST else ()
+        nodes = self.snapshot.living.nodes if self.group.key == LOST else ()
         for node in nodes:
-            if issubclass(type(node), custom) and id(node) in self.look.garbage and (place := _own_result_of(node)):
+            if issubclass(type(node), custom) and id(node) in self.snapshot.garbage and (place := _own_result_of(node)):
                 return f"{type(node).__name__.removesuffix('Backward')} keeps its own result in {place}"
         return ""
 
@@ -86,26 +86,26 @@ class Evidence:
 
     def was_there(self) -> bool:
         """Return whether the group existed and then grew, rather than only appeared."""
-        sizes = [size.pieces for size in self.course if size.members]
+        sizes = [size.pieces for size in self.history if size.members]
         return self.before.members > 0 or (len(sizes) > 2 and sizes == sorted(sizes) and sizes[-1] > sizes[0])
 
     def is_bounded(self) -> bool:
         """Return whether the members are in a deque with a bound, which fills up and then stops growing."""
-        return any(type(one) is deque and one.maxlen is not None for named in self.ways for one in named.way.passed)
+        return any(type(one) is deque and one.maxlen is not None for named in self.paths for one in named.path.passed)
 
     def is_cut_by_arrays(self) -> bool:
         """Return whether the program reaches all members only by NumPy slices of less than half of their memory."""
-        pairs = [(self.look.blocks[self.look.block_of(one)], self.look.ways(one)) for one in self.members]
-        return all(ways and all(2 * _seen_of(named) < block.bytes for named in ways) for block, ways in pairs)
+        pairs = [(self.snapshot.blocks[self.snapshot.block_of(one)], self.snapshot.paths(one)) for one in self.members]
+        return all(paths and all(2 * _array_bytes(named) < block.bytes for named in paths) for block, paths in pairs)
 
 
 _LOOKED_AT = 20
 
 
-def _seen_of(named: Named) -> float:
+def _array_bytes(named: Named) -> float:
     """Return the bytes of the array by which the program reaches a tensor; infinity if there is no array."""
     size = math.inf
-    for one in reversed(named.way.passed):
+    for one in reversed(named.path.passed):
         if not issubclass(type(one), numpy.ndarray) or _type_of(one).kind == "O":
             break
         size = _bytes_of(one)
@@ -118,34 +118,38 @@ _type_of: Callable[[Any], numpy.dtype[Any]] = vars(numpy.ndarray)["dtype"].__get
 
 def _is_graph_in_grad(found: Evidence) -> bool:
     graded = (one for one in found.group.tensors if fact(one, "grad_fn") is not None)
-    return any(link.role == "grad" for one in graded for link in found.look.links(one))
+    return any(link.role == "grad" for one in graded for link in found.snapshot.links(one))
 
 
 def _own_result_of(node: Node) -> str | None:
     """Return the place, such as ``ctx.y``, from which a custom function's ``ctx`` leads to one of its own results."""
     reached = reached_from_context(node)
     own = (tensor for tensor in reached.tensors() if fact(tensor, "grad_fn") is node)
-    return next((way.text.words for tensor in own for way in reached.ways_to(tensor)), None)
+    return next((path.text.words for tensor in own for path in reached.paths_to(tensor)), None)
 
 
 def _pins_base(found: Evidence) -> bool:
     """Return whether the unused part of the members' storages is most of the memory that they keep alive."""
-    if not found.group.ways or (found.has_graph() and not any(fact(one, "_base") is not None for one in found.members)):
+    if not found.group.paths or (
+        found.has_graph() and not any(fact(one, "_base") is not None for one in found.members)
+    ):
         return False  # the storage of a sum's result had room for all of its summands
     if found.is_cut_by_arrays():
         return True
-    spare = sum(found.look.spare(number) for number in set(map(found.look.block_of, found.group.tensors)))
-    return 2 * spare > sum(found.look.blocks[number].bytes for number in found.group.blocks)
+    unused_bytes = sum(
+        found.snapshot.unused_bytes(number) for number in set(map(found.snapshot.block_of, found.group.tensors))
+    )
+    return 2 * unused_bytes > sum(found.snapshot.blocks[number].bytes for number in found.group.blocks)
 
 
 def _is_copy(found: Evidence) -> bool:
     """Return whether the members are parameters, or have the key and shape of a tensor of a live model or optimizer."""
     if "[*]" not in found.group.key.pattern or found.has_gradient():
         return False
-    if any(step.kind in ("parameter", "buffer") for named in found.group.ways for step in named.way.steps):
+    if any(step.kind in ("parameter", "buffer") for named in found.group.paths for step in named.path.steps):
         return True
     key = re.search(r"\['([^']*)'\]$", found.group.key.pattern)
-    shapes = {facts_of(one)[0] for one in found.members}
+    shapes = {card_fields(one)[0] for one in found.members}
     if key is None or (() in shapes and found.group.key.pattern.count("['") < 2):  # a number called 'step' is no copy
         return False
     return all((key[1], shape) in found.originals for shape in shapes)
@@ -158,17 +162,17 @@ def _is_kept_by_optimizers(found: Evidence) -> bool:
 
 def _comes_with_the_first_step(found: Evidence) -> bool:
     """Return whether the group is gradients or optimizer state, which the first step creates once."""
-    if any(step.kind == "state" for named in found.group.ways for step in named.way.steps):
+    if any(step.kind == "state" for named in found.group.paths for step in named.path.steps):
         return True
-    grads = [any(link.role == "grad" for link in found.look.links(one)) for one in found.members]
-    return bool(found.group.ways) and all(grads)  # in a list of old ones the last is somebody's gradient, too
+    grads = [any(link.role == "grad" for link in found.snapshot.links(one)) for one in found.members]
+    return bool(found.group.paths) and all(grads)  # in a list of old ones the last is somebody's gradient, too
 
 
-def _emptied(found: Evidence) -> str:
+def _clearing_advice(found: Evidence) -> str:
     """Return how to empty the object that has the container, if its class has a method for it; else an empty text."""
     if found.has_gradient():
         return "store numbers, such as grad.norm().item(), instead of the gradients; or "
-    for one in (one for named in found.ways for one in reversed(named.way.passed)):
+    for one in (one for named in found.paths for one in reversed(named.path.passed)):
         if all(callable(found_in(type(one), method)) for method in ("update", "compute", "reset")):
             return f"call .reset() of the {type(one).__name__} after its result is computed; or "
         if callable(found_in(type(one), "on_validation_epoch_end")):
@@ -233,7 +237,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
         _pins_base,
         lambda found: (
             "store the number, x.item(): a tensor of one number can keep the memory of what it was computed from"
-            if all(facts_of(one)[0] == () for one in found.members)
+            if all(card_fields(one)[0] == () for one in found.members)
             else "store a copy of the part, part.clone() (of an array part.copy()): a slice keeps its whole base alive"
         ),
     ),
@@ -255,41 +259,41 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     ),
     (
         "growing-cache",
-        lambda found: bool(found.group.ways) and not found.is_many() and found.now.members == 1 and found.was_there(),
+        lambda found: bool(found.group.paths) and not found.is_many() and found.now.members == 1 and found.was_there(),
         "the tensor of this name is larger than before: if each holds the one before it, as with torch.cat, keep "
         "only the part that is still needed, x = x[-limit:].clone(), or allocate it once at full size and overwrite "
         "the oldest part; if each is made anew, the input became larger",
     ),
     (
         "growing-cache",
-        lambda found: bool(found.group.ways) and (found.is_many() or found.was_there()) and not found.is_bounded(),
-        lambda found: _emptied(found) + _BOUND,
+        lambda found: bool(found.group.paths) and (found.is_many() or found.was_there()) and not found.is_bounded(),
+        lambda found: _clearing_advice(found) + _BOUND,
     ),
 )
 """The causes, each with its test and its remedy, or a function that makes it. The first that passes is reported."""
 
 
 def _was_submitted(found: Evidence) -> bool:
-    steps = (step for named in found.ways for step in pairwise(named.way.passed))
+    steps = (step for named in found.paths for step in pairwise(named.path.passed))
     kinds = (Future, *futures())
     return any(type(queue) is deque and queue.maxlen is None and issubclass(type(one), kinds) for queue, one in steps)
 
 
-def leak_of(look: HeapSnapshot, group: Group, course: Sequence[Size]) -> Leak:
-    """Return the leak that a group shows; `course` is its size in each snapshot, from the first to the last."""
-    found = Evidence(look, group, course)
+def leak_of(snapshot: HeapSnapshot, group: Group, history: Sequence[Size]) -> Leak:
+    """Return the leak that a group shows; `history` is its size in each snapshot, from the first to the last."""
+    found = Evidence(snapshot, group, history)
     cause, words = next(((name, words) for name, fits, words in _KNOWN if fits(found)), ("unknown", ""))
     remedy = words if isinstance(words, str) else words(found)
-    if group.ways:
+    if group.paths:
         return Leak(group.key.pattern, _holder(group), cause, remedy)
     name = f"unnamed ({card_of(group.tensors[0])})" if group.tensors else "unnamed"
-    roots = Ours(one for one in group.tensors if not look.links(one))  # nodes are not followed to their holders
-    holder = look.stranded(roots) if roots and not group.key.scope else "no variable leads to it"
+    roots = ScratchList(one for one in group.tensors if not snapshot.links(one))  # nodes are not followed
+    holder = snapshot.describe_holder(roots) if roots and not group.key.scope else "no variable leads to it"
     return Leak(name, group.key.scope or holder, cause, remedy)
 
 
 def _holder(group: Group) -> str:
-    way = group.ways[-1].way
+    path = group.paths[-1].path
     container, found, _ = group.key.pattern.partition("[*]")
-    begins = "" if not found or "(" in container or container == way.root.text else f"`{container}`, "
-    return f"{begins}{path_start(way)}"
+    begins = "" if not found or "(" in container or container == path.root.text else f"`{container}`, "
+    return f"{begins}{path_start(path)}"

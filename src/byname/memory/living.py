@@ -22,8 +22,16 @@ from torch.autograd import forward_ad
 from byname.autograd.pause import backward_elsewhere
 from byname.autograd.slots import held_by_nodes, packed_in
 from byname.autograd.walk import Node, nodes_from
-from byname.naming.referrers import References, are_few, candidates, codes_of, everything, is_ours, reached_from
-from byname.naming.search import Ours, OursById, Targets
+from byname.naming.referrers import (
+    References,
+    candidates,
+    codes_of,
+    everything,
+    few_enough,
+    is_ignored_holder,
+    reached_from,
+)
+from byname.naming.search import ScratchDict, ScratchList, Targets
 from byname.reading.objects import attributes_of, heap, snapshot
 from byname.reading.tensor import PLAIN, fact, is_tensor, parts_of
 from byname.tracking.allocations import Allocation, living_allocations
@@ -56,15 +64,15 @@ class LiveObjects:
     def __init__(self) -> None:
         objects, self.hidden = everything()
         self.unread = backward_elsewhere()
-        tensors, nodes, storages, modules, optimizers = _sorted_out(objects)
+        tensors, nodes, storages, modules, optimizers = _sort_by_class(objects)
         self.tensors = Targets(tensors)
         self.visible = len(tensors)
-        self.storages: list[torch.UntypedStorage] = Ours(storages)
-        self.modules: Sequence[nn.Module] = Ours(modules)
-        self.optimizers: Sequence[Any] = Ours(optimizers)
-        self.nodes: list[Node] = Ours()
+        self.storages: list[torch.UntypedStorage] = ScratchList(storages)
+        self.modules: Sequence[nn.Module] = ScratchList(modules)
+        self.optimizers: Sequence[Any] = ScratchList(optimizers)
+        self.nodes: list[Node] = ScratchList()
         self._seen: set[Node] = set()
-        self.allocations: dict[int, Allocation] = OursById({one.storage._cdata: one for one in living_allocations()})
+        self.allocations: dict[int, Allocation] = ScratchDict({one.storage._cdata: one for one in living_allocations()})
         self.storages += [one.storage for one in self.allocations.values()]
         self.links: dict[int, list[Link]] = {}
         self._known = set(map(id, tensors))
@@ -74,36 +82,36 @@ class LiveObjects:
 
     def _follow(self, tensors: Iterable[torch.Tensor], nodes: Iterable[Node]) -> None:
         seen = self._seen
-        fresh: list[torch.Tensor] = Ours(tensors)
-        roots: list[Node] = Ours(nodes)
+        fresh: list[torch.Tensor] = ScratchList(tensors)
+        roots: list[Node] = ScratchList(nodes)
         while fresh or roots:
             before = len(self.tensors)
             for tensor in fresh:
                 for role, held in _held_by(tensor):
-                    self._found(held, Link(tensor, role))
+                    self._add_tensor(held, Link(tensor, role))
             roots += [node for tensor in fresh if (node := fact(tensor, "grad_fn")) is not None]
-            found = Ours(nodes_from(roots, seen))
+            found = ScratchList(nodes_from(roots, seen))
             self.nodes += found
             for node, role, tensor in () if self.unread else held_by_nodes(found):
-                self._found(tensor, Link(node, role))
-            fresh, roots = Ours(self.tensors[before:]), Ours()
+                self._add_tensor(tensor, Link(node, role))
+            fresh, roots = ScratchList(self.tensors[before:]), ScratchList()
 
     def _follow_hidden(self) -> None:
         """Add the tensors in Python objects that only nodes hold, which ``gc.freeze`` hides from the collector."""
         custom = [node for node in self.nodes if issubclass(type(node), torch.autograd.function.BackwardCFunction)]
         slots = () if self.unread else packed_in(self.nodes)
         packed = [one for _, _, raw in slots for one in (raw.data, raw.unpack_hook)]
-        for tensor in _sorted_out(reached_from([], [*custom, *packed]))[0]:
+        for tensor in _sort_by_class(reached_from([], [*custom, *packed]))[0]:
             if id(tensor) not in self._known:
                 self._known.add(id(tensor))
                 self.tensors.append(tensor)
         self._follow(self.tensors[self.visible :], ())
 
-    def _found(self, tensor: torch.Tensor, link: Link) -> None:
+    def _add_tensor(self, tensor: torch.Tensor, link: Link) -> None:
         if id(tensor) not in self._known:
             self._known.add(id(tensor))
             self.tensors.append(tensor)
-        self.links.setdefault(id(tensor), Ours()).append(link)
+        self.links.setdefault(id(tensor), ScratchList()).append(link)
 
 
 def optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
@@ -114,7 +122,7 @@ def optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from ((key, value) for key, value in snapshot(entry) if type(key) is str and is_tensor(value))
 
 
-def _sorted_out(objects: list[object]) -> list[list[Any]]:
+def _sort_by_class(objects: list[object]) -> list[list[Any]]:
     """Return the tensors, nodes, storages, modules and optimizers among these objects.
 
     Classes are compared by identity, so this runs no code of an object, not even the hash of a metaclass.
@@ -190,7 +198,7 @@ _OF_THE_LOOP = 3
 def garbage_among(objects: Mapping[int, object]) -> frozenset[int]:
     """Return the ids of objects that only others of the set keep alive; with each, those that refer to it are given."""
     held, inside, outside = _references_to(objects)
-    everything: list[object] = Ours(objects.values())
+    everything: list[object] = ScratchList(objects.values())
     # A variable of a running function and C++ hold references that no object on the heap has.
     alive = outside | {id(one) for one in everything if sys.getrefcount(one) - _OF_THE_LOOP > held.get(id(one), 0)}
     return frozenset(objects.keys() - _reached(alive, inside))
@@ -206,13 +214,13 @@ def _references_to(objects: Mapping[int, object]) -> tuple[Counter[int], dict[in
     inside: dict[int, list[int]] = {}
     outside: set[int] = set()
     # The collector does not see the items of tuples that it does not track, such as tuples of arrays.
-    few = are_few(objects, _FEW) and all(map(gc.is_tracked, objects.values()))
+    few = few_enough(objects, _FEW) and all(map(gc.is_tracked, objects.values()))
     for holder in gc.get_referrers(*objects.values()) if few else References(heap()).suspects(objects.keys()):
         found = [ident for ident in map(id, gc.get_referents(holder)) if ident in objects]
         held.update(found)
         if id(holder) in objects:
             inside[id(holder)] = found
-        elif found and not is_ours(holder):
+        elif found and not is_ignored_holder(holder):
             outside.update(found)
     return held, inside, outside
 

@@ -25,26 +25,26 @@ from byname.undo import Shared
 GROUPS, HOLDERS = 10, 3
 
 
-def what_fills_the_memory() -> tuple[int, tuple[str, ...]]:
+def memory_report() -> tuple[int, tuple[str, ...]]:
     """Return the bytes that are alive, and a screenful of lines: their ten largest groups, and who holds most."""
     with heap_at_rest():
-        look = HeapSnapshot()
-        total = sum(block.bytes for block in look.blocks)
-        lines = [f"alive: {bytes_text(total)} in {counted(len(look.blocks), 'storage')}; the largest groups:"]
-        lines += _largest(look)
-        holding = ", ".join(_holding(look))
+        snapshot = HeapSnapshot()
+        total = sum(block.bytes for block in snapshot.blocks)
+        lines = [f"alive: {bytes_text(total)} in {counted(len(snapshot.blocks), 'storage')}; the largest groups:"]
+        lines += _largest(snapshot)
+        holding = ", ".join(_largest_holders(snapshot))
         if holding:
             lines.append(f"holding most, with their graphs: {holding}")
-        lacking = unattributed(look.blocks)
+        lacking = unattributed(snapshot.blocks)
         if lacking is not None:
             words = "that the allocator has given out and no tensor accounts for, such as workspaces of cuBLAS"
             lines.append(f"unattributed: {bytes_text(lacking)} {words}")
         return total, tuple(map(printable, lines))
 
 
-def _largest(look: HeapSnapshot) -> Iterator[str]:
-    kinds = Kinds(look)
-    totals = totals_by_key((_group_of(look, kinds, block), None, block.bytes) for block in look.blocks)
+def _largest(snapshot: HeapSnapshot) -> Iterator[str]:
+    kinds = Kinds(snapshot)
+    totals = totals_by_key((_group_of(snapshot, kinds, block), None, block.bytes) for block in snapshot.blocks)
     shown = [(words, count, size) for words, count, size in totals[:GROUPS] if size]
     width = max((len(bytes_text(size)) for _, _, size in shown), default=0)
     for words, count, size in shown:
@@ -54,40 +54,40 @@ def _largest(look: HeapSnapshot) -> Iterator[str]:
         yield f"  {bytes_text(others):>{width}}  {counted(len(totals) - GROUPS, 'other group')}"
 
 
-def _group_of(look: HeapSnapshot, kinds: Kinds, block: StorageRegion) -> Hashable:
+def _group_of(snapshot: HeapSnapshot, kinds: Kinds, block: StorageRegion) -> Hashable:
     """Return the group of a block in words: one for each model and each optimizer, others by pattern."""
     kind = kinds.of(block.tensors)
-    named = next((way for tensor in block.tensors for way in look.ways(tensor)), None)
+    named = next((path for tensor in block.tensors for path in snapshot.paths(tensor)), None)
     if named is not None:
         words = _OWNED.get(kind)
-        return f"`{pattern_of(named.way)}`" if words is None else f"{words} of `{_owner(named.way)}`"
-    for link in (link for tensor in block.tensors for link in look.links(tensor)):
-        name = look.graphs.name(link.owner) if is_node(link.owner) else None
+        return f"`{pattern_of(named.path)}`" if words is None else f"{words} of `{_owner(named.path)}`"
+    for link in (link for tensor in block.tensors for link in snapshot.links(tensor)):
+        name = snapshot.graphs.name(link.owner) if is_node(link.owner) else None
         if name is not None:
             return f"saved for the backward of `{POSITION.sub('[*]', name.path)}`"
-    return f"without a name: {look.stranded(block.tensors)}"
+    return f"without a name: {snapshot.describe_holder(block.tensors)}"
 
 
-def _owner(way: ReferencePath) -> str:
+def _owner(path: ReferencePath) -> str:
     owners = (nn.Module, torch.optim.Optimizer)
-    paths = (to for to, one in zip(way.parts(), way.passed, strict=False) if issubclass(type(one), owners))
-    return next(paths, next(way.parts())).text.source
+    paths = (to for to, one in zip(path.parts(), path.passed, strict=False) if issubclass(type(one), owners))
+    return next(paths, next(path.parts())).text.source
 
 
 _OWNED = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients", "optimizer": "state"}
 
 
 def _is_owned(group: Group) -> bool:
-    ways = [named.way for named in group.ways]
-    return any(step.kind in ("parameter", "buffer") for way in ways for step in way.steps) or any(
-        issubclass(type(one), torch.optim.Optimizer) for way in ways for one in way.passed
+    paths = [named.path for named in group.paths]
+    return any(step.kind in ("parameter", "buffer") for path in paths for step in path.steps) or any(
+        issubclass(type(one), torch.optim.Optimizer) for path in paths for one in path.passed
     )
 
 
-def _holding(look: HeapSnapshot) -> Iterator[str]:
+def _largest_holders(snapshot: HeapSnapshot) -> Iterator[str]:
     """Yield the patterns that hold most, without models and optimizers, and without those that add nothing."""
-    groups = {key: group for key, group in groups_of(look).items() if key.pattern and not _is_owned(group)}
-    sizes = {key: group.size(look).bytes for key, group in groups.items()}
+    groups = {key: group for key, group in groups_of(snapshot).items() if key.pattern and not _is_owned(group)}
+    sizes = {key: group.size(snapshot).bytes for key, group in groups.items()}
     claimed: set[int] = set()
     shown = 0
     for key in sorted(groups, key=lambda key: (-sizes[key], -groups[key].firsts, key)):

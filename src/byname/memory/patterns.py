@@ -21,7 +21,7 @@ from byname.autograd.walk import Node, is_node, nodes_from
 from byname.memory.snapshot import HeapSnapshot
 from byname.naming.names import Named
 from byname.naming.reference_path import pattern_of
-from byname.naming.search import Ours, Targets
+from byname.naming.search import ScratchList, Targets
 from byname.reading.tensor import fact
 
 _NEW_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|\.[^\W\d]\w*?\d+$""")
@@ -65,7 +65,7 @@ class Group:
 
     Attributes:
         key: the pattern; empty for tensors that no variable leads to.
-        ways: for each member the name with this pattern, and its reference path.
+        paths: for each member the name with this pattern, and its reference path.
         blocks: the numbers, in the snapshot's list, of the memory blocks that it keeps alive.
         graph, numbers: the extent of the graph behind its members, and the sequence numbers of the nodes in it.
         firsts: the number of members for which it gives the best name.
@@ -73,41 +73,41 @@ class Group:
 
     key: Key
     tensors: list[torch.Tensor] = field(default_factory=Targets)
-    ways: list[Named] = field(default_factory=Ours)
+    paths: list[Named] = field(default_factory=ScratchList)
     blocks: set[int] = field(default_factory=set)
     graph: GraphExtent | None = None
     numbers: frozenset[int] = frozenset()
     firsts: int = 0
 
-    def size(self, look: HeapSnapshot, without: Iterable[int] = ()) -> Size:
+    def size(self, snapshot: HeapSnapshot, without: Iterable[int] = ()) -> Size:
         mine = self.blocks.difference(without)
-        members = {id(one) for one in self.tensors if look.block_of(one) in mine} if self.ways else mine
-        return Size(len(members), len(mine), sum(look.blocks[number].bytes for number in mine))
+        members = {id(one) for one in self.tensors if snapshot.block_of(one) in mine} if self.paths else mine
+        return Size(len(members), len(mine), sum(snapshot.blocks[number].bytes for number in mine))
 
 
-def groups_of(look: HeapSnapshot) -> dict[Key, Group]:
+def groups_of(snapshot: HeapSnapshot) -> dict[Key, Group]:
     """Return every group of a snapshot; `LOST` and `HIDDEN` are the keys of the groups without names."""
     found: dict[Key, Group] = {}
-    for tensor in look.living.tensors:
+    for tensor in snapshot.living.tensors:
         keys: dict[Key, Named] = {}
-        for named in look.ways(tensor):
-            keys.setdefault(Key(pattern_of(named.way), named.way.root.scope), named)
+        for named in snapshot.paths(tensor):
+            keys.setdefault(Key(pattern_of(named.path), named.path.root.scope), named)
         for number, (key, named) in enumerate(keys.items()):
             group = found.get(key)
             if group is None:
                 group = found[key] = Group(key)
             group.tensors.append(tensor)
-            group.ways.append(named)
+            group.paths.append(named)
             group.firsts += number == 0
-    held = _held_by_node(look)
+    held = _held_by_node(snapshot)
     for group in found.values():
         nodes = _nodes_behind(group.tensors)
-        group.blocks |= _blocks_held(look, group.tensors, nodes, held)
+        group.blocks |= _blocks_held(snapshot, group.tensors, nodes, held)
         if nodes:
             group.numbers = frozenset([node._sequence_nr() for node in nodes])
             newest = max(fact(one, "grad_fn")._sequence_nr() for one in group.tensors if fact(one, "grad_fn"))
             group.graph = GraphExtent(len(nodes), min(group.numbers), newest)
-    return found | _others(look, found.values(), held)
+    return found | _others(snapshot, found.values(), held)
 
 
 def wider_group(key: Key, groups: Iterable[Group]) -> Group:
@@ -115,18 +115,18 @@ def wider_group(key: Key, groups: Iterable[Group]) -> Group:
     whole = Group(key)
     for group in groups:
         whole.tensors += group.tensors
-        whole.ways += group.ways
+        whole.paths += group.paths
         whole.blocks |= group.blocks
         whole.firsts += group.firsts
     return whole
 
 
-def _held_by_node(look: HeapSnapshot) -> dict[Node, list[int]]:
+def _held_by_node(snapshot: HeapSnapshot) -> dict[Node, list[int]]:
     found: dict[Node, list[int]] = {}
-    for number, block in enumerate(look.blocks):
-        if any(look.names(one) for one in block.tensors):
+    for number, block in enumerate(snapshot.blocks):
+        if any(snapshot.names(one) for one in block.tensors):
             continue
-        for link in (link for one in block.tensors for link in look.links(one)):
+        for link in (link for one in block.tensors for link in snapshot.links(one)):
             if is_node(link.owner):
                 found.setdefault(link.owner, []).append(number)
     return found
@@ -137,20 +137,20 @@ def _nodes_behind(tensors: Iterable[torch.Tensor]) -> list[Node]:
 
 
 def _blocks_held(
-    look: HeapSnapshot, tensors: Iterable[torch.Tensor], nodes: Iterable[Node], held: dict[Node, list[int]]
+    snapshot: HeapSnapshot, tensors: Iterable[torch.Tensor], nodes: Iterable[Node], held: dict[Node, list[int]]
 ) -> set[int]:
-    return {look.block_of(tensor) for tensor in tensors}.union(*(held.get(node, ()) for node in nodes))
+    return {snapshot.block_of(tensor) for tensor in tensors}.union(*(held.get(node, ()) for node in nodes))
 
 
-def _others(look: HeapSnapshot, groups: Iterable[Group], held: dict[Node, list[int]]) -> dict[Key, Group]:
+def _others(snapshot: HeapSnapshot, groups: Iterable[Group], held: dict[Node, list[int]]) -> dict[Key, Group]:
     """Return the groups of all other memory: `LOST`, which only reference cycles keep alive, and `HIDDEN`."""
-    others = set(range(len(look.blocks))).difference(*(group.blocks for group in groups))
-    lost = Targets(one for number in others for one in look.blocks[number].tensors if id(one) in look.garbage)
-    behind = _blocks_held(look, lost, _nodes_behind(lost), held) & others
+    others = set(range(len(snapshot.blocks))).difference(*(group.blocks for group in groups))
+    lost = Targets(one for number in others for one in snapshot.blocks[number].tensors if id(one) in snapshot.garbage)
+    behind = _blocks_held(snapshot, lost, _nodes_behind(lost), held) & others
     found = {}
     for key, numbers in ((LOST, behind), (HIDDEN, others - behind)):
         if numbers:
-            tensors = Targets(one for number in sorted(numbers) for one in look.blocks[number].tensors)
+            tensors = Targets(one for number in sorted(numbers) for one in snapshot.blocks[number].tensors)
             found[key] = Group(key, tensors, blocks=numbers)
     return found
 
@@ -219,11 +219,11 @@ def growing_graph(groups: Mapping[Key, Group], graphs: Sequence[Mapping[Key, Gra
 
     Graphs that lead to it grow with it, so the shortest one is the cause. The groups are those of the last snapshot.
     """
-    courses = {key: _course(key, graphs) for key, group in groups.items() if group.graph and group.firsts}
+    histories = {key: _extent_history(key, graphs) for key, group in groups.items() if group.graph and group.firsts}
     growing = {
-        key: course
-        for key, course in courses.items()
-        if sum(after.nodes > before.nodes for before, after in pairwise(course)) >= _ENOUGH
+        key: history
+        for key, history in histories.items()
+        if sum(after.nodes > before.nodes for before, after in pairwise(history)) >= _ENOUGH
     }
     if not growing:
         return None
@@ -231,12 +231,12 @@ def growing_graph(groups: Mapping[Key, Group], graphs: Sequence[Mapping[Key, Gra
     return GrowingGraph(groups[key], growing[key][-1].nodes - growing[key][0].nodes)
 
 
-def _course(key: Key, graphs: Sequence[Mapping[Key, GraphExtent]]) -> list[GraphExtent]:
+def _extent_history(key: Key, graphs: Sequence[Mapping[Key, GraphExtent]]) -> list[GraphExtent]:
     """Return the extents of a group's graph since it last began anew."""
-    course: list[GraphExtent] = []
+    history: list[GraphExtent] = []
     for extent in (snapshot.get(key) for snapshot in graphs):
-        if extent is None or (course and (extent.oldest != course[-1].oldest or extent.nodes < course[-1].nodes)):
-            course = []
+        if extent is None or (history and (extent.oldest != history[-1].oldest or extent.nodes < history[-1].nodes)):
+            history = []
         if extent is not None:
-            course.append(extent)
-    return course
+            history.append(extent)
+    return history

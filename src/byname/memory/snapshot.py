@@ -23,9 +23,9 @@ from byname.memory.living import Link, LiveObjects, garbage_among
 from byname.naming.name import Name, quote
 from byname.naming.names import Named, NameIndex, Searches
 from byname.naming.reference_path import ReferencePath
-from byname.naming.referrers import Climb, climb
+from byname.naming.referrers import ReferrerSearch, find_referrers
 from byname.naming.roots import FOREIGN, Root, roots_of_suspended
-from byname.naming.search import Ours, OursById, SearchResult, Targets, search
+from byname.naming.search import ScratchDict, ScratchList, SearchResult, Targets, search
 from byname.reading.frames import locals_of
 from byname.reading.objects import name_of_class
 from byname.reading.quiet import DisableTorchFunction, collection_paused, modes_disabled
@@ -38,50 +38,50 @@ class HeapSnapshot:
     """A snapshot of the heap at one moment. Callers hold `heap_at_rest`.
 
     Args:
-        asked: tensors for which to find every reference path, not only the first from a variable.
+        requested: tensors for which to find every reference path, not only the first from a variable.
 
     Attributes:
         blocks: the memory blocks of the tensors, the largest first.
         index, graphs: the names found from the variables, and the variable whose graph each node belongs to.
-        climbed: the referrers of the tensors in `asked`, or else of those that neither a variable nor a variable's
-            graph leads to; None if there are none.
+        referrers: the referrers of the tensors in `requested`, or else of those that neither a variable nor a
+            variable's graph leads to; None if there are none.
         garbage: the ids of unreachable objects that only reference cycles keep alive.
     """
 
-    def __init__(self, asked: Targets | None = None) -> None:
+    def __init__(self, requested: Targets | None = None) -> None:
         self.living = LiveObjects()
         self.blocks = blocks_of(self.living.tensors, self.living.storages)
         self.index = NameIndex([Searches().near])
         self._deep = NameIndex([], frozenset())
         self._find_graphs()
-        self.climbed = self._climbed(asked)
-        if self.climbed is not None:
-            self._go_deep(self.climbed.reached)
-        self.garbage = frozenset() if self.climbed is None or asked is not None else self._garbage(self.climbed)
-        if self.climbed is not None and (suspended := self._suspended(self.climbed)):
-            self._go_deep(self.climbed.reached, search(suspended))
+        self.referrers = self._find_referrers(requested)
+        if self.referrers is not None:
+            self._go_deep(self.referrers.reached)
+        self.garbage = frozenset() if self.referrers is None or requested is not None else self._garbage(self.referrers)
+        if self.referrers is not None and (suspended := self._suspended(self.referrers)):
+            self._go_deep(self.referrers.reached, search(suspended))
 
     def _go_deep(self, *found: SearchResult) -> None:
         self._deep = NameIndex([*found], frozenset())
         if any(fact(one, "grad_fn") is not None for one in self._deep.tensors()):
             self._find_graphs()
 
-    def _suspended(self, climbed: Climb) -> list[Root]:
+    def _suspended(self, referrers: ReferrerSearch) -> list[Root]:
         """Return the variables of suspended generators that are in use though no variable leads to them."""
-        met = climbed.met.items()
+        met = referrers.met.items()
         return roots_of_suspended(
-            one for ident, one in met if ident not in self.garbage and ident not in climbed.reached.numbers
+            one for ident, one in met if ident not in self.garbage and ident not in referrers.reached.numbers
         )
 
     def _find_graphs(self) -> None:
         self.graphs = GraphsByVariable(self)
         self._inside = held_inside(self.graphs.nodes(), self.index)
 
-    def _climbed(self, asked: Targets | None) -> Climb | None:
-        if asked is not None:
-            return climb(asked, whole=True, near=self.index.searches[0])
+    def _find_referrers(self, requested: Targets | None) -> ReferrerSearch | None:
+        if requested is not None:
+            return find_referrers(requested, whole=True, near=self.index.searches[0])
         missing = Targets(tensor for block in self.blocks if not self._is_explained(block) for tensor in block.tensors)
-        return climb(missing) if missing else None
+        return find_referrers(missing) if missing else None
 
     @cached_property
     def lookup(self) -> SiteLookup:
@@ -90,39 +90,39 @@ class HeapSnapshot:
         return SiteLookup(results, set(self.living.nodes).__contains__)
 
     def _is_explained(self, block: StorageRegion) -> bool:
-        return any(self.index.met(one) or self._is_held(one) for one in block.tensors)
+        return any(self.index.contains(one) or self._is_held(one) for one in block.tensors)
 
     def _is_held(self, tensor: torch.Tensor) -> bool:
         """Return whether a variable's graph, or a tensor that a variable leads to, holds a tensor."""
         owners = [link.owner for link in self.links(tensor)]
-        return any(self.graphs.has(one) if is_node(one) else self.index.met(one) for one in owners)
+        return any(self.graphs.has(one) if is_node(one) else self.index.contains(one) for one in owners)
 
     def names(self, tensor: torch.Tensor) -> tuple[Name, ...]:
         """Return the names by which the program reaches this tensor object, best first."""
-        named = self.index.own_ways(tensor) or self._deep.own_ways(tensor)
+        named = self.index.own_paths(tensor) or self._deep.own_paths(tensor)
         return tuple([one.name for one in named])
 
-    def _garbage(self, climbed: Climb) -> frozenset[int]:
-        lost = OursById(climbed.met)
+    def _garbage(self, referrers: ReferrerSearch) -> frozenset[int]:
+        lost = ScratchDict(referrers.met)
         for block in self.blocks:
             if not self._is_explained(block):
                 lost.update((id(one), one) for one in block.tensors)
-        if all(root.how != "tag" for root in climbed.reached.roots()):  # a tag keeps nothing alive, a variable does
-            lost = OursById((ident, one) for ident, one in lost.items() if ident not in climbed.reached.numbers)
+        if all(root.how != "tag" for root in referrers.reached.roots()):  # a tag keeps nothing alive, a variable does
+            lost = ScratchDict((ident, one) for ident, one in lost.items() if ident not in referrers.reached.numbers)
         return garbage_among(lost) if lost else frozenset()
 
-    def ways(self, tensor: torch.Tensor) -> list[Named]:
+    def paths(self, tensor: torch.Tensor) -> list[Named]:
         """Return the shortest reference path through each object that holds the tensor, with its name."""
-        found = [*self.index.own_ways(tensor), *self._deep.own_ways(tensor)]
+        found = [*self.index.own_paths(tensor), *self._deep.own_paths(tensor)]
         shortest: dict[object, Named] = {}
-        for one in sorted(found, key=lambda one: len(one.way.steps)):
-            shortest.setdefault(id(one.way.passed[-1]) if one.way.passed else (one.name.path, one.name.scope), one)
+        for one in sorted(found, key=lambda one: len(one.path.steps)):
+            shortest.setdefault(id(one.path.passed[-1]) if one.path.passed else (one.name.path, one.name.scope), one)
         return list(shortest.values())
 
     def block_of(self, tensor: torch.Tensor) -> int:
         return self._numbers[id(tensor)]
 
-    def spare(self, number: int) -> int:
+    def unused_bytes(self, number: int) -> int:
         """Return the bytes of a block that no named tensor covers."""
         block = self.blocks[number]
         pairs = zip(block.tensors, block.facts, strict=True)
@@ -145,9 +145,9 @@ class HeapSnapshot:
     @cached_property
     def _upward(self) -> Mapping[int, list[object]]:
         found: dict[int, list[object]] = {}
-        for holder in () if self.climbed is None else self.climbed.met.values():
+        for holder in () if self.referrers is None else self.referrers.met.values():
             for ident in set(map(id, gc.get_referents(holder))):
-                found.setdefault(ident, Ours()).append(holder)
+                found.setdefault(ident, ScratchList()).append(holder)
         return found
 
     def slots(self, links: Iterable[Link]) -> list[str]:
@@ -158,11 +158,11 @@ class HeapSnapshot:
                 found.setdefault(self.graphs.text(link.owner), []).append(f"{node_name(link.owner)}.{link.role}")
         return [f"{_first(sorted(slots))} in {graph}" for graph, slots in found.items()]
 
-    def stranded(self, tensors: Sequence[torch.Tensor]) -> str:
+    def describe_holder(self, tensors: Sequence[torch.Tensor]) -> str:
         """Return a text for the holder of tensors that no variable leads to."""
         if any(id(one) in self.garbage for one in tensors):
             return "only a reference cycle, which the garbage collector would free"
-        return _nearest_holder(tensors, self._upward) or _NOBODY
+        return _nearest_holder(tensors, self._upward) or _UNKNOWN_HOLDER
 
     def owner_text(self, link: Link) -> str:
         if is_node(link.owner):
@@ -183,17 +183,17 @@ def _first(words: Sequence[str]) -> str:
 
 
 _NO_VARIABLE = ", to which byname found no variable"
-_NOBODY = "something that cannot be followed: C or C++ code, or an expression that is being evaluated"
+_UNKNOWN_HOLDER = "something that cannot be followed: C or C++ code, or an expression that is being evaluated"
 
 
 class GraphsByVariable:
     """Map from a node to the variable whose graph has it; of several variables the latest: a loss, not its parts."""
 
-    def __init__(self, look: HeapSnapshot) -> None:
+    def __init__(self, snapshot: HeapSnapshot) -> None:
         self._names: list[Name] = []
         self._sources: dict[Node, int] = {}
         seen: set[Node] = set()
-        for node, name in sorted(_sources(look), key=lambda source: -source[0]._sequence_nr()):
+        for node, name in sorted(_sources(snapshot), key=lambda source: -source[0]._sequence_nr()):
             behind = nodes_from([node], seen)
             if behind:
                 self._sources |= dict.fromkeys(behind, len(self._names))
@@ -216,15 +216,15 @@ class GraphsByVariable:
         return self._sources.keys()
 
 
-def _sources(look: HeapSnapshot) -> Iterator[tuple[Node, Name]]:
+def _sources(snapshot: HeapSnapshot) -> Iterator[tuple[Node, Name]]:
     """Yield the nodes that variables hold, or that made the tensors they hold, with the names of the variables."""
-    for tensor in look.living.tensors:
+    for tensor in snapshot.living.tensors:
         node = fact(tensor, "grad_fn")
-        name = None if node is None else next(iter(look.names(tensor)), None)
+        name = None if node is None else next(iter(snapshot.names(tensor)), None)
         if name is not None:
             yield node, name
-    for node in look.living.nodes:
-        path = look.index.path_of(node) if look.index.met(node) else ""
+    for node in snapshot.living.nodes:
+        path = snapshot.index.path_of(node) if snapshot.index.contains(node) else ""
         if path:
             yield node, Name(path, "attribute")
 
@@ -245,11 +245,11 @@ def held_inside(nodes: Collection[Node], index: NameIndex) -> dict[int, list[Lin
     known = {id(root): node for node, root in roots}
     reached = search([root for _, root in roots])
     for tensor in reached.tensors():
-        if index.met(tensor):
+        if index.contains(tensor):
             continue
-        for way in reached.ways_to(tensor, limit=1):
-            role = f"{way.root.text} (packed)" if way.root.how == "packed" else way.text.whole().words
-            found.setdefault(id(tensor), Ours()).append(Link(known[id(way.root)], printable(role)))
+        for path in reached.paths_to(tensor, limit=1):
+            role = f"{path.root.text} (packed)" if path.root.how == "packed" else path.text.whole().words
+            found.setdefault(id(tensor), ScratchList()).append(Link(known[id(path.root)], printable(role)))
     return found
 
 
@@ -271,10 +271,10 @@ def _roots(nodes: Collection[Node]) -> Iterator[tuple[Node, Root]]:
             yield node, Root(slot, one, "packed", "", evaluates=False, quality=FOREIGN)
 
 
-def path_start(way: ReferencePath) -> str:
+def path_start(path: ReferencePath) -> str:
     """Return the start of a reference path as text: ``a variable of train (train.py:14)``, ``a global of __main__``."""
-    root = way.root
-    begins = f"from `{root.text}`, " if way.length else ""
+    root = path.root
+    begins = f"from `{root.text}`, " if path.length else ""
     if root.how == "local":
         return f"{begins}a variable of {root.scope}" + (" in another thread" if root.foreign else "")
     if root.how == "global":
@@ -290,7 +290,7 @@ def _nearest_holder(tensors: Iterable[object], holders: Mapping[int, list[object
     wanted = set(map(id, tensors))
     passed, nearest = set(wanted), ""
     while wanted:
-        above = Ours(one for ident in wanted for one in holders.get(ident, ()) if id(one) not in passed)
+        above = ScratchList(one for ident in wanted for one in holders.get(ident, ()) if id(one) not in passed)
         running = [words for one in above if type(one) is types.FrameType for words in _in_frame(one, passed)]
         functions = [_in_function(one, passed) for one in above if type(one) is types.FunctionType]
         classes = [f"an object of class {name_of_class(type(one))}" for one in above if type(one) not in _COMMON]

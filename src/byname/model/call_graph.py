@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from byname.model.operations import ATTENTIONS, MOVES, PARTS_OF_ATTENTION, is_elementary
+from byname.model.operations import ATTENTIONS, MOVES, PARTS_OF_ATTENTION, is_leaf_module
 from byname.source.location import Instruction
 
 
@@ -73,7 +73,7 @@ class Flow:
 
 def is_place(call: ModelCall) -> bool:
     """Return whether a call is a place of its own: a module, or an operation outside leaf modules."""
-    return call.kind == "module" or not is_elementary(call.module)
+    return call.kind == "module" or not is_leaf_module(call.module)
 
 
 def with_parts_of_attention(flow: Flow) -> Flow:

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from byname.model.methods import content_of, decorators_of_forward, function_inside, function_of, method_of, methods_of
+from byname.model.methods import content_of, decorators_of_forward, function_of, method_of, methods_of, unwrap_function
 from byname.model.operations import is_operation, taken
 from byname.reading.objects import attributes_of, namespace_of, parents_of, snapshot
-from byname.source.code import stands_for
+from byname.source.code import original_code
 from byname.source.location import is_library, is_torch
 
 
@@ -76,7 +76,7 @@ def _package(one: Any) -> str:
     return str(getattr(one, "__module__", "")).partition(".")[0]
 
 
-def code_of_place(module: nn.Module, name: str) -> FunctionType | None:
+def function_at(module: nn.Module, name: str) -> FunctionType | None:
     """Return the function whose variables a place names: a method of the module, or else a function that it calls."""
     function = method_of(module, name)
     return called_function(module, name) if function is None else function
@@ -92,7 +92,7 @@ def _functions(module: nn.Module, *, tables: bool = True) -> Iterator[tuple[str,
     waiting += [one for one in decorators_of_forward(module) if not is_torch(one.__code__.co_filename)] * tables
     seen = {id(function) for function in waiting}
     for function in waiting:  # which grows meanwhile
-        names = _names_in(stands_for[function.__code__])
+        names = _names_in(original_code[function.__code__])
         inner = [one for name in names if name in methods and (one := function_of(module, name)) is not None]
         called = [*_named(function, names, tables)]
         yield from ((one.__name__, one) for one in called)
@@ -121,7 +121,7 @@ def _named(function: FunctionType, names: list[str], tables: bool) -> Iterator[F
             found = [(one, held.get(one)) for one in names]
         else:
             found = [(name, value), *(_in_table(value) if tables else ())]
-        yield from (inner for called, one in found if (inner := function_inside(one, called)) is not None)
+        yield from (inner for called, one in found if (inner := unwrap_function(one, called)) is not None)
 
 
 def _captured(function: FunctionType) -> dict[str, Any]:

@@ -271,7 +271,7 @@ _INSIDE = {
 """For a function, the families whose functions contain it."""
 
 
-def inside_of_others(name: str, calls: Sequence[ModelCall]) -> str:
+def containing_call_hint(name: str, calls: Sequence[ModelCall]) -> str:
     """Return a sentence that names the call in which a family or function is hidden; empty if none is known."""
     for family in _INSIDE.get(name, ()):
         within = family_named(family)
@@ -283,9 +283,9 @@ def inside_of_others(name: str, calls: Sequence[ModelCall]) -> str:
     return ""
 
 
-def attention_in_steps(calls: Sequence[ModelCall]) -> str:
+def python_attention_hint(calls: Sequence[ModelCall]) -> str:
     """Return a sentence that names an attention written in Python, or what may be one; empty if none is known."""
-    known, possible = PatternsInPython(), ProductsInPython(is_named=lambda module: True)
+    known, possible = SoftmaxDetector(), AttentionOutputDetector(is_named=lambda module: True)
     for call in calls:
         if known(call):
             return (
@@ -313,7 +313,7 @@ def _is_a(name: str, call: ModelCall) -> bool:
     return is_place(call) and family_named(name).has_operation(call.operation)
 
 
-class PatternsInPython:
+class SoftmaxDetector:
     """Finds the softmax of an attention that is written in Python, in calls in the order of the run."""
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ class PatternsInPython:
         return _is_named_for_attention(call.module)
 
 
-class ProductsInPython:
+class AttentionOutputDetector:
     """Finds the output of an attention that is written in Python: the product that follows its softmax.
 
     One module multiplies queries and keys, takes a softmax, itself or by a child, and multiplies the result and values.

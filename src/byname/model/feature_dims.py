@@ -63,7 +63,7 @@ class FeatureScope:
         return FeatureDim(-1, tuple(sorted(last)), own) if last else FeatureDim(1, tuple(sorted(second)), own)
 
 
-class Surroundings:
+class FeatureContext:
     """The modules around one place: the module that returns its value, and the scopes from the inside out.
 
     Args:
@@ -89,7 +89,7 @@ class Surroundings:
         return self._found[key]
 
     @classmethod
-    def at(cls, modules: dict[str, nn.Module], path: str) -> Surroundings:
+    def at(cls, modules: dict[str, nn.Module], path: str) -> FeatureContext:
         """Return those of a place by its path alone."""
         plain = path.removesuffix(".grad")
         owner = plain.partition("[")[0].removesuffix(".forward")

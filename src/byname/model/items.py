@@ -125,10 +125,10 @@ _FIELD = type(namedtuple("_", "field").field)  # type: ignore[attr-defined]
 """The class of a named tuple's fields."""
 
 
-def put(value: Any, segments: Sequence[Segment], new: Any) -> Any:
+def replace_item(value: Any, segments: Sequence[Segment], new: Any) -> Any:
     """Return `value` with one item replaced: in place for lists, dicts and objects; a new tuple for tuples.
 
-    >>> put({"h": (1, 2)}, (Item("h"), Item(0)), 5)
+    >>> replace_item({"h": (1, 2)}, (Item("h"), Item(0)), 5)
     {'h': (5, 2)}
     """
     if not segments:
@@ -136,13 +136,13 @@ def put(value: Any, segments: Sequence[Segment], new: Any) -> Any:
     first, rest = segments[0], segments[1:]
     if isinstance(first, NameSegment):
         held = _attribute(value, first.plain)
-        changed = put(held, rest, new)
+        changed = replace_item(held, rest, new)
         if changed is not held:
             _set_attribute(value, first.plain, changed)
         return value
     assert isinstance(first, Item)
     held = value[first.key]
-    changed = put(held, rest, new)
+    changed = replace_item(held, rest, new)
     if changed is held:
         return value
     if isinstance(value, tuple):
@@ -188,10 +188,10 @@ def _fields(value: Any) -> Iterable[tuple[Segment, Any]]:
     return (one for one in held if one[1] is not _NOTHING)
 
 
-def lacking(value: Any, pattern: Sequence[Segment], path: str) -> str:
+def describe_missing(value: Any, pattern: Sequence[Segment], path: str) -> str:
     """Return a sentence about a value in which nothing matches a pattern: the missing part, and the items there.
 
-    >>> lacking({"h": {"relu": 1, "w": 2}}, (Item("h"), Item("nope")), "forward.cache")
+    >>> describe_missing({"h": {"relu": 1, "w": 2}}, (Item("h"), Item("nope")), "forward.cache")
     "`forward.cache['h']` holds a dict without 'nope'; it has 'relu', 'w'"
     """
     at, held, rest = _deepest(value, tuple(pattern))

@@ -14,7 +14,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.model.module_tree import modules_by_path
-from byname.model.operations import is_elementary, is_operation, operation_path, taken
+from byname.model.operations import is_leaf_module, is_operation, operation_path, taken
 from byname.reading.objects import attributes_of, namespace_of, parents_of
 
 
@@ -74,7 +74,7 @@ def innermost(raw: Any, name: str) -> Any:
     return _layers(raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw, name)[-1]
 
 
-def function_inside(raw: Any, name: str) -> FunctionType | None:
+def unwrap_function(raw: Any, name: str) -> FunctionType | None:
     """Return the innermost Python function behind a function or a partial of a name; None if there is none."""
     inner = _layers(raw, name)[-1] if type(raw) in FUNCTIONS else None
     return inner if type(inner) is FunctionType else None
@@ -187,7 +187,7 @@ def methods_in(cls: type) -> list[str]:
     return [*held]
 
 
-def callable_instead(module: nn.Module) -> list[str]:
+def other_entry_points(module: nn.Module) -> list[str]:
     """Return the names of the module's methods that a program may call instead of the module: none of PyTorch's own."""
     kind: Any = type(module)
     return _callable_instead(kind)
@@ -214,7 +214,7 @@ def names_reached(modules: Iterable[nn.Module]) -> set[str]:
     A class may have hundreds of methods that do not belong to running it, such as those that load files. The methods of
     `nn.Module` itself, such as ``float``, are left out: code mostly calls these names on tensors.
     """
-    kinds: dict[type, nn.Module] = {type(module): module for module in modules if not is_elementary(module)}
+    kinds: dict[type, nn.Module] = {type(module): module for module in modules if not is_leaf_module(module)}
     known = {name for module in kinds.values() for name in methods_of(module)} - set(vars(nn.Module))
     reached: set[str] = set()
     waiting = ["forward"]

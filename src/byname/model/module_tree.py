@@ -23,7 +23,7 @@ _WRAPPERS = {
 }
 
 
-def inside_of(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+def unwrap_module(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """Unwrap DDP, FSDP, DataParallel, checkpoint and compiled modules; return the inner one and the names passed."""
     if type(module).__name__ not in _WRAPPERS:  # the usual case, written out because every walk comes here
         return module, ()
@@ -96,7 +96,7 @@ def modules_reached(model: nn.Module, pattern: tuple[Segment, ...]) -> list[Leve
     return levels
 
 
-def all_inside(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
+def modules_by_id(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     """Return these modules and all in them, wrappers too, each by its ``id``."""
     found: dict[int, nn.Module] = {}
     waiting = [*modules]
@@ -154,7 +154,7 @@ def _entered(path: str, children: dict[str, Any], names: Iterable[str]) -> _Ente
         child = children.get(name)  # another thread may change them meanwhile
         if isinstance(child, nn.Module):
             path = prefix + (name if name.isidentifier() or name.isdecimal() else NameSegment.of(name).text)
-            found.append((path, *inside_of(child)) if type(child).__name__ in _WRAPPERS else (path, child, ()))
+            found.append((path, *unwrap_module(child)) if type(child).__name__ in _WRAPPERS else (path, child, ()))
     return found
 
 
@@ -191,21 +191,21 @@ attributes: Callable[[nn.Module], dict[str, Any]] = nn.Module.__dict__["__dict__
 """Returns the ``__dict__`` of a module, as `byname.reading.objects.attributes_of` does, without a search."""
 
 
-def is_called(module: nn.Module) -> bool:
+def has_forward(module: nn.Module) -> bool:
     """Return whether a module has a forward; a ``ModuleList`` has none."""
-    return "forward" in attributes(module) or found_in(type(module), "forward") is not NEVER_CALLED
+    return "forward" in attributes(module) or found_in(type(module), "forward") is not NO_FORWARD
 
 
 def called_in(level: Level) -> list[tuple[str, nn.Module]]:
     """Return the modules that have a forward, each with its path; each class is searched once."""
     classes = {type(module) for module in level.values()}
-    lacking = {kind for kind in classes if found_in(kind, "forward") is NEVER_CALLED}
+    lacking = {kind for kind in classes if found_in(kind, "forward") is NO_FORWARD}
     if not lacking:
         return [*level.items()]
-    return [one for one in level.items() if type(one[1]) not in lacking or is_called(one[1])]
+    return [one for one in level.items() if type(one[1]) not in lacking or has_forward(one[1])]
 
 
-NEVER_CALLED = nn.Module.__dict__["forward"]
+NO_FORWARD = nn.Module.__dict__["forward"]
 """The forward of containers such as ``ModuleList``."""
 
 
@@ -229,7 +229,7 @@ def parametrizations_of(module: nn.Module) -> dict[str, nn.Module]:
     return {} if around is None else children_of(around)
 
 
-def under(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     """Return a path one name further."""
     return f"{path}.{name}" if path else name
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from byname.reading.objects import found_in, namespace_of, parents_of
 
-COMPUTED = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 """Properties of a tensor that return another tensor; reading another property is not an operation."""
 
 _QUIET = frozenset(
@@ -44,7 +44,7 @@ def operation_name(function: Any) -> str | None:
         return _names[function]
     except KeyError:
         name = _name_of(function)
-        if is_torchs(function):
+        if is_torch_function(function):
             if len(_names) >= _MOST_NAMES:
                 _names.clear()
             _names[function] = name
@@ -56,11 +56,11 @@ def main_result(function: Any, result: Any) -> Any:
 
     A function mode sees the operator inside of it, which returns a tuple: the result, and figures of its softmax.
     """
-    inner = type(result) is tuple and not is_torchs(function) and operation_name(function) == "flex_attention"
+    inner = type(result) is tuple and not is_torch_function(function) and operation_name(function) == "flex_attention"
     return result[0] if inner else result
 
 
-def is_torchs(function: Any) -> bool:
+def is_torch_function(function: Any) -> bool:
     """Return whether a function is PyTorch's own; a user's function may hold anything, so it must not enter a cache."""
     kind = type(function)
     if kind is FunctionType:
@@ -80,7 +80,7 @@ def _name_of(function: Any) -> str | None:
     name = str(getattr(function, "__name__", type(function).__name__)).partition(".")[0]
     if name == "__get__":
         attribute = str(getattr(getattr(function, "__self__", None), "__name__", ""))
-        return attribute if attribute in COMPUTED else None
+        return attribute if attribute in TENSOR_PROPERTIES else None
     if name in _QUIET or name.startswith("is_"):
         return None
     if name.startswith("__") and name.endswith("__"):
@@ -156,12 +156,12 @@ def taken(module: nn.Module) -> frozenset[str]:
     return frozenset(names)
 
 
-def is_elementary(module: nn.Module) -> bool:
+def is_leaf_module(module: nn.Module) -> bool:
     """Return whether a module is a leaf module: PyTorch wrote its forward, and it has no children.
 
     `nn.MultiheadAttention` is one too. An operation inside a leaf module is found by its own path only.
 
-    >>> is_elementary(nn.ReLU()), is_elementary(nn.MultiheadAttention(4, 1)), is_elementary(nn.Sequential(nn.ReLU()))
+    >>> is_leaf_module(nn.ReLU()), is_leaf_module(nn.MultiheadAttention(4, 1)), is_leaf_module(nn.Sequential(nn.ReLU()))
     (True, True, False)
     """
     kind: type = type(module)
@@ -192,7 +192,7 @@ def is_operation(name: str) -> bool:
     (True, True, False)
     """
     owners = (torch.Tensor, torch, torch.nn.functional, torch.special, torch.linalg, torch.fft)
-    if name in COMPUTED:
+    if name in TENSOR_PROPERTIES:
         return True
     found = [getattr(owner, written, None) for owner in owners for written in (name, f"__{name}__")]
     if any(callable(one) and not isinstance(one, type | ModuleType) for one in found):

@@ -9,9 +9,15 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from byname.model.call_graph import ModelCall, is_place
-from byname.model.families import PatternsInPython, ProductsInPython, attention_in_steps, family_named, inside_of_others
+from byname.model.families import (
+    AttentionOutputDetector,
+    SoftmaxDetector,
+    containing_call_hint,
+    family_named,
+    python_attention_hint,
+)
 from byname.model.operations import ATTENTIONS, is_part_of_attention
-from byname.model.selectors import Counted, Look, Selector, Test, all_of
+from byname.model.selectors import Indexed, SelectionCache, Selector, Test, subselectors
 from byname.place import NameSegment, Place, Segment, ends_of, parse
 from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of, parents_of
@@ -22,9 +28,9 @@ class Predicate(Selector):
 
     __slots__ = ()
 
-    def _in(self, look: Look) -> frozenset[int]:
+    def _in(self, cache: SelectionCache) -> frozenset[int]:
         test = self._test()
-        return frozenset(index for index, call in enumerate(look.flow.calls) if test(call))
+        return frozenset(index for index, call in enumerate(cache.flow.calls) if test(call))
 
     def _test(self) -> Test:
         return self._takes
@@ -33,11 +39,11 @@ class Predicate(Selector):
         return isinstance(self, Parametrized | OfModule if kind == "module" else State)
 
     def _hint(self, calls: Sequence[ModelCall]) -> str:
-        return "" if any(map(self._test(), calls)) else self._where_hidden(calls)
+        return "" if any(map(self._test(), calls)) else self._explain_no_match(calls)
 
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
+    def _explain_no_match(self, calls: Sequence[ModelCall]) -> str:
         """Return which of these calls, none of them selected, contains the wanted operation; empty if none is known."""
-        return inside_of_others(self._wanted(), calls)
+        return containing_call_hint(self._wanted(), calls)
 
     @abstractmethod
     def _takes(self, call: ModelCall) -> bool: ...
@@ -72,7 +78,7 @@ class InFamily(Predicate):
             return family.has_module(call.module)
         return is_place(call) and family.has_operation(call.operation) and not family.includes_inside(call.module)
 
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
+    def _explain_no_match(self, calls: Sequence[ModelCall]) -> str:
         family = family_named(self.name)
         for call in calls:
             if call.kind == "operation" and is_place(call) and family.has_operation(call.operation):  # but not selected
@@ -80,7 +86,7 @@ class InFamily(Predicate):
                     f"the {call.operation} is a step inside {type(call.module).__name__}, which is one place: "
                     f"select.op({call.operation!r})"
                 )
-        return inside_of_others(self.name, calls)
+        return containing_call_hint(self.name, calls)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -108,11 +114,11 @@ class Attention(InFamily):
         return PartOfAttention("pattern")
 
     def _test(self) -> Test:
-        product = ProductsInPython()
+        product = AttentionOutputDetector()
         return lambda call: product(call) or self._takes(call)
 
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
-        return InFamily._where_hidden(self, calls) or attention_in_steps(calls)
+    def _explain_no_match(self, calls: Sequence[ModelCall]) -> str:
+        return InFamily._explain_no_match(self, calls) or python_attention_hint(calls)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -127,7 +133,7 @@ class PartOfAttention(Predicate):
     def _wanted(self) -> str:
         return ATTENTIONS[0]
 
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
+    def _explain_no_match(self, calls: Sequence[ModelCall]) -> str:
         for call in calls:
             if call.operation == "flex_attention":
                 return (
@@ -135,10 +141,10 @@ class PartOfAttention(Predicate):
                     "not run it step by step: write it with scaled_dot_product_attention to see its steps, or give "
                     'attn_implementation="eager" for a model of transformers'
                 )
-        return attention_in_steps(calls)
+        return python_attention_hint(calls)
 
     def _test(self) -> Test:
-        pattern = PatternsInPython()
+        pattern = SoftmaxDetector()
         return lambda call: (self.part == "pattern" and pattern(call)) or self._takes(call)
 
     def _takes(self, call: ModelCall) -> bool:
@@ -148,7 +154,7 @@ class PartOfAttention(Predicate):
 
 def means_parts(selector: Selector) -> bool:
     """Return whether a selector asks for steps of attention."""
-    return any(isinstance(one, PartOfAttention) for one in all_of(selector))
+    return any(isinstance(one, PartOfAttention) for one in subselectors(selector))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -194,7 +200,7 @@ class OfModule(Predicate):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TheOperation(Predicate):
+class ByFunction(Predicate):
     """Calls of one function, except those inside leaf modules."""
 
     name: str
@@ -233,9 +239,9 @@ class AtPath(Predicate):
     def _has(self, path: Sequence[Segment]) -> bool:
         return len(path) in ends_of(self.pattern.segments, path)
 
-    def _where_hidden(self, calls: Sequence[ModelCall]) -> str:
+    def _explain_no_match(self, calls: Sequence[ModelCall]) -> str:
         last = self.pattern.segments[-1]
-        return inside_of_others(last.plain, calls) if isinstance(last, NameSegment) else ""
+        return containing_call_hint(last.plain, calls) if isinstance(last, NameSegment) else ""
 
     def _takes(self, call: ModelCall) -> bool:
         path = _segments(call.path)
@@ -290,6 +296,6 @@ class Where(Predicate):
         return is_place(call) and bool(self.function(call))
 
 
-def goes_by_class(selector: Selector) -> bool:
+def depends_on_class_only(selector: Selector) -> bool:
     """Return whether it is known of each module of ``torch.nn``, before anything runs, if a selector means it."""
-    return not any(isinstance(one, Where | Counted | Attention | PartOfAttention) for one in all_of(selector))
+    return not any(isinstance(one, Where | Indexed | Attention | PartOfAttention) for one in subselectors(selector))

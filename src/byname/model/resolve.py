@@ -26,34 +26,34 @@ from byname.model.methods import (
     note_on_function,
 )
 from byname.model.module_tree import (
-    NEVER_CALLED,
+    NO_FORWARD,
     REGISTRY,
     Level,
     attributes,
     called_in,
     children_of,
-    inside_of,
-    is_called,
+    has_forward,
     is_computed,
     is_script,
+    join_path,
     modules_by_path,
     modules_reached,
     names_at,
     own_state,
     parametrizations_of,
     registry_of,
-    under,
     unseen_in_script,
+    unwrap_module,
     with_all_inside,
 )
-from byname.model.operations import is_elementary, is_operation, is_part_of_attention, operations_like
+from byname.model.operations import is_leaf_module, is_operation, is_part_of_attention, operations_like
 from byname.model.scopes import watchable_variables
-from byname.model.spot import Kind, Meaning, Spot, output_of
+from byname.model.spot import Kind, Resolution, Spot, output_of
 from byname.place import ANY, ANY_ITEM, Item, NameSegment, Place, Segment, Segments, Slice, ends_of, fits, is_wild, join
 from byname.reading.objects import attributes_of, found_in, namespace_of
 
 
-def resolve(place: Place, model: nn.Module) -> Meaning:
+def resolve(place: Place, model: nn.Module) -> Resolution:
     """Return the places that a path means from a model on.
 
     Raises:
@@ -62,22 +62,22 @@ def resolve(place: Place, model: nn.Module) -> Meaning:
     """
     segments = place.segments
     if (spot := _only_module(segments, model)) is not None:
-        return Meaning([spot])
-    levels, alone = modules_reached(model, segments), not place.wild
-    meaning = _meaning(segments, model, levels, alone)
-    of_value = Meaning([])
+        return Resolution([spot])
+    levels, exact = modules_reached(model, segments), not place.wild
+    resolution = _resolve(segments, model, levels, exact)
+    of_value = Resolution([])
     if segments[-1] == _GRADIENT and len(segments) > 1:
-        of_value = _meaning(segments[:-1], model, levels[:-1], alone)
-    if meaning.spots:
-        if of_value.spots and alone:
-            meaning.notes.append(
-                f"`{place}` was read as the {_called(meaning.spots[0])}; it could also be the gradient of "
+        of_value = _resolve(segments[:-1], model, levels[:-1], exact)
+    if resolution.spots:
+        if of_value.spots and exact:
+            resolution.notes.append(
+                f"`{place}` was read as the {_called(resolution.spots[0])}; it could also be the gradient of "
                 f"`{join(segments[:-1])}`"
             )
-        return meaning
+        return resolution
     if of_value.spots:
-        return Meaning([spot._replace(gradient=True) for spot in of_value.spots], of_value.notes)
-    for module in (module for level in levels for module in level.values()) if alone else ():
+        return Resolution([spot._replace(gradient=True) for spot in of_value.spots], of_value.notes)
+    for module in (module for level in levels for module in level.values()) if exact else ():
         if is_script(module):
             raise BadArgumentError(unseen_in_script(str(place), module))
     raise NoMatchError(_unmatched(place, model))
@@ -88,14 +88,14 @@ def _only_module(segments: Segments, module: nn.Module) -> Spot | None:
     for segment in segments:
         name = segment.text if type(segment) is NameSegment else ""
         child = children_of(module).get(name)
-        if not (isinstance(child, nn.Module) and _is_plain(name)) or inside_of(child)[0] is not child:
+        if not (isinstance(child, nn.Module) and _is_plain(name)) or unwrap_module(child)[0] is not child:
             return None
         if name in attributes(module) or found_in(type(module), name) is not None or isinstance(module, Namespace):
             return None
         if name in registry_of(module, "_parameters") or name in registry_of(module, "_buffers"):
             return None
         module = child
-    if is_operation(_bare(name)) or not is_called(module):
+    if is_operation(_bare(name)) or not has_forward(module):
         return None
     return Spot("module", ".".join([str(one) for one in segments]), module)
 
@@ -114,41 +114,41 @@ def _is_plain(name: str) -> bool:
 _GRADIENT, _INPUT = NameSegment("grad"), NameSegment("input")
 
 
-def _meaning(segments: Segments, model: nn.Module, levels: list[Level], alone: bool) -> Meaning:
+def _resolve(segments: Segments, model: nn.Module, levels: list[Level], exact: bool) -> Resolution:
     reached = [(level, segments[at:]) for at, level in enumerate(levels) if level]
     kinds: dict[str, list[Spot]] = {}
     for kind in ("module", "parameter", "method", "input"):
-        spots = _spots(kind, reached, model, alone)
+        spots = _spots(kind, reached, model, exact)
         if spots:
             kinds[kind] = spots
-            if not alone:  # other readings of a pattern are not noted
+            if not exact:  # other readings of a pattern are not noted
                 break
     if not kinds:
         last = ("anywhere",) if isinstance(model, Namespace) else ("operation", "anywhere", "function")
-        return Meaning(next((spots for kind in last if (spots := _spots(kind, reached, model, alone))), []))
+        return Resolution(next((spots for kind in last if (spots := _spots(kind, reached, model, exact))), []))
     first, *others = kinds
     notes = [
         f"`{join(segments)}` was read as the {_called(kinds[first][0])}; it could also be the "
         f"{_called(kinds[other][0])}"
-        for other in (others if alone else ())
+        for other in (others if exact else ())
     ]
-    if alone and first == "module":
+    if exact and first == "module":
         owners = {path: module for level in levels for path, module in level.items()}
         found = (note_on_function(spot.path, owners, model) for spot in kinds[first])
         notes += [note for note in found if note is not None]
-    return Meaning(kinds[first], notes)
+    return Resolution(kinds[first], notes)
 
 
 def _called(spot: Spot) -> str:
     return f"method {spot.method}" if spot.name == "return" else spot.kind
 
 
-def _spots(kind: str, reached: list[tuple[Level, Segments]], model: nn.Module, alone: bool) -> list[Spot]:
+def _spots(kind: str, reached: list[tuple[Level, Segments]], model: nn.Module, exact: bool) -> list[Spot]:
     """Return the places of one kind, in the order of registration, each once, under its first name."""
     read = _READERS[kind]
-    read_at = [spots for level, rest in reached if (spots := [*read(level, rest, alone)])]
+    read_at = [spots for level, rest in reached if (spots := [*read(level, rest, exact)])]
     spots = [*chain.from_iterable(read_at)]
-    if len(read_at) > 1 and not alone:
+    if len(read_at) > 1 and not exact:
         order = {id(module): number for number, module in enumerate(modules_by_path(model).values())}
         spots.sort(key=lambda spot: order.get(id(spot.module), 0))
     if len({id(spot.module) for spot in spots}) == len(spots):
@@ -159,37 +159,37 @@ def _spots(kind: str, reached: list[tuple[Level, Segments]], model: nn.Module, a
     return [*found.values()]
 
 
-def _outputs(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+def _outputs(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
     if _are_items(rest):
         for path, module in called_in(level):
             if not (rest and names_at(module, children_of(module), rest[0])):
-                yield output_of(path, module, alone, rest)
+                yield output_of(path, module, exact, rest)
 
 
-def _inputs(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+def _inputs(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
     """Yield the inputs of modules: the first argument, or those that the items name."""
     if rest and rest[0] == _INPUT and _are_items(rest[1:]):
         for path, module in called_in(level):
-            yield Spot("input", under(path, "input"), module, items=rest[1:], alone=alone)
+            yield Spot("input", join_path(path, "input"), module, items=rest[1:], exact=exact)
 
 
 def _are_items(segments: Segments) -> bool:
     return all(one is ANY_ITEM or isinstance(one, Item | Slice) for one in segments)
 
 
-def _states(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+def _states(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
     for path, module in level.items() if len(rest) == 1 else ():
         for kind in _KINDS:
             held = registry_of(module, REGISTRY[kind])
             for name in _names_of(module, held, rest[0]):
                 if held.get(name) is not None:  # another thread may remove it meanwhile
-                    yield Spot(kind, under(path, name), module, name, alone=alone)
+                    yield Spot(kind, join_path(path, name), module, name, exact=exact)
         for name in _names_of(module, module.__dict__, rest[0]):
             if is_computed(module, name):
-                yield Spot("computed", under(path, name), module, name, alone=alone)
+                yield Spot("computed", join_path(path, name), module, name, exact=exact)
         for name, made_by in parametrizations_of(module).items():
             if fits(rest[0], NameSegment.of(name)):
-                yield Spot("computed", under(path, name), made_by, alone=alone)
+                yield Spot("computed", join_path(path, name), made_by, exact=exact)
 
 
 _KINDS: tuple[Kind, ...] = ("parameter", "buffer")
@@ -204,7 +204,7 @@ def _names_of(module: nn.Module, held: dict[str, Any], segment: Segment) -> Coll
     return (segment.plain,) if segment.plain in held else ()
 
 
-def _in_methods(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+def _in_methods(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
     if not rest or not isinstance(rest[0], NameSegment):
         return
     first, tail = rest[0], rest[1:]
@@ -213,12 +213,12 @@ def _in_methods(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
             if not _has_method(module, method):
                 continue
             if _are_items(tail):
-                yield _returned(path, module, method, tail, alone)
+                yield _returned(path, module, method, tail, exact)
             else:
-                yield from _variables(path, module, method, tail, alone)
+                yield from _variables(path, module, method, tail, exact)
 
 
-def _in_functions(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+def _in_functions(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
     """Yield variables, operations and return values of functions that modules call."""
     if not rest or not isinstance(rest[0], NameSegment):
         return
@@ -226,38 +226,38 @@ def _in_functions(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
     part = tail[0].plain if len(tail) == 1 and isinstance(tail[0], NameSegment) else ""
     for path, module in level.items():
         if is_part_of_attention(first.plain, part):
-            yield Spot("operation", under(path, f"{first.plain}.{part}"), module, part, first.plain, alone=alone)
+            yield Spot("operation", join_path(path, f"{first.plain}.{part}"), module, part, first.plain, exact=exact)
             continue
         for name in filter(first.matches, functions_called(module)) if first.wild else [first.plain]:
             function = called_function(module, name)
             if function is None:
                 continue
             if _are_items(tail):
-                yield _returned(path, module, name, tail, alone)
+                yield _returned(path, module, name, tail, exact)
                 continue
-            found = [*_variables_of(function, path, module, name, tail, alone)]
-            yield from found or _operations({path: module}, tail, alone, name)
+            found = [*_variables_of(function, path, module, name, tail, exact)]
+            yield from found or _operations({path: module}, tail, exact, name)
 
 
-def _returned(path: str, module: nn.Module, method: str, items: Segments, alone: bool) -> Spot:
+def _returned(path: str, module: nn.Module, method: str, items: Segments, exact: bool) -> Spot:
     if method == "forward" and not isinstance(module, Namespace):
-        return Spot("module", under(path, method), module, items=items, alone=alone)
-    return Spot("variable", under(path, method), module, "return", method, items, alone=alone)
+        return Spot("module", join_path(path, method), module, items=items, exact=exact)
+    return Spot("variable", join_path(path, method), module, "return", method, items, exact=exact)
 
 
-def _variables(path: str, module: nn.Module, method: str, tail: Segments, alone: bool) -> Iterator[Spot]:
+def _variables(path: str, module: nn.Module, method: str, tail: Segments, exact: bool) -> Iterator[Spot]:
     try:
         function = method_of(module, method)
     except BadArgumentError:
-        if alone:
+        if exact:
             raise
         return  # a static method, say, that a wildcard met
     if function is not None:
-        yield from _variables_of(function, path, module, method, tail, alone)
+        yield from _variables_of(function, path, module, method, tail, exact)
 
 
 def _variables_of(
-    function: FunctionType, path: str, module: nn.Module, method: str, tail: Segments, alone: bool
+    function: FunctionType, path: str, module: nn.Module, method: str, tail: Segments, exact: bool
 ) -> Iterator[Spot]:
     names = watchable_variables(function)
     tail, nth = _assignment(tail)
@@ -267,14 +267,14 @@ def _variables_of(
     owner = () if isinstance(module, Namespace) and names and names[0] not in ("self", "cls") else names[:1]
     whole = [name for name, left in found.items() if () in left and not (name in owner and is_wild(tail[0]))]
     for name in whole:
-        yield Spot("variable", f"{under(path, method)}.{name}{mark}", module, name, method, alone=alone, nth=nth)
+        yield Spot("variable", f"{join_path(path, method)}.{name}{mark}", module, name, method, exact=exact, nth=nth)
     if whole:
         return
     for name, left in found.items():
         for items in left:
             if items and items[-1] != NameSegment("grad"):
-                place = f"{under(path, method)}.{name}{mark}"
-                yield Spot("variable", place, module, name, method, items, alone=alone, nth=nth)
+                place = f"{join_path(path, method)}.{name}{mark}"
+                yield Spot("variable", place, module, name, method, items, exact=exact, nth=nth)
 
 
 def _assignment(tail: Segments) -> tuple[Segments, int | None]:
@@ -296,16 +296,16 @@ def _left(variable: str, tail: Segments) -> list[Segments]:
     return [tail[one:] for at in ends for one in ((at - 1, at) if at and tail[at - 1] is ANY else (at,))]
 
 
-def _in_any_method(level: Level, rest: Segments, alone: bool) -> Iterator[Spot]:
+def _in_any_method(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
     """Yield variables where ``**`` stands for modules and for the method too."""
     if len(rest) > 1 and rest[0] is ANY:
         for path, module in with_all_inside(level).items():
             for method in methods_of(module):
                 if _has_method(module, method):
-                    yield from _variables(path, module, method, rest[1:], alone)
+                    yield from _variables(path, module, method, rest[1:], exact)
 
 
-def _operations(level: Level, rest: Segments, alone: bool, function: str = "") -> Iterator[Spot]:
+def _operations(level: Level, rest: Segments, exact: bool, function: str = "") -> Iterator[Spot]:
     if not rest or not isinstance(rest[0], NameSegment) or not _are_items(rest[1:]):
         return
     name = rest[0]
@@ -313,7 +313,7 @@ def _operations(level: Level, rest: Segments, alone: bool, function: str = "") -
         label = f"{function}.{name.text}" if function else name.text
         for path, module in level.items():
             if function or name.wild or not _is_programs(module, name.plain):
-                yield Spot("operation", under(path, label), module, name.text, function, rest[1:], alone=alone)
+                yield Spot("operation", join_path(path, label), module, name.text, function, rest[1:], exact=exact)
 
 
 def _is_programs(module: nn.Module, name: str) -> bool:
@@ -389,7 +389,7 @@ def _in_other_words(owner: Segments, word: str, model: nn.Module) -> str:
     asked = join(owner)
     if word in _OUTPUTS:
         return f"; what {f'`{asked}`' if owner else 'the model'} returns is `{asked or 'forward'}`"
-    return f"; its arguments are `{under(asked, 'input')}`" if word in _GIVEN else ""
+    return f"; its arguments are `{join_path(asked, 'input')}`" if word in _GIVEN else ""
 
 
 def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
@@ -400,23 +400,23 @@ def _all_paths(place: Place, model: nn.Module) -> Iterator[str]:
     yield from _operations_near(place, model, modules, reached)
     yield from _in_functions_near(place, model)
     for path, module in modules.items():
-        if found_in(type(module), "forward") is not NEVER_CALLED:
+        if found_in(type(module), "forward") is not NO_FORWARD:
             yield path or "forward"
         for kind in ("parameter", "buffer"):
-            yield from (under(path, name) for name in own_state(module, kind))
+            yield from (join_path(path, name) for name in own_state(module, kind))
         for method in _methods(module, reached):
             near = bool(difflib.get_close_matches(method, texts, n=1, cutoff=0.7))
-            yield under(path, method)
-            for spot in _variables(path, module, method, (NameSegment("*"),), alone=False):
+            yield join_path(path, method)
+            for spot in _variables(path, module, method, (NameSegment("*"),), exact=False):
                 if near or spot.name in texts:
                     yield spot.path
 
 
 def _methods(module: nn.Module, reached: Collection[str]) -> list[str]:
     """Return the methods of a module that a forward may reach, without static ones, which are no places."""
-    if found_in(type(module), "forward") is NEVER_CALLED:
+    if found_in(type(module), "forward") is NO_FORWARD:
         return []
-    names = [name for name in methods_of(module) if name in reached and not is_elementary(module)]
+    names = [name for name in methods_of(module) if name in reached and not is_leaf_module(module)]
     return ["forward", *(name for name in names if function_of(module, name) is not None)]
 
 
@@ -425,11 +425,11 @@ def _in_functions_near(place: Place, model: nn.Module) -> Iterator[str]:
     levels = [] if place.wild else modules_reached(model, place.segments)
     for level, first, after in zip(levels, place.segments, (*place.segments[1:], None), strict=False):
         for path, module in level.items():
-            if not isinstance(first, NameSegment) or is_elementary(module):
+            if not isinstance(first, NameSegment) or is_leaf_module(module):
                 continue
-            yield from (under(path, name) for name in functions_called(module))
+            yield from (join_path(path, name) for name in functions_called(module))
             if after and (function := called_function(module, first.plain)) is not None:
-                yield from (f"{under(path, first.plain)}.{name}" for name in watchable_variables(function))
+                yield from (f"{join_path(path, first.plain)}.{name}" for name in watchable_variables(function))
 
 
 def _operations_near(
@@ -444,4 +444,6 @@ def _operations_near(
         asked = [(path, modules[path]) for path in near]
     for path, module in asked:
         methods = _methods(module, reached)
-        yield from (under(path, name) for name in names if any(calls_function(module, name, one) for one in methods))
+        yield from (
+            join_path(path, name) for name in names if any(calls_function(module, name, one) for one in methods)
+        )

@@ -9,7 +9,7 @@ from torch import nn
 
 from byname.errors import BadArgumentError
 from byname.model.methods import method_of
-from byname.source.code import Function, definition_of, stands_for, statements_in
+from byname.source.code import Function, definition_of, original_code, statements_in
 
 Returned: TypeAlias = Literal["tuple", "dict", "tensor", ""]
 """Empty where it is not known."""
@@ -53,7 +53,7 @@ def _definition(module: nn.Module) -> Function | None:
         function = method_of(module, "forward")
     except BadArgumentError:
         return None
-    return None if function is None else definition_of(stands_for[function.__code__])
+    return None if function is None else definition_of(original_code[function.__code__])
 
 
 def _of_module(module: nn.Module, depth: int) -> Returned:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FunctionType
 
-from byname.source.code import Function, ThisCode, bound_by, definition_of, stands_for, statements_in
+from byname.source.code import CodeKey, Function, bound_by, definition_of, original_code, statements_in
 from byname.source.location import Site, site_of
 
 
@@ -99,11 +99,11 @@ def watchable_variables(function: FunctionType) -> tuple[str, ...]:
         >>> watchable_variables(f)
         ('x', 'k', 'i')
     """
-    return _variables_of(ThisCode(stands_for[function.__code__]))
+    return _variables_of(CodeKey(original_code[function.__code__]))
 
 
 @lru_cache(maxsize=1024)
-def _variables_of(this: ThisCode) -> tuple[str, ...]:
+def _variables_of(this: CodeKey) -> tuple[str, ...]:
     code = this.code
     assert code is not None
     definition = definition_of(code)
@@ -113,11 +113,11 @@ def _variables_of(this: ThisCode) -> tuple[str, ...]:
 
 def variable_sites(function: FunctionType) -> Mapping[str, Site]:
     """Return where each variable of a function is first assigned, and each argument defined; empty without source."""
-    return _sites_of(ThisCode(stands_for[function.__code__]))
+    return _sites_of(CodeKey(original_code[function.__code__]))
 
 
 @lru_cache(maxsize=1024)
-def _sites_of(this: ThisCode) -> dict[str, Site]:
+def _sites_of(this: CodeKey) -> dict[str, Site]:
     code = this.code
     assert code is not None
     definition = definition_of(code)

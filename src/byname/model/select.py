@@ -14,12 +14,12 @@ from byname.model.operations import operation_name
 from byname.model.predicates import (
     AtPath,
     Attention,
+    ByFunction,
     Everything,
     InFamily,
     OfModule,
     Parametrized,
     State,
-    TheOperation,
     Where,
 )
 from byname.model.selectors import Selector
@@ -138,7 +138,7 @@ class Select:
                 f"select.op takes the name of an operation, or its function, not {which!r:.80}; "
                 "functions that only return a property of a tensor, such as its size, are not operations"
             )
-        return TheOperation(name)
+        return ByFunction(name)
 
     def where(self, function: Callable[[ModelCall], bool]) -> Selector:
         """Return a selector of the places for which a function returns True.

@@ -33,7 +33,7 @@ class Online:
         return self._answers[call.path]
 
 
-class Look:
+class SelectionCache:
     """The calls of one run for selectors. Caches the result of each selector."""
 
     def __init__(self, flow: Flow) -> None:
@@ -63,9 +63,11 @@ class Selector:
         Raises:
             NoMatchError: no call is selected. A part of an expression may select none.
         """
-        look = Look(flow)
-        if not (found := look.found(self)):
-            raise no_match(self, flow.calls, {part: len(look.found(part)) for part in all_of(self) if part is not self})
+        cache = SelectionCache(flow)
+        if not (found := cache.found(self)):
+            raise no_match(
+                self, flow.calls, {part: len(cache.found(part)) for part in subselectors(self) if part is not self}
+            )
         return tuple(sorted(found))
 
     def online(self) -> Online:
@@ -129,12 +131,12 @@ class Selector:
     @property
     def first(self) -> Selector:
         """The first place in the order of the run."""
-        return Counted.at(self, 0)
+        return Indexed.at(self, 0)
 
     @property
     def last(self) -> Selector:
         """The last place in the order of the run."""
-        return Counted.at(self, -1)
+        return Indexed.at(self, -1)
 
     @property
     def needs_example(self) -> bool:
@@ -193,11 +195,11 @@ class Selector:
 
     def __getitem__(self, position: int | slice) -> Selector:
         if type(position) is not slice:
-            return Counted.at(self, _whole(position))
+            return Indexed.at(self, _whole(position))
         if position.step is not None:
             raise BadArgumentError("a slice of a selector takes no step; combine several, as in s[0] | s[2]")
         start, stop = (None if one is None else _whole(one) for one in (position.start, position.stop))
-        return Counted(self, start, stop)
+        return Indexed(self, start, stop)
 
     __iter__ = None
     __contains__ = None
@@ -230,7 +232,7 @@ class Selector:
     def _text(self) -> str: ...
 
     @abstractmethod
-    def _in(self, look: Look) -> frozenset[int]: ...
+    def _in(self, cache: SelectionCache) -> frozenset[int]: ...
 
     @abstractmethod
     def _test(self) -> Test:
@@ -261,8 +263,8 @@ class Not(Selector):
     def _parts(self) -> tuple[Selector, ...]:
         return (self.inner,)
 
-    def _in(self, look: Look) -> frozenset[int]:
-        return look.places - look.found(self.inner)
+    def _in(self, cache: SelectionCache) -> frozenset[int]:
+        return cache.places - cache.found(self.inner)
 
     def _test(self) -> Test:
         inner = self.inner._test()
@@ -291,8 +293,8 @@ class Pair(Selector):
     def _only(self, kind: str) -> bool:
         return (any if self.sign == "&" else all)([self.left._only(kind), self.right._only(kind)])
 
-    def _in(self, look: Look) -> frozenset[int]:
-        found: frozenset[int] = OPERATORS[self.sign](look.found(self.left), look.found(self.right))
+    def _in(self, cache: SelectionCache) -> frozenset[int]:
+        found: frozenset[int] = OPERATORS[self.sign](cache.found(self.left), cache.found(self.right))
         return found
 
     def _test(self) -> Test:
@@ -304,7 +306,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {"&": operator.and_, "^": oper
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Counted(Selector):
+class Indexed(Selector):
     """The places of another selector at one position, or at those of a slice, in the order of the run."""
 
     inner: Selector
@@ -313,7 +315,7 @@ class Counted(Selector):
     alone: bool = False
 
     @classmethod
-    def at(cls, inner: Selector, position: int) -> Counted:
+    def at(cls, inner: Selector, position: int) -> Indexed:
         return cls(inner, position, position + 1 or None, alone=True)
 
     def _text(self) -> str:
@@ -329,8 +331,8 @@ class Counted(Selector):
     def _only(self, kind: str) -> bool:
         return self.inner._only(kind)
 
-    def _in(self, look: Look) -> frozenset[int]:
-        calls, found = look.flow.calls, sorted(look.found(self.inner))
+    def _in(self, cache: SelectionCache) -> frozenset[int]:
+        calls, found = cache.flow.calls, sorted(cache.found(self.inner))
         paths = list(dict.fromkeys(calls[index].path for index in found))
         wanted = set(self.of(paths))
         return frozenset(index for index in found if calls[index].path in wanted)
@@ -365,8 +367,8 @@ class Follows(Selector):
     def _only(self, kind: str) -> bool:
         return self.inner._only(kind)
 
-    def _in(self, look: Look) -> frozenset[int]:
-        return connected(self.verb, look.flow, look.found(self.inner), look.found(self.other), self.within)
+    def _in(self, cache: SelectionCache) -> frozenset[int]:
+        return connected(self.verb, cache.flow, cache.found(self.inner), cache.found(self.other), self.within)
 
     def _test(self) -> Test:
         raise AssertionError("the flow of data is not known before the run is over")
@@ -384,21 +386,21 @@ def no_match(selector: Selector, calls: Sequence[ModelCall], counts: dict[Select
         f"of its parts, {', '.join(parts)}" if parts else "",
         f"its modules are {closest(selector._wanted(), modules)}" if modules else "",
         f"its functions {closest(selector._wanted(), names)}" if names else "",
-        *dict.fromkeys(part._hint(calls) for part in all_of(selector)),
+        *dict.fromkeys(part._hint(calls) for part in subselectors(selector)),
     ]
     return NoMatchError(f"{selector} matches nothing that this model calls: {'; '.join(one for one in there if one)}")
 
 
-def is_counted(selector: Selector) -> bool:
+def is_indexed(selector: Selector) -> bool:
     """Return whether the selector, or a part of it, goes by positions in the order of the run."""
-    return any(isinstance(part, Counted) for part in all_of(selector))
+    return any(isinstance(part, Indexed) for part in subselectors(selector))
 
 
-def all_of(selector: Selector) -> Iterator[Selector]:
+def subselectors(selector: Selector) -> Iterator[Selector]:
     """Yield the selector, and every part of it at any depth."""
     yield selector
     for part in selector._parts():
-        yield from all_of(part)
+        yield from subselectors(part)
 
 
 def _selector(sign: str, other: object) -> Selector:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.model.called_functions import code_of_place
+from byname.model.called_functions import function_at
 from byname.model.module_tree import REGISTRY
 from byname.place import Segments, after_a_name
 
@@ -28,7 +28,7 @@ class Spot(NamedTuple):
         method: the method that has the variable, or the function that the module calls; for an operation that function.
         items: the items or attributes of the value that are wanted; may have wildcards.
         gradient: whether the gradient of the value is wanted.
-        alone: whether the path can match only this place.
+        exact: whether the path can match only this place.
         without: items of the value that are observed under other paths.
         nth: the assignment of the variable that is meant in each call, from 0, or -1 for the last; None for all.
     """
@@ -40,7 +40,7 @@ class Spot(NamedTuple):
     method: str = ""
     items: Segments = ()
     gradient: bool = False
-    alone: bool = True
+    exact: bool = True
     without: tuple[Segments, ...] = ()
     nth: int | None = None
 
@@ -54,29 +54,29 @@ class Spot(NamedTuple):
         return self.path + after_a_name(items) + (".grad" if self.gradient else "")
 
 
-def output_of(path: str, module: nn.Module, alone: bool, items: Segments = ()) -> Spot:
+def output_of(path: str, module: nn.Module, exact: bool, items: Segments = ()) -> Spot:
     """Return the output of a module as a place; many are made at a time, and arguments by name take twice as long."""
-    return Spot("module", path or "forward", module, "", "", items, False, alone)
+    return Spot("module", path or "forward", module, "", "", items, False, exact)
 
 
 @dataclass(slots=True)
-class Meaning:
+class Resolution:
     """The places that a ``where=`` argument means.
 
     Attributes:
         spots: the places.
         notes: how an ambiguous path was read.
         operations: the places that are operations, by the path that was asked for.
-        asked: each part of the argument, with its places.
+        requests: each part of the argument, with its places.
     """
 
     spots: list[Spot]
     notes: list[str] = field(default_factory=list)
     operations: dict[str, list[Spot]] = field(default_factory=dict)
-    asked: list[tuple[object, list[Spot]]] = field(default_factory=list)
+    requests: list[tuple[object, list[Spot]]] = field(default_factory=list)
 
 
-def each_once(spots: Iterable[Spot], *, reads: bool = False) -> tuple[list[Spot], list[Spot], list[str]]:
+def deduplicate(spots: Iterable[Spot], *, reads: bool = False) -> tuple[list[Spot], list[Spot], list[str]]:
     """Return each place once, the first spot of each spot's place, and notes on places that have several names.
 
     An item that an earlier path already covers is left out of later paths to the same value. If the values are only
@@ -91,7 +91,7 @@ def each_once(spots: Iterable[Spot], *, reads: bool = False) -> tuple[list[Spot]
         first = found.setdefault((value, spot.items), spot)
         firsts.append(first)
         if first is not spot:
-            if spot.alone and spot.full != first.full:
+            if spot.exact and spot.full != first.full:
                 notes.append(note_on_name(spot, first))
             continue
         if spot.items:
@@ -110,12 +110,12 @@ def _value_of(spot: Spot, reads: bool) -> tuple[Hashable, ...]:
     """Return a key of the value at a place, without its items."""
     if spot.kind == "variable":
         try:
-            return id(code_of_place(spot.module, spot.method)), id(spot.module), spot.name, spot.nth
+            return id(function_at(spot.module, spot.method)), id(spot.module), spot.name, spot.nth
         except BadArgumentError:  # it has no Python code; the error is raised when the variable is subscribed to
             return spot.method, id(spot.module), spot.name, spot.nth
     if spot.kind == "operation":
         return spot.kind, id(spot.module), spot.path
-    if reads and spot.kind == "module" and spot.alone:
+    if reads and spot.kind == "module" and spot.exact:
         return spot.kind, id(spot.module), spot.path
     if not reads and (spot.kind == "buffer" or (spot.kind == "parameter" and spot.gradient)):
         return spot.kind, id(spot.module.__dict__[REGISTRY[spot.kind]].get(spot.name))

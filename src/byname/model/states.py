@@ -9,10 +9,10 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.call_graph import ModelCall
-from byname.model.module_tree import REGISTRY, is_computed, modules_by_path, own_state, under
+from byname.model.module_tree import REGISTRY, is_computed, join_path, modules_by_path, own_state
 from byname.model.predicates import Predicate, State, Where
-from byname.model.selectors import OPERATORS, Counted, Not, Pair, Selector, all_of
-from byname.model.spot import Meaning, Spot, note_on_name
+from byname.model.selectors import OPERATORS, Indexed, Not, Pair, Selector, subselectors
+from byname.model.spot import Resolution, Spot, note_on_name
 from byname.naming.name import quote
 from byname.reading.tensor import is_tensor
 from byname.table import listed
@@ -35,7 +35,7 @@ class HeldState(NamedTuple):
         return id(self.tensor), self.spot.gradient
 
 
-def states_of(selector: Selector, model: nn.Module, *, reads: bool) -> Meaning:
+def states_of(selector: Selector, model: nn.Module, *, reads: bool) -> Resolution:
     """Return the places of the parameters and buffers that a selector means, with notes on those with several names.
 
     If they are only read, one with several selected names, as tied weights have, is reported under the first one;
@@ -46,14 +46,14 @@ def states_of(selector: Selector, model: nn.Module, *, reads: bool) -> Meaning:
     if not found and selector.only_states:
         raise NoMatchError(_unmatched(selector, model, held))
     firsts: dict[tuple[int, bool], Spot] = {}
-    meaning = Meaning([])
+    resolution = Resolution([])
     for one in (held[at] for at in found):
         first = firsts.setdefault(one.key, one.spot)
         if first is one.spot or not (reads or one.spot.gradient):
-            meaning.spots.append(one.spot)
+            resolution.spots.append(one.spot)
         else:
-            meaning.notes.append(note_on_name(one.spot, first))
-    return meaning
+            resolution.notes.append(note_on_name(one.spot, first))
+    return resolution
 
 
 def _held(model: nn.Module) -> Iterator[HeldState]:
@@ -66,7 +66,7 @@ def _held(model: nn.Module) -> Iterator[HeldState]:
     for kind in REGISTRY:
         for path, module in modules.items():
             for name, tensor in own_state(module, kind).items():
-                spot = Spot(kind, under(path, name), module, name, alone=False)  # type: ignore[arg-type]
+                spot = Spot(kind, join_path(path, name), module, name, exact=False)  # type: ignore[arg-type]
                 calls = (ModelCall(spot.path, "", kind, module), *around[path])
                 yield HeldState(spot, tensor, calls)
                 if kind == "parameter":
@@ -78,7 +78,7 @@ def _found(selector: Selector, held: list[HeldState]) -> set[int]:
         case State(kind, gradient):
             return {at for at, one in enumerate(held) if one.spot.kind == kind and one.spot.gradient == gradient}
         case Not() if selector.about_states:
-            asked = (one for one in all_of(selector) if isinstance(one, State))
+            asked = (one for one in subselectors(selector) if isinstance(one, State))
             return set().union(*(_found(one, held) for one in asked)) - _found(selector.inner, held)
         case Pair("&", left, right) if left.about_states is not right.about_states:
             states, modules = (left, right) if left.about_states else (right, left)
@@ -86,7 +86,7 @@ def _found(selector: Selector, held: list[HeldState]) -> set[int]:
         case Pair(sign, left, right):
             joined: set[int] = OPERATORS[sign](_found(left, held), _found(right, held))
             return joined
-        case Counted():
+        case Indexed():
             backwards = sorted(_found(selector.inner, held), reverse=True)
             each = {held[at].key: at for at in backwards}  # by its first name
             return {*selector.of(sorted(each.values()))}
@@ -112,7 +112,7 @@ def _fits(selector: Selector, calls: tuple[ModelCall, ...]) -> bool:
 
 
 def _unmatched(selector: Selector, model: nn.Module, held: list[HeldState]) -> str:
-    asked = [one for one in all_of(selector) if isinstance(one, State)]
+    asked = [one for one in subselectors(selector) if isinstance(one, State)]
     wanted = sorted({one.kind for one in asked})
     there = [f"`{one.spot.path}`" for one in held if one.spot.kind in wanted and not one.spot.gradient]
     hint = "; buffers have no gradient" * any(one.kind == "buffer" and one.gradient for one in asked)
@@ -142,7 +142,7 @@ def _paths(model: nn.Module) -> dict[int, str]:
         paths.setdefault(id(one.tensor), one.spot.path)
     for path, module in modules_by_path(model).items():
         computed = (name for name in module.__dict__ if is_computed(module, name))
-        paths.update((id(module.__dict__[name]), under(path, name)) for name in computed)
+        paths.update((id(module.__dict__[name]), join_path(path, name)) for name in computed)
     return paths
 
 

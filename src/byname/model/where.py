@@ -10,10 +10,10 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError, NotAModuleError
 from byname.model.call_graph import Flow, ModelCall
-from byname.model.module_tree import REGISTRY, called_in, inside_of, is_script, modules_by_path, unseen_in_script
+from byname.model.module_tree import REGISTRY, called_in, is_script, modules_by_path, unseen_in_script, unwrap_module
 from byname.model.resolve import never_called, resolve
 from byname.model.selectors import Selector
-from byname.model.spot import Meaning, Spot, each_once, output_of
+from byname.model.spot import Resolution, Spot, deduplicate, output_of
 from byname.model.states import states_of, with_paths
 from byname.place import Place, as_place
 from byname.reading.objects import parents_of
@@ -23,7 +23,7 @@ def unwrapped(model: Any) -> nn.Module:
     """Return the module inside wrappers for several processes or devices, or inside a compiled module."""
     if not isinstance(model, nn.Module):
         raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
-    inner, _ = inside_of(model)
+    inner, _ = unwrap_module(model)
     if is_script(inner):
         raise BadArgumentError(
             "TorchScript runs this model and ignores hooks: attach to the module that was scripted or traced"
@@ -31,29 +31,29 @@ def unwrapped(model: Any) -> nn.Module:
     return inner
 
 
-def meaning_of(where: Any, model: nn.Module, *, reads: bool = False) -> tuple[Meaning, list[Selector]]:
+def resolve_where(where: Any, model: nn.Module, *, reads: bool = False) -> tuple[Resolution, list[Selector]]:
     """Return the places that ``where`` means, and the selectors in it, which are resolved when the model runs."""
-    meaning, selectors = Meaning([]), []
+    resolution, selectors = Resolution([]), []
     for one in parts_of(where, model):
         if isinstance(one, Selector):
             if not one.only_states:
                 selectors.append(one)
             if not one.about_states:
                 continue
-        found = states_of(one, model, reads=reads) if isinstance(one, Selector) else _meaning(one, model)
+        found = states_of(one, model, reads=reads) if isinstance(one, Selector) else _resolve(one, model)
         found.spots = without_scripts(found.spots)
-        meaning.asked.append((one, found.spots))
-        meaning.spots += found.spots
-        meaning.notes += found.notes
+        resolution.requests.append((one, found.spots))
+        resolution.spots += found.spots
+        resolution.notes += found.notes
         operations = [spot for spot in found.spots if spot.kind == "operation"]
         if operations:
-            meaning.operations[str(one)] = operations
-    if len(meaning.asked) > 1 or any(spot.items or spot.kind != "module" for spot in meaning.spots):
-        meaning.spots, firsts, notes = each_once(meaning.spots, reads=reads)
+            resolution.operations[str(one)] = operations
+    if len(resolution.requests) > 1 or any(spot.items or spot.kind != "module" for spot in resolution.spots):
+        resolution.spots, firsts, notes = deduplicate(resolution.spots, reads=reads)
         rest = iter(firsts)
-        meaning.asked = [(asked, list(islice(rest, len(spots)))) for asked, spots in meaning.asked]
-        meaning.notes += notes
-    return meaning, [*dict.fromkeys(selectors)]
+        resolution.requests = [(asked, list(islice(rest, len(spots)))) for asked, spots in resolution.requests]
+        resolution.notes += notes
+    return resolution, [*dict.fromkeys(selectors)]
 
 
 def parts_of(where: Any, model: nn.Module) -> tuple[Any, ...]:
@@ -82,12 +82,12 @@ def _is_part(one: Any) -> bool:
     return isinstance(one, _PARTS) or (isinstance(one, type) and nn.Module in parents_of(one))
 
 
-def _meaning(where: Any, model: nn.Module) -> Meaning:
+def _resolve(where: Any, model: nn.Module) -> Resolution:
     if isinstance(where, str | Place):
         return resolve(as_place(where), model)
     alone, modules = isinstance(where, nn.Module), modules_by_path(model)
     if alone:
-        where = inside_of(where)[0]
+        where = unwrap_module(where)[0]
     found = [(path, one) for path, one in modules.items() if (one is where if alone else isinstance(one, where))]
     if not found:
         named = f"this {type(where).__name__}" if alone else where.__name__
@@ -96,17 +96,17 @@ def _meaning(where: Any, model: nn.Module) -> Meaning:
     called = called_in(dict(found))
     if not called:
         raise NoMatchError(never_called(*found[0]))
-    return Meaning([output_of(path, module, alone) for path, module in called])
+    return Resolution([output_of(path, module, alone) for path, module in called])
 
 
 def modules_of(model: nn.Module, where: Any) -> dict[str, nn.Module]:
     """Return the modules that a ``where`` means, by path; the model does not run."""
-    meaning, selectors = meaning_of(where, model)
-    for spot in meaning.spots:
+    resolution, selectors = resolve_where(where, model)
+    for spot in resolution.spots:
         if spot.kind != "module" or spot.items or spot.gradient:
             verbs = _FOR_STATES if spot.kind in REGISTRY else _FOR_VALUES
             raise BadArgumentError(f"`{spot.full}` is not a module; {verbs} the one there")
-    found = {spot.path: spot.module for spot in meaning.spots}
+    found = {spot.path: spot.module for spot in resolution.spots}
     for selector in selectors:
         found.update(_selected(selector, model))
     return found
@@ -142,6 +142,6 @@ def without_scripts(spots: list[Spot]) -> list[Spot]:
         return spots
     lost = [spot for spot in spots if is_script(spot.module)]
     for spot in lost:
-        if spot.alone or len(lost) == len(spots):
+        if spot.exact or len(lost) == len(spots):
             raise BadArgumentError(unseen_in_script(spot.full, spot.module))
     return [spot for spot in spots if spot not in lost]

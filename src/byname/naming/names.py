@@ -13,7 +13,7 @@ from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
 from byname.naming.history import history_of
 from byname.naming.name import Name, unnamed, with_relation, with_site
-from byname.naming.reference_path import Names, ReferencePath, Ways, rank
+from byname.naming.reference_path import Names, PathMap, ReferencePath, rank
 from byname.naming.roots import FOREIGN, Root, all_roots, given_root, given_roots
 from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
@@ -85,7 +85,7 @@ class Named(NamedTuple):
     """A name, and the reference path that it writes."""
 
     name: Name
-    way: ReferencePath
+    path: ReferencePath
 
 
 class NameIndex:
@@ -107,7 +107,7 @@ class NameIndex:
         """Return all names of a tensor, best first; if there is none, one `unnamed` name."""
         with DisableTorchFunction():
             site, former = history_of(tensor, lookup)
-            own = tuple([with_site(one.name, site) for one in self.own_ways(tensor)])
+            own = tuple([with_site(one.name, site) for one in self.own_paths(tensor)])
             return own or (former or self.related_name(tensor, site) or self.unnamed(site),)
 
     def own_name(self, tensor: torch.Tensor) -> Name | None:
@@ -119,35 +119,35 @@ class NameIndex:
         if id(thing) not in self._names:
             ends, plain = [], True
             for one in self.searches:
-                if (number := one.note_ways(thing)) is not None:
-                    ends.append((one.ways, number))
+                if (number := one.note_paths(thing)) is not None:
+                    ends.append((one.path_map, number))
                     plain = plain and one.is_plain(number)
             if not plain:
-                found = [way for one in self._ways_to(thing) if (way := self._with_parameters(one)) is not None]
-                ends = [(Ways.along(found), 0)] if found else []
+                found = [path for one in self._paths_to(thing) if (path := self._with_parameters(one)) is not None]
+                ends = [(PathMap.along(found), 0)] if found else []
             self._names[id(thing)] = Names(ends) if ends else None
         return self._names[id(thing)]
 
-    def own_ways(self, tensor: torch.Tensor) -> tuple[Named, ...]:
+    def own_paths(self, tensor: torch.Tensor) -> tuple[Named, ...]:
         """Return the names by which the program reaches this very tensor, each with its reference path, best first."""
-        if not self.met(tensor):
+        if not self.contains(tensor):
             return ()
         known = self._own.get(id(tensor))
         if known is None:
             found: dict[tuple[str, str], Named] = {}
-            every = self._ways_to(tensor)
-            ways = [way for way in every if way.root.how != "given"] or every
-            named = [(one, way) for way in ways if (one := self._with_parameters(way)) is not None]
-            for one, way in sorted(named, key=lambda pair: rank(pair[0])):
+            every = self._paths_to(tensor)
+            paths = [path for path in every if path.root.how != "given"] or every
+            named = [(one, path) for path in paths if (one := self._with_parameters(path)) is not None]
+            for one, path in sorted(named, key=lambda pair: rank(pair[0])):
                 name = one.name()
-                found.setdefault((name.path, name.scope), Named(name, way))
+                found.setdefault((name.path, name.scope), Named(name, path))
             known = self._own[id(tensor)] = tuple(found.values())
         return known
 
-    def _ways_to(self, thing: object) -> list[ReferencePath]:
-        return [way for reached in self.searches for way in reached.ways_to(thing)]
+    def _paths_to(self, thing: object) -> list[ReferencePath]:
+        return [path for reached in self.searches for path in reached.paths_to(thing)]
 
-    def met(self, thing: object) -> bool:
+    def contains(self, thing: object) -> bool:
         """Return whether a search met this very object."""
         ident = id(thing)
         for reached in self.searches:  # noqa: SIM110 - `saved` asks this for every tensor
@@ -209,17 +209,17 @@ class NameIndex:
         """Return the path of the module that owns a tensor as parameter or buffer; empty if there is none."""
         return "" if (names := self.every_name(tensor)) is None else names.owner()
 
-    def _with_parameters(self, way: ReferencePath) -> ReferencePath | None:
+    def _with_parameters(self, path: ReferencePath) -> ReferencePath | None:
         """Return a path with the names of parameters in steps into an optimizer's state; None if one has no name."""
-        if not way.stateful:
-            return way
-        links, way = way.links, ReferencePath(way.root, way.things)
+        if not path.stateful:
+            return path
+        links, path = path.links, ReferencePath(path.root, path.things)
         for link in links:
-            step = self._with_parameter(link[1], way.root)
+            step = self._with_parameter(link[1], path.root)
             if step is None:
                 return None
-            way = way.then((link[0], step, *link[2:]))
-        return way
+            path = path.extended_by((link[0], step, *link[2:]))
+        return path
 
     def _with_parameter(self, step: Reference, root: Root) -> Reference | None:
         """Return a step, with the parameter's name in a step into an optimizer's state; None if it has no name.
@@ -229,7 +229,7 @@ class NameIndex:
         if step.parameter is None:
             return step
         known = (one.thing(step.parameter) for one in self.searches)
-        found = [one.name for parameter in known if parameter is not None for one in self.own_ways(parameter)]
+        found = [one.name for parameter in known if parameter is not None for one in self.own_paths(parameter)]
         near = [one for one in found if one.scope == root.scope and one.how != "optimizer"]
         name = next(iter(near or found), None)
         if name is None:
@@ -276,10 +276,10 @@ class Searches:
             unheld = unheld.intersection(map(id, missing))
             missing = Targets(tensor for tensor in missing if id(tensor) not in unheld)
             if missing and deep:
-                from byname.naming.referrers import climb  # here, because most names need no look at the heap
+                from byname.naming.referrers import find_referrers  # here, because most names need no look at the heap
 
-                climbed = climb(missing)
-                return NameIndex([*searches, climbed.reached], unheld | climbed.unheld)
+                referrers = find_referrers(missing)
+                return NameIndex([*searches, referrers.reached], unheld | referrers.unheld)
         far = len(searches) > 1 and len(self._far) > 0
         index = self._known.setdefault(far, NameIndex(searches))
         index.unheld |= unheld

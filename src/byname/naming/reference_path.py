@@ -58,7 +58,7 @@ class ReferencePath:
             self.length, self.labels = before.length + 1, before.labels + len(step.label)
             self.rises = before.rises and link[3]
 
-    def then(self, link: Link) -> ReferencePath:
+    def extended_by(self, link: Link) -> ReferencePath:
         """Return the path that goes on from its end by one reference."""
         return ReferencePath(self.root, self.things, self, link)
 
@@ -88,7 +88,7 @@ class ReferencePath:
     def text(self) -> Text:
         if self._text is None:
             before, link = self.before, self.link
-            self._text = _start(self.root) if before is None or link is None else before.text.then(link[1])
+            self._text = _start(self.root) if before is None or link is None else before.text.extended_by(link[1])
         return self._text
 
     @property
@@ -133,16 +133,16 @@ class Text(NamedTuple):
     words: str
     note: str
     evaluates: bool
-    seen_through: bool
+    enters_wrapper: bool
 
-    def then(self, step: Reference) -> Text:
+    def extended_by(self, step: Reference) -> Text:
         of_wrapper = step.reads_registry or step.write("").startswith("[")  # wrappers forward attributes only
-        evaluates = self.evaluates and step.evaluates and not (self.seen_through and of_wrapper)
+        evaluates = self.evaluates and step.evaluates and not (self.enters_wrapper and of_wrapper)
         source = step.write(self.source)
         if step.label:
-            return Text(source, step.label, step.note(self.words), evaluates, step.seen_through)
+            return Text(source, step.label, step.note(self.words), evaluates, step.enters_wrapper)
         words = step.write(self.words) if self.note else source
-        return Text(source, words, self.note, evaluates, step.seen_through)
+        return Text(source, words, self.note, evaluates, step.enters_wrapper)
 
     def whole(self) -> Text:
         """Return the text of the whole path, with the note among its words."""
@@ -178,7 +178,7 @@ def rank(path: ReferencePath) -> tuple[bool, bool, int, bool, int, int, int, int
     )
 
 
-class Ways:
+class PathMap:
     """All references that lead to some objects from the variables, with numbers in place of the objects.
 
     A search notes them at the moment of the call. The paths along them, and the names, are made when they are read.
@@ -195,13 +195,15 @@ class Ways:
         self._paths: list[dict[int, list[ReferencePath]]] = [{} for _ in range(_DETOURS + 1)]
 
     @classmethod
-    def along(cls, paths: Iterable[ReferencePath]) -> Ways:
-        """Return the ways that these paths alone make to object 0."""
-        ways = cls({}, {})
+    def along(cls, paths: Iterable[ReferencePath]) -> PathMap:
+        """Return the map that these paths alone make to object 0."""
+        path_map = cls({}, {})
         for path in paths:
             alone = ReferencePath(path.root._replace(value=None, code=None))  # without the objects on the way
-            ways._paths[_DETOURS].setdefault(0, []).append(functools.reduce(ReferencePath.then, path.links, alone))
-        return ways
+            path_map._paths[_DETOURS].setdefault(0, []).append(
+                functools.reduce(ReferencePath.extended_by, path.links, alone)
+            )
+        return path_map
 
     def paths(self, number: int, detours: int = _DETOURS) -> list[ReferencePath]:
         """Return the shortest paths to an object: the paths to its holders, computed once a holder, and one more step.
@@ -220,14 +222,14 @@ class Ways:
             if len(found) >= MOST_WAYS:
                 break
             paths = self.paths(before, detours if rises else detours - 1)
-            found += [one.then(link) for one in paths if (rises and one.rises) or not one.passes(number)]
+            found += [one.extended_by(link) for one in paths if (rises and one.rises) or not one.passes(number)]
         if len(found) > 1:
             found = sorted(found, key=attrgetter("length"))[:MOST_PATHS]
         known[number] = found
         return found
 
 
-End: TypeAlias = tuple[Ways, int]
+End: TypeAlias = tuple[PathMap, int]
 """An object as the end of ways that lead to it: these ways, and its number."""
 
 
@@ -278,7 +280,7 @@ class Names:
         return str(self.best)
 
     def _every(self) -> list[ReferencePath]:
-        return [path for ways, number in self._ends for path in ways.paths(number)]
+        return [path for path_map, number in self._ends for path in path_map.paths(number)]
 
     def _paths(self) -> list[ReferencePath]:
         every = self._every()
@@ -289,7 +291,7 @@ class Names:
         return with_relation(name, self._relation) if self._relation else name
 
     @property
-    def hows(self) -> set[str]:
+    def reference_kinds(self) -> set[str]:
         """The kinds of reference of the names (`Name.how`)."""
         return {path.how for path in self._paths()} or {self.best.how}
 
@@ -301,14 +303,14 @@ class Names:
         return tuple(found.values())
 
 
-def pattern_of(way: ReferencePath) -> str:
+def pattern_of(path: ReferencePath) -> str:
     """Return a path in words, with ``[*]`` where one entry differs from the next: ``trainer.history[*]['loss']``.
 
     The links of a chain, three or more, are one: ``last.before*.value``.
     """
-    text = _start(way.root)
-    for step in way.steps:
-        text = text.then(step if step.wild is None else step._replace(write=step.wild))
+    text = _start(path.root)
+    for step in path.steps:
+        text = text.extended_by(step if step.wild is None else step._replace(write=step.wild))
     return printable(re.sub(_CHAIN, r"\1*", text.whole().words))
 
 

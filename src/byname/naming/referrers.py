@@ -18,16 +18,16 @@ import torch
 
 from byname.naming.children.python import held_by_torch_future
 from byname.naming.roots import all_roots, globals_among, ids_of_globals
-from byname.naming.search import OursById, SearchResult, Targets, search
+from byname.naming.search import ScratchDict, SearchResult, Targets, search
 from byname.reading.frames import locals_of
 from byname.reading.objects import heap, namespace_of
-from byname.source.tracebacks import is_byname, outwards
+from byname.source.tracebacks import is_byname, walk_frames
 
 if TYPE_CHECKING:
     import numpy.typing
 
 HEIGHT = 16
-_AT_ONCE = 32
+_BATCH_SIZE = 32
 """The number of objects whose referents are read at a time."""
 
 
@@ -44,7 +44,7 @@ def everything() -> tuple[list[object], int]:
     if not hidden or any(map(is_, found, repeat(vars(torch)))):
         return found, 0
     # Not byname's own frames: the returned list would hold the frame of which it is a variable.
-    running = [frame for one in list(sys._current_frames().values()) for frame in outwards(one)]
+    running = [frame for one in list(sys._current_frames().values()) for frame in walk_frames(one)]
     frames = [frame for frame in running if not is_byname(frame.f_code.co_filename)]
     del running
     variables = [value for frame in frames for _, value in locals_of(frame)]
@@ -59,7 +59,7 @@ def reached_from(objects: list[object], others: list[object]) -> list[object]:
     seen = set(map(id, objects))
     found, below = list(others), list(objects)
     while found or below:
-        found += [held for lot in _in_lots(below) for held in gc.get_referents(*lot)]
+        found += [held for batch in _in_batches(below) for held in gc.get_referents(*batch)]
         found += [one.base for one in found if type(one) is numpy.ndarray]  # the collector does not track arrays
         done = [one for one in found if issubclass(type(one), torch._C.Future)]  # nor what futures of C++ hold
         found += [held for one in done for _, _, held in held_by_torch_future(one)]
@@ -70,12 +70,12 @@ def reached_from(objects: list[object], others: list[object]) -> list[object]:
     return objects
 
 
-def _in_lots(objects: list[object]) -> Iterator[list[object]]:
+def _in_batches(objects: list[object]) -> Iterator[list[object]]:
     """Yield the objects in batches, because reading the referents of each object by itself takes longer."""
     never = sys.modules.get("_asyncio") if _ASYNCIO_NEVER_ENDS else None
-    for start in range(0, len(objects), _AT_ONCE):
-        lot = objects[start : start + _AT_ONCE]
-        yield lot if never is None else [one for one in lot if one is not never]
+    for start in range(0, len(objects), _BATCH_SIZE):
+        batch = objects[start : start + _BATCH_SIZE]
+        yield batch if never is None else [one for one in batch if one is not never]
 
 
 _ASYNCIO_NEVER_ENDS = (3, 12) <= sys.version_info < (3, 12, 5)
@@ -84,7 +84,7 @@ _ASYNCIO_NEVER_ENDS = (3, 12) <= sys.version_info < (3, 12, 5)
 """
 
 
-class Climb(NamedTuple):
+class ReferrerSearch(NamedTuple):
     """Result of a referrer search through the heap.
 
     Attributes:
@@ -95,10 +95,10 @@ class Climb(NamedTuple):
 
     reached: SearchResult
     unheld: frozenset[int]
-    met: OursById
+    met: ScratchDict
 
 
-def climb(tensors: Targets, *, whole: bool = False, near: SearchResult | None = None) -> Climb:
+def find_referrers(tensors: Targets, *, whole: bool = False, near: SearchResult | None = None) -> ReferrerSearch:
     """Search from the tensors up to their holders, and theirs, until variables are met; then search back down.
 
     Args:
@@ -109,14 +109,14 @@ def climb(tensors: Targets, *, whole: bool = False, near: SearchResult | None = 
     modules = [module for module in list(sys.modules.values()) if type(module) is types.ModuleType]
     known = {id(root.value) for root in ends} | ids_of_globals() | {id(vars(module)) for module in modules}
     inner = {} if near is None else near.dicts_of_owners()
-    wanted = OursById((id(tensor), tensor) for tensor in tensors)
-    met = OursById()
+    wanted = ScratchDict((id(tensor), tensor) for tensor in tensors)
+    met = ScratchDict()
     references = _references_for(wanted, None)
     unheld = frozenset(wanted.keys() - _add_holders(wanted, references, met))
     passed: set[int] = set()
     above: set[int] = set()
     for height in range(HEIGHT + 1):
-        fresh = OursById((ident, one) for ident, one in met.items() if ident not in known and ident not in passed)
+        fresh = ScratchDict((ident, one) for ident, one in met.items() if ident not in known and ident not in passed)
         if near is not None:
             for ident in fresh.keys() & (near.numbers.keys() | inner.keys()):
                 above.update(near.ids_down_to(inner.get(ident, ident)))
@@ -131,29 +131,29 @@ def climb(tensors: Targets, *, whole: bool = False, near: SearchResult | None = 
         passed = set(met)
         references = _references_for(fresh, references)
         _add_holders(fresh, references, met)
-    return Climb(reached, unheld, met)
+    return ReferrerSearch(reached, unheld, met)
 
 
-def _references_for(frontier: OursById, known: References | None) -> References | None:
+def _references_for(frontier: ScratchDict, known: References | None) -> References | None:
     """Return the references for a level of the search; None for a few objects, for which the collector is faster.
 
     The heap is listed before any object holds the list; otherwise the list would contain its own holder.
     """
-    return known if known is not None or are_few(frontier, _FEW) else References(everything()[0])
+    return known if known is not None or few_enough(frontier, _FEW) else References(everything()[0])
 
 
-def are_few(objects: Collection[int], most: int) -> bool:
+def few_enough(objects: Collection[int], most: int) -> bool:
     """Return whether ``gc.get_referrers`` of some objects is safe, and faster than `References`."""
     alone = len(sys._current_frames()) == 1  # else it lists tuples that other threads are building; see `heap`
     return len(objects) <= most and alone and not gc.get_freeze_count() and not _ASYNCIO_NEVER_ENDS
 
 
-def _add_holders(frontier: OursById, references: References | None, met: OursById) -> set[int]:
+def _add_holders(frontier: ScratchDict, references: References | None, met: ScratchDict) -> set[int]:
     """Add the referrers of the frontier to `met`; return the ids of the frontier that have one."""
     held: set[int] = set()
     for holder in gc.get_referrers(*frontier.values()) if references is None else references.suspects(frontier.keys()):
         referents = gc.get_referents(holder)
-        if not frontier.keys().isdisjoint(map(id, referents)) and not is_ours(holder):
+        if not frontier.keys().isdisjoint(map(id, referents)) and not is_ignored_holder(holder):
             held.update(ident for ident in map(id, referents) if ident in frontier)
             met[id(holder)] = holder
     return held
@@ -171,29 +171,31 @@ class References:
     """
 
     def __init__(self, objects: list[object]) -> None:
-        self._lots = list(_in_lots(objects))
+        self._batches = list(_in_batches(objects))
         codes, counts, tuples = [], [], set[int]()
-        for start in count(0, _LOTS_AT_ONCE):
-            asked = [gc.get_referents(*lot) for lot in self._lots[start : start + _LOTS_AT_ONCE]]
-            if not asked:
+        for start in count(0, _BATCHES_AT_ONCE):
+            requested = [gc.get_referents(*batch) for batch in self._batches[start : start + _BATCHES_AT_ONCE]]
+            if not requested:
                 break
-            found = list(map(len, asked))
+            found = list(map(len, requested))
             counts += found
-            codes.append(codes_of(chain.from_iterable(asked), sum(found)))
-            fresh = {id(one): one for one in chain.from_iterable(asked) if type(one) is tuple and id(one) not in tuples}
+            codes.append(codes_of(chain.from_iterable(requested), sum(found)))
+            fresh = {
+                id(one): one for one in chain.from_iterable(requested) if type(one) is tuple and id(one) not in tuples
+            }
             tuples.update(fresh)
-            self._lots += _in_lots([*fresh.values()])
+            self._batches += _in_batches([*fresh.values()])
         self._ends = numpy.cumsum(counts)
         self._codes = numpy.concatenate(codes) if codes else codes_of([], 0)
 
     def suspects(self, frontier: Collection[int]) -> Iterator[object]:
         """Yield the objects of the batches in which one may refer to the frontier."""
         hits = candidates(frontier, self._codes)
-        for lot in numpy.unique(numpy.searchsorted(self._ends, hits, side="right")).tolist():
-            yield from self._lots[lot]
+        for batch in numpy.unique(numpy.searchsorted(self._ends, hits, side="right")).tolist():
+            yield from self._batches[batch]
 
 
-_LOTS_AT_ONCE = 1024
+_BATCHES_AT_ONCE = 1024
 _MARKS = 1 << 20
 
 Codes: TypeAlias = "numpy.typing.NDArray[numpy.uint32]"
@@ -219,7 +221,7 @@ def candidates(wanted: Collection[int], codes: Codes) -> numpy.typing.NDArray[nu
     return near[numpy.isin(codes[near], sought)]
 
 
-def is_ours(holder: object) -> bool:
+def is_ignored_holder(holder: object) -> bool:
     """Return whether an object is no holder in the program: one of byname's that looks, a module, an iterator."""
     kind = type(holder)
     return kind in _NOT_HOLDERS or str(namespace_of(kind).get("__module__")).startswith(_LOOKING)

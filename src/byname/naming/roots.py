@@ -21,7 +21,7 @@ from byname.errors import BadArgumentError
 from byname.naming.children.reference import ATOMS, writable
 from byname.naming.children.torch import hooks_for_all
 from byname.naming.name import tag_of, tagged
-from byname.reading.frames import in_a_module, locals_of, running_frames
+from byname.reading.frames import is_module_body, locals_of, running_frames
 from byname.reading.objects import namespace_of, steady
 from byname.source.location import is_library, is_torch, scope_of
 
@@ -63,13 +63,13 @@ def all_roots() -> list[Root]:
 def given_roots(roots: Any) -> list[Root]:
     """Return the roots for ``roots=``: objects, modules, or the name of a variable that a module must define."""
     found: list[Root] = []
-    asked = roots if type(roots) in (list, tuple) else [roots]
-    if not asked or any(type(root) in ATOMS - {str, ModuleType} for root in asked):
+    requested = roots if type(roots) in (list, tuple) else [roots]
+    if not requested or any(type(root) in ATOMS - {str, ModuleType} for root in requested):
         raise BadArgumentError(
             "roots= says where to look: an object, a module, the name of a variable that a module defines, or a list "
             "of these; numbers, bytes and an empty list hold no tensor"
         )
-    for root in asked:
+    for root in requested:
         if type(root) is str:
             found += _modules_defining(root)
         elif type(root) is ModuleType:
@@ -140,7 +140,7 @@ def given_root(value: object) -> Root:
 
 def _frame_roots() -> Iterator[Root]:
     for frame, distance, foreign in running_frames():
-        if not in_a_module(frame):
+        if not is_module_body(frame):
             yield from _variables_of(frame, distance + 100 * foreign, foreign)
 
 
@@ -162,7 +162,7 @@ def _variables_of(frame: FrameType, distance: int, foreign: bool) -> Iterator[Ro
 
 def _user_module_roots() -> Iterator[Root]:
     """Yield the globals of user modules and of running frames, each once; ``__main__`` before its alias."""
-    running = {id(frame.f_globals): frame.f_code for frame, _, _ in running_frames() if in_a_module(frame)}
+    running = {id(frame.f_globals): frame.f_code for frame, _, _ in running_frames() if is_module_body(frame)}
     seen: set[int] = set()
     for name, module in user_modules():
         namespace = vars(module)

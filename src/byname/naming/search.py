@@ -17,7 +17,7 @@ import torch
 from byname.naming.children.reference import Reference
 from byname.naming.children.registry import Children
 from byname.naming.children.torch import gradients_alone
-from byname.naming.reference_path import MOST_PATHS, MOST_WAYS, Link, ReferencePath, Ways, is_internal
+from byname.naming.reference_path import MOST_PATHS, MOST_WAYS, Link, PathMap, ReferencePath, is_internal
 from byname.naming.roots import Root
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
@@ -30,11 +30,11 @@ class Targets(list[torch.Tensor]):
     """List in which byname holds tensors for a moment; a search never takes it for a holder in the program."""
 
 
-class Ours(list[Any]):
+class ScratchList(list[Any]):
     """List in which byname holds other objects for a moment; never taken for a holder in the program."""
 
 
-class OursById(dict[int, Any]):
+class ScratchDict(dict[int, Any]):
     """Dict in which byname holds objects by ``id`` for a moment; never taken for a holder in the program."""
 
 
@@ -53,7 +53,7 @@ class SearchResult:
     def __init__(self) -> None:
         self.budget = 0
         self._children = Children()
-        self._values: list[object] = Ours()
+        self._values: list[object] = ScratchList()
         self.numbers: dict[int, int] = {}
         self._roots: dict[int, list[Root]] = {}
         self._first: list[int] = []
@@ -61,18 +61,18 @@ class SearchResult:
         self._full: set[int] = set()  # ids of objects that have as many holders as are remembered
         self._waiting: list[int] = []
         self._levels: list[int] = []
-        self.ways = Ways({}, {})
+        self.path_map = PathMap({}, {})
         self._plain: set[int] = set()
         self._met_state = False
-        self._own_ways = Ways(self._roots, self.ways.into, self._values)
-        self._owners: dict[int, list[Any] | None] = OursById()
-        self._contents: dict[int, dict[int, list[_Maker]] | None] = OursById()
+        self._own_paths = PathMap(self._roots, self.path_map.into, self._values)
+        self._owners: dict[int, list[Any] | None] = ScratchDict()
+        self._contents: dict[int, dict[int, list[_Maker]] | None] = ScratchDict()
 
     def start(self, root: Root) -> None:
         number = self.numbers.setdefault(id(root.value), len(self._values))
         if number == len(self._values):
             self._values.append(root.value)
-            self._first.append(_NOBODY)
+            self._first.append(_NO_HOLDER)
             self._levels.append(0)
         self._roots.setdefault(number, []).append(root)
 
@@ -138,8 +138,8 @@ class SearchResult:
 
         It also forgets the steps that are kept, because a search upwards would take their tuples for holders.
         """
-        self._owners = OursById.fromkeys(self._owners)
-        self._contents = OursById()
+        self._owners = ScratchDict.fromkeys(self._owners)
+        self._contents = ScratchDict()
         found: dict[int, int] = {}
         for owner in map(self._values.__getitem__, self._owners):
             attributes = attributes_of(owner)
@@ -150,7 +150,7 @@ class SearchResult:
     def ids_down_to(self, ident: int) -> Iterator[int]:
         """Yield the ids of an object, and of those on the path by which the search first met it."""
         number = self.numbers[ident]
-        while number != _NOBODY:
+        while number != _NO_HOLDER:
             yield id(self._values[number])
             number = self._first[number]
 
@@ -165,14 +165,14 @@ class SearchResult:
         number = self.numbers.get(ident)
         return None if number is None else self._values[number]
 
-    def ways_to(self, value: object, limit: int = MOST_PATHS) -> list[ReferencePath]:
+    def paths_to(self, value: object, limit: int = MOST_PATHS) -> list[ReferencePath]:
         """Return the paths to an object, the shortest first; no path passes through the object itself."""
-        number = self.note_ways(value)
-        return [] if number is None else self._own_ways.paths(number)[:limit]
+        number = self.note_paths(value)
+        return [] if number is None else self._own_paths.paths(number)[:limit]
 
-    def note_ways(self, value: object) -> int | None:
-        """Note in `ways` all references that lead to an object; return its number, or None if it was not met."""
-        number, into, roots = self.numbers.get(id(value)), self.ways.into, self.ways.roots
+    def note_paths(self, value: object) -> int | None:
+        """Note in `path_map` all references that lead to an object; return its number, or None if it was not met."""
+        number, into, roots = self.numbers.get(id(value)), self.path_map.into, self.path_map.roots
         waiting = [] if number is None or number in into else [number]
         for one in waiting:
             if one not in into:
@@ -192,7 +192,7 @@ class SearchResult:
         value, level, others = values[number], levels[number], self._others.get(number, ())
         found: list[Link] = []
         holders = 0
-        for holder in others if first == _NOBODY else (first, *others):
+        for holder in others if first == _NO_HOLDER else (first, *others):
             steps = self._steps(holder, value)
             if steps:
                 rises, holders = levels[holder] < level, holders + 1
@@ -211,7 +211,7 @@ class SearchResult:
 
         The state of an optimizer is meant. All references that lead to the object are noted.
         """
-        plain, into = self._plain, self.ways.into
+        plain, into = self._plain, self.path_map.into
         links = into[number]
         if links and links[0][3] and links[0][0] in plain and not self._met_state:
             return True
@@ -259,7 +259,7 @@ _FEW = 16
 _Maker: TypeAlias = tuple[Callable[[Any], Reference], Any]
 """A function that makes a step, and its argument."""
 
-_NOBODY = -1
+_NO_HOLDER = -1
 """Number in place of the holder of a root's value, which has none."""
 
 _WIDTHS = 4096, 65_536, sys.maxsize

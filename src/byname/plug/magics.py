@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from byname.diagnose.explaining import Explaining, explaining
 from byname.diagnose.finding import Finding
 from byname.memory.census import Census, census
-from byname.source.tracebacks import outwards, shown_file
+from byname.source.tracebacks import shown_file, walk_frames
 from byname.text import printable_lines
 
 
@@ -66,7 +66,7 @@ class BynameMagics(Magics):
         _no_arguments("%%check", line)
         found: list[str] = []
 
-        def tell(finding: Finding) -> None:
+        def report_finding(finding: Finding) -> None:
             found.append(str(finding))
             _say(found[-1])
 
@@ -74,7 +74,7 @@ class BynameMagics(Magics):
             if not found:
                 _say("no finding; only backward calls in this cell were checked")
 
-        return _run(self.shell, cell, Explaining(checked=tell, non_finite=tell), end)
+        return _run(self.shell, cell, Explaining(checked=report_finding, non_finite=report_finding), end)
 
     @line_magic
     def census(self, line: str) -> Census:
@@ -94,7 +94,7 @@ def _no_arguments(magic: str, line: str) -> None:
 
 def _number(shell: Any) -> int:
     """Return the number of the cell with the magic; the shell's own count may be that of the next one."""
-    files = (shown_file(frame.f_code.co_filename) for frame in outwards(sys._getframe()))
+    files = (shown_file(frame.f_code.co_filename) for frame in walk_frames(sys._getframe()))
     cells = (re.fullmatch(r"In\[(\d+)\]", file) for file in files)
     return next((int(cell[1]) for cell in cells if cell is not None), int(shell.execution_count))
 

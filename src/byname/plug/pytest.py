@@ -113,7 +113,7 @@ class _Check:
             return
         from byname.memory.census import census
 
-        _let_go(self.item)
+        _release_test(self.item)
         more = census(collect=True, names=False).bytes - self.bytes
         if more > self.allowed:  # otherwise things have been replaced
             self.growth.__exit__(None, None, None)
@@ -144,7 +144,7 @@ def _forget_errors() -> None:
             delattr(sys, name)
 
 
-def _let_go(item: Any) -> None:
+def _release_test(item: Any) -> None:
     """Drop what pytest keeps of a test until its teardown is over, or longer: values of fixtures, logs, ``self``."""
     from _pytest.logging import caplog_records_key
 

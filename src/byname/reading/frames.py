@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from byname.reading.objects import snapshot
-from byname.source.code import HIDDEN, ThisCode
-from byname.source.location import PROGRAM, TORCH, WRITTEN_BY, Expression, Instruction, Site, is_torch, locate
-from byname.source.tracebacks import PassedFrame, frames, outwards
+from byname.source.code import HIDDEN, CodeKey
+from byname.source.location import FILE_ORIGIN, PROGRAM, TORCH, Expression, Instruction, Site, is_torch, locate
+from byname.source.tracebacks import PassedFrame, frames, walk_frames
 
 
 class RunningFrame(NamedTuple):
@@ -31,20 +31,20 @@ class RunningFrame(NamedTuple):
 
 def caller() -> FrameType | None:
     """Return the innermost frame that is neither byname's nor PyTorch's."""
-    return users_frame(sys._getframe(1))[0]
+    return find_user_frame(sys._getframe(1))[0]
 
 
-def programs_frame(frame: FrameType | None) -> FrameType | None:
+def reported_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame of the program, from the given one outwards, or else that of a library.
 
     Often a trainer calls backward or step, but users want the line of their program that led there.
     """
-    return frame_of_the_program(frame) or users_frame(frame)[0]
+    return program_frame(frame) or find_user_frame(frame)[0]
 
 
-def frame_of_the_program(frame: FrameType | None) -> FrameType | None:
+def program_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame that is neither PyTorch's nor of a library, from the given one outwards, or None."""
-    while frame is not None and WRITTEN_BY[frame.f_code.co_filename] != PROGRAM:
+    while frame is not None and FILE_ORIGIN[frame.f_code.co_filename] != PROGRAM:
         frame = frame.f_back
     return frame
 
@@ -52,55 +52,55 @@ def frame_of_the_program(frame: FrameType | None) -> FrameType | None:
 def running_frames() -> Iterator[RunningFrame]:
     """Yield the frames that are neither byname's nor PyTorch's, the inner before the outer, this thread's first.
 
-    Before them come the frames that count as running (`revisiting`).
+    Before them come the frames that count as running (`treat_as_running`).
     """
-    for distance, left in enumerate(_revisited.frames):
+    for distance, left in enumerate(_frames_left.frames):
         if not is_torch(left.f_code.co_filename):
             yield RunningFrame(left, distance, False)
     here = threading.get_ident()
     # Not this generator's own frame: one that refers to itself lives, with its callers, until the next collection.
     others = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != here]
     for ident, innermost in [(here, sys._getframe().f_back), *others]:
-        theirs = (frame for frame in outwards(innermost) if not is_torch(frame.f_code.co_filename))
+        theirs = (frame for frame in walk_frames(innermost) if not is_torch(frame.f_code.co_filename))
         for distance, frame in enumerate(theirs):
-            if frame not in _revisited.frames:
+            if frame not in _frames_left.frames:
                 yield RunningFrame(frame, distance, ident != here)
 
 
-def stacks() -> frozenset[int]:
-    """Return the ids of all running frames of every thread, and of those that count as running (`revisiting`)."""
-    running = (frame for innermost in sys._current_frames().values() for frame in outwards(innermost))
-    return frozenset(map(id, [*_revisited.frames, *running]))
+def running_frame_ids() -> frozenset[int]:
+    """Return the ids of all running frames of every thread, and of those that count as running (`treat_as_running`)."""
+    running = (frame for innermost in sys._current_frames().values() for frame in walk_frames(innermost))
+    return frozenset(map(id, [*_frames_left.frames, *running]))
 
 
-def in_a_module(frame: FrameType) -> bool:
+def is_module_body(frame: FrameType) -> bool:
     """Return whether a frame runs a module's body, so that its variables are the module's globals."""
     return not frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_locals is frame.f_globals
 
 
-def passed_by(error: BaseException) -> list[PassedFrame]:
+def frames_of_error(error: BaseException) -> list[PassedFrame]:
     """Return all frames that an error passed, the innermost first, and then the frames around them."""
     passed = frames(error)
-    outer = outwards(passed[0].frame.f_back if passed else None)
+    outer = walk_frames(passed[0].frame.f_back if passed else None)
     return [*reversed(passed), *(PassedFrame(frame, frame.f_lasti) for frame in outer)]
 
 
 @contextmanager
-def revisiting(error: BaseException | None) -> Iterator[None]:
+def treat_as_running(error: BaseException | None) -> Iterator[None]:
     """Within the block, treat the functions that an error has left as running."""
-    before = _revisited.frames
-    _revisited.frames = () if error is None else tuple([one.frame for one in passed_by(error)])
+    before = _frames_left.frames
+    _frames_left.frames = () if error is None else tuple([one.frame for one in frames_of_error(error)])
     try:
         yield
     finally:
-        _revisited.frames = before
+        _frames_left.frames = before
 
 
-class _Revisited(threading.local):
+class _FramesLeft(threading.local):
     frames: tuple[FrameType, ...] = ()
 
 
-_revisited = _Revisited()
+_frames_left = _FramesLeft()
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
     debugger or tracer may be about to write it back into the frame. All readers of a frame share the dict, so only one
     thread reads at a time.
     """
-    with _LOOKING:
+    with _LOCALS_LOCK:
         found = frame.f_locals
         optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
         values = [*found.items()] if optimized else snapshot(found) if issubclass(type(found), dict) else []
@@ -124,13 +124,13 @@ def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in values if type(name) is str and not name.startswith(HIDDEN)]
 
 
-_LOOKING = threading.RLock()
+_LOCALS_LOCK = threading.RLock()
 
 
 def _renew_lock() -> None:
     """Replace the lock in a forked process, where the thread that held it does not exist."""
-    global _LOOKING
-    _LOOKING = threading.RLock()
+    global _LOCALS_LOCK
+    _LOCALS_LOCK = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -145,39 +145,39 @@ def _traced(frame: FrameType) -> bool:
 _ONLY_THE_FRAME = 3
 """References to a frame's dict if no other code holds it: those of the frame, the variable above and the argument."""
 
-CODE_OF_A_MODULES_CALL = nn.Module._call_impl.__code__
+MODULE_CALL_CODE = nn.Module._call_impl.__code__
 """The code of PyTorch's own function for a module call, taken before anything patches it."""
 
 
 def running_module() -> nn.Module | None:
     """Return the innermost module that is running in this thread; None outside of modules."""
-    calls = (frame for frame in outwards(sys._getframe(1)) if frame.f_code is CODE_OF_A_MODULES_CALL)
+    calls = (frame for frame in walk_frames(sys._getframe(1)) if frame.f_code is MODULE_CALL_CODE)
     innermost = next(calls, None)
     return None if innermost is None else innermost.f_locals.get("self")
 
 
 def runs(model: nn.Module, calls: int = 1) -> bool:
     """Return whether this module is being called in this thread, or `calls` times, one inside the other."""
-    of_modules = (frame for frame in outwards(sys._getframe(1)) if frame.f_code is CODE_OF_A_MODULES_CALL)
+    of_modules = (frame for frame in walk_frames(sys._getframe(1)) if frame.f_code is MODULE_CALL_CODE)
     own = (frame for frame in of_modules if frame.f_locals.get("self") is model)
     return next(islice(own, calls - 1, None), None) is not None
 
 
-_CALL_FORWARD = (CODE_OF_A_MODULES_CALL, *(one for one in CODE_OF_A_MODULES_CALL.co_consts if type(one) is CodeType))
+_CALL_FORWARD = (MODULE_CALL_CODE, *(one for one in MODULE_CALL_CODE.co_consts if type(one) is CodeType))
 """The codes that call a module's ``forward``: that of the module call, and that inside it which also calls hooks."""
 
-_MAKERS = frozenset({"handle_torch_function", "wrapped"})
+_TORCH_WRAPPERS = frozenset({"handle_torch_function", "wrapped"})
 """PyTorch's functions that stand between a user's call and the mode."""
 
 
-def users_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
+def find_user_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
     """Return the innermost frame of the user's, and the number of module calls between it and the given frame."""
     inside = 0
     while frame is not None:
         code = frame.f_code
-        if WRITTEN_BY[code.co_filename] != TORCH:
+        if FILE_ORIGIN[code.co_filename] != TORCH:
             break
-        if code is CODE_OF_A_MODULES_CALL:
+        if code is MODULE_CALL_CODE:
             inside += 1
         frame = frame.f_back
     return frame, inside
@@ -188,7 +188,7 @@ class Line(NamedTuple):
 
     Attributes:
         code, instruction: the code object of the user's frame and the byte offset of its instruction.
-        caller: the code that called the function of that frame, if the function is a helper (`called_from`).
+        caller: the code that called the function of that frame, if the function is a helper (`helper_caller`).
     """
 
     code: CodeType | None = None
@@ -196,30 +196,30 @@ class Line(NamedTuple):
     caller: Instruction | None = None
 
     @property
-    def place(self) -> tuple[ThisCode, int]:
+    def place(self) -> tuple[CodeKey, int]:
         """The line as a dictionary key, which leaves the caller out."""
-        return ThisCode(self.code), self.instruction
+        return CodeKey(self.code), self.instruction
 
     @property
-    def spot(self) -> Expression | None:
+    def expr(self) -> Expression | None:
         """The expression in the source; None for `NO_LINE`."""
         return None if self.code is None else locate(self.code, self.instruction, self.caller)
 
     @property
     def site(self) -> Site | None:
-        return None if (spot := self.spot) is None else spot.site
+        return None if (expr := self.expr) is None else expr.site
 
 
 NO_LINE = Line()
 
 
-def place_of(frame: FrameType | None) -> tuple[CodeType | None, int]:
+def user_instruction(frame: FrameType | None) -> tuple[CodeType | None, int]:
     """Return the code object and the instruction of the user's frame."""
-    user, _ = users_frame(frame)
+    user, _ = find_user_frame(frame)
     return (None, -1) if user is None else (user.f_code, user.f_lasti)
 
 
-def called_from(frame: FrameType) -> Instruction | None:
+def helper_caller(frame: FrameType) -> Instruction | None:
     """Return the code that called the function of a user's frame, or None if that function is not a helper.
 
     No helpers are a module's body, a ``forward``, and a function of the program that a library calls. The caller of a
@@ -229,9 +229,9 @@ def called_from(frame: FrameType) -> Instruction | None:
     back = frame.f_back
     if back is not None and frame.f_code.co_name not in _NO_FUNCTIONS:  # the usual cases first: every call pays for it
         code = back.f_code
-        if WRITTEN_BY[code.co_filename] == PROGRAM:
+        if FILE_ORIGIN[code.co_filename] == PROGRAM:
             return code, back.f_lasti
-        if code is not CODE_OF_A_MODULES_CALL:
+        if code is not MODULE_CALL_CODE:
             return _found_outwards(frame, back)
         return None
     return _called_from_inside(frame)
@@ -250,7 +250,7 @@ def _called_from_inside(frame: FrameType) -> Instruction | None:
     back = frame.f_back
     if back is None or frame.f_code.co_name == "<module>" or back.f_code.co_filename != frame.f_code.co_filename:
         return None
-    return called_from(back)
+    return helper_caller(back)
 
 
 def _found_outwards(frame: FrameType, back: FrameType | None) -> Instruction | None:
@@ -259,37 +259,37 @@ def _found_outwards(frame: FrameType, back: FrameType | None) -> Instruction | N
         if any(back.f_code is code for code in _CALL_FORWARD):
             return None
         back = back.f_back
-    program = frame_of_the_program(back)
-    if program is back or WRITTEN_BY[frame.f_code.co_filename] != PROGRAM:
+    program = program_frame(back)
+    if program is back or FILE_ORIGIN[frame.f_code.co_filename] != PROGRAM:
         return None if program is None else (program.f_code, program.f_lasti)
     return None
 
 
-def line_of(frame: FrameType | None) -> Line:
+def user_line(frame: FrameType | None) -> Line:
     """Return the line of the user's frame, from the given one outwards."""
-    if frame is not None and WRITTEN_BY[frame.f_code.co_filename] == TORCH:  # most often it is the user's
-        frame, _ = users_frame(frame)
+    if frame is not None and FILE_ORIGIN[frame.f_code.co_filename] == TORCH:  # most often it is the user's
+        frame, _ = find_user_frame(frame)
     # as `Line(...)`, in half the time
-    return NO_LINE if frame is None else _new(Line, (frame.f_code, frame.f_lasti, called_from(frame)))
+    return NO_LINE if frame is None else _new(Line, (frame.f_code, frame.f_lasti, helper_caller(frame)))
 
 
 _new = tuple.__new__
 
 
-def made_for_the_user(frame: FrameType) -> bool:
+def is_called_by_user(frame: FrameType) -> bool:
     """Return whether the calling frame is the user's, and not one in which PyTorch works for itself."""
-    return WRITTEN_BY[frame.f_code.co_filename] != TORCH or frame.f_code.co_name in _MAKERS
+    return FILE_ORIGIN[frame.f_code.co_filename] != TORCH or frame.f_code.co_name in _TORCH_WRAPPERS
 
 
-def computes(frame: FrameType) -> bool:
+def is_user_computation(frame: FrameType) -> bool:
     """Return whether a call from this frame is part of the user's computation, not of an optimizer or of clipping."""
     caller: FrameType | None = frame
-    while caller is not None and caller.f_code.co_name in _MAKERS and is_torch(caller.f_code.co_filename):
+    while caller is not None and caller.f_code.co_name in _TORCH_WRAPPERS and is_torch(caller.f_code.co_filename):
         caller = caller.f_back
     return caller is None or not _is_auxiliary(caller.f_code.co_filename)
 
 
-def is_optimizers(frame: FrameType) -> bool:
+def is_optimizer_frame(frame: FrameType) -> bool:
     """Return whether a frame runs code of one of PyTorch's optimizers."""
     return "/torch/optim/" in frame.f_code.co_filename.replace("\\", "/")
 

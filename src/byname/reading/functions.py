@@ -12,7 +12,7 @@ from byname.reading.objects import attributes_of, found_in, namespace_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, fact
 
-READ, MAKING, IN_PLACE, SETTER, COMPOSITE, TAKEN, GRADIENT, FACT, SWITCH = range(9)
+READ, MAKING, IN_PLACE, SETTER, COMPOSITE, CONVERSION, GRADIENT, METADATA, GRAD_MODE = range(9)
 """Kinds of function: reads a property; makes a new result; changes its first argument; sets ``requires_grad``; may do
 anything; converts a tensor to a Python or NumPy value; reads ``.grad``; reads a fact such as a size, or computes none;
 switches gradients on or off.
@@ -21,18 +21,18 @@ switches gradients on or off.
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 """Name of the function by which a ``GradScaler`` divides gradients by its scale, without counting up their versions."""
 
-modes_left = torch._C._len_torch_function_stack
+function_mode_count = torch._C._len_torch_function_stack
 """Returns the number of function modes on the stack; inside a mode's own handler, those below it."""
 
 BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__getitem__))
 _WRITTEN_IN_C = (*BUILTINS, type("".__len__))
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
-_FACTS = frozenset(
+_METADATA_NAMES = frozenset(
     "size dim stride numel is_contiguous is_floating_point is_complex storage_offset element_size get_device "
     "shape dtype device ndim layout is_leaf requires_grad is_cuda is_sparse is_nested "
     "_record_function_enter_new _record_function_exit._RecordFunction".split()
 )
-_TAKING = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __complex__ __index__".split())
+_CONVERSION_NAMES = frozenset("item tolist numpy __array__ __float__ __int__ __bool__ __complex__ __index__".split())
 
 
 def name_of(function: Any) -> str:
@@ -48,9 +48,9 @@ def is_method(function: Any) -> bool:
     return any(vars(kind).get(name) is function for kind in (torch.Tensor, torch._C.TensorBase))
 
 
-def kind_of(function: Any) -> int:
+def function_kind(function: Any) -> int:
     """Return the kind of a function. One that is not PyTorch's may do anything, whatever its name."""
-    if not is_pytorchs(function):
+    if not is_torch_function(function):
         return COMPOSITE
     name = name_of(function)
     if name in ("__get__", "__set__", "__delete__"):
@@ -58,21 +58,21 @@ def kind_of(function: Any) -> int:
         if name == "__set__" and attribute is _REQUIRES_GRAD:
             return SETTER
         name = getattr(attribute, "__name__", "") if name == "__get__" else ""
-        return GRADIENT if name == "grad" else FACT if name in _FACTS else READ
+        return GRADIENT if name == "grad" else METADATA if name in _METADATA_NAMES else READ
     if name == "requires_grad_":
         return SETTER
-    if name in _TAKING:
-        return TAKEN
-    if name in _FACTS:
-        return FACT
+    if name in _CONVERSION_NAMES:
+        return CONVERSION
+    if name in _METADATA_NAMES:
+        return METADATA
     if type(function) not in BUILTINS or name.startswith("_fused"):
         return COMPOSITE
     if name == "_set_grad_enabled":
-        return SWITCH
+        return GRAD_MODE
     return IN_PLACE if is_in_place(name) else MAKING
 
 
-def is_pytorchs(function: Any) -> bool:
+def is_torch_function(function: Any) -> bool:
     """Return whether a function is PyTorch's own or written in C, so that a dict may hold it as a key."""
     if type(function) is FunctionType:
         return str(function.__module__).partition(".")[0] == "torch"
@@ -83,12 +83,12 @@ def is_pytorchs(function: Any) -> bool:
 def targets_of(kind: int, args: Sequence[Any], kwargs: dict[str, Any] | None) -> list[torch.Tensor] | None:
     """Return the tensors that a call may change; None if it changes none."""
     if kind == COMPOSITE:
-        return flat([*args, *(kwargs or {}).values()])
+        return tensors_among([*args, *(kwargs or {}).values()])
     target = target_of(args, kwargs, in_place=kind in (IN_PLACE, SETTER))
-    return None if target is None else flat([target])
+    return None if target is None else tensors_among([target])
 
 
-def flat(values: Iterable[Any]) -> list[torch.Tensor]:
+def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
     """Return the tensors among these values and in the lists and tuples among them."""
     found = []
     for value in values:
@@ -106,7 +106,7 @@ def flat(values: Iterable[Any]) -> list[torch.Tensor]:
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
     """Return the version of each tensor; None for an inference tensor, which has no version counter."""
-    if not modes_left() and all(map(PLAIN.__contains__, map(type, tensors))):
+    if not function_mode_count() and all(map(PLAIN.__contains__, map(type, tensors))):
         try:
             return tuple([tensor._version for tensor in tensors])
         except RuntimeError:  # an inference tensor counts no versions
@@ -134,7 +134,7 @@ _OPERATIONS = ("setitem", *(f"i{operator}" for operator in _OPERATORS))
 _IN_PLACE_NAMES = frozenset({*_OPERATIONS, *(f"__{name}__" for name in _OPERATIONS)})
 
 
-def first_given(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """Return the first argument of a call; if there are only keywords, ``input``, ``self`` or the first of them."""
     if args:
         return args[0]
@@ -150,5 +150,5 @@ def target_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, in_place
     """
     out = kwargs.get("out") if kwargs else None
     if out is None and (in_place or (kwargs and kwargs.get("inplace") is True)):
-        return first_given(args, kwargs)
+        return first_argument(args, kwargs)
     return out

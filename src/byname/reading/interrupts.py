@@ -45,10 +45,10 @@ def defer_signals(*, also_repeated: bool = False) -> AbstractContextManager[None
     written
     and then interrupted
     """
-    return _Held(also_repeated)
+    return _DeferredSignals(also_repeated)
 
 
-class _Held:
+class _DeferredSignals:
     """The context of `defer_signals`, with the signals that have arrived inside it.
 
     It is a class, because a signal can arrive between two lines of `contextlib`, and the generator of a
@@ -68,9 +68,9 @@ class _Held:
         self.on = True
         try:
             for number, handler in zip(_NUMBERS, map(_handler_of, _NUMBERS), strict=True):
-                if callable(handler) and (self.also_repeated or not _holds(handler)):
+                if callable(handler) and (self.also_repeated or not _is_deferring(handler)):
                     self._replaced[number] = handler
-                    self._later = self._later or _Later(self, self._replaced)
+                    self._later = self._later or _DeferringHandler(self, self._replaced)
                     _set_handler(number, self._later)
         except BaseException:
             self.__exit__()
@@ -102,17 +102,17 @@ class _Held:
                 errors.append(error)
 
 
-def _holds(handler: Any) -> bool:
-    held = handler.context() if type(handler) is _Later else None
+def _is_deferring(handler: Any) -> bool:
+    held = handler.context() if type(handler) is _DeferringHandler else None
     return held is not None and held.on
 
 
-class _Later:
+class _DeferringHandler:
     """The handler that holds signals back. Once its context is gone, it passes signals to the replaced handler."""
 
     __slots__ = ("context", "replaced")
 
-    def __init__(self, held: _Held, replaced: dict[int, Handler]) -> None:
+    def __init__(self, held: _DeferredSignals, replaced: dict[int, Handler]) -> None:
         self.context = weakref.ref(held)
         self.replaced = replaced
 

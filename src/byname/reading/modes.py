@@ -28,32 +28,32 @@ class Stack:
         if depth and self.at(depth - 1) is mode:  # nearly always
             self.pop()
         else:
-            self.take_off([mode])
+            self.remove_all([mode])
 
     def put_in(self, mode: Any, level: int) -> None:
         """Put a mode on this thread's stack at a level, below the modes that are now at that level and above."""
         now = self.modes()
-        self._become([*now[:level], mode, *now[level:]])
+        self._set_modes([*now[:level], mode, *now[level:]])
 
-    def take_off(self, modes: Collection[Any]) -> list[Any]:
-        """Take modes off this thread's stack, and return the stack as it was before, for `put_back`."""
+    def remove_all(self, modes: Collection[Any]) -> list[Any]:
+        """Take modes off this thread's stack, and return the stack as it was before, for `restore`."""
         before = self.modes()
-        self._become([mode for mode in before if not _among(mode, modes)])
+        self._set_modes([mode for mode in before if not _among(mode, modes)])
         return before
 
-    def put_back(self, modes: Collection[Any], before: list[Any]) -> None:
+    def restore(self, modes: Collection[Any], before: list[Any]) -> None:
         """Put removed modes back at their levels in `before`, or below all others if those have changed since."""
         now = self.modes()
         wanted = [mode for mode in before if _among(mode, modes) or _among(mode, now)]
         unchanged = [mode for mode in wanted if not _among(mode, modes)]
         same = len(unchanged) == len(now) and all(one is other for one, other in zip(unchanged, now, strict=True))
-        self._become(wanted if same else [*(mode for mode in before if _among(mode, modes)), *now])
+        self._set_modes(wanted if same else [*(mode for mode in before if _among(mode, modes)), *now])
 
     def modes(self) -> list[Any]:
         """Return the modes on this thread's stack, bottom first."""
         return [self.at(level) for level in range(self.depth())]
 
-    def _become(self, wanted: Sequence[Any]) -> None:
+    def _set_modes(self, wanted: Sequence[Any]) -> None:
         """Set this thread's stack to these modes. An interrupt meanwhile loses no mode of the program."""
         try:
             self._make(wanted)

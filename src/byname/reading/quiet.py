@@ -68,11 +68,11 @@ def dynamo_skip(function: F) -> F:
     compiled function causes several compilations of the mode's own code (PyTorch 2.13).
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    eagerly_with_all_it_calls(function)
+    run_eagerly(function)
     return function
 
 
-def eagerly_with_all_it_calls(function: Any) -> None:
+def run_eagerly(function: Any) -> None:
     """Have the compiler run a function, and all that it calls, eagerly where it is no traced part of its caller."""
     frames: Any = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP

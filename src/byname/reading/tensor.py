@@ -16,9 +16,9 @@ from byname.reading.quiet import DisableTorchFunction, modes_disabled
 from byname.text import shape_text
 
 STORAGE, STORAGE_BYTES = 5, 4
-"""Positions of the storage key and of the storage's size in a tensor's `Facts`."""
+"""Positions of the storage key and of the storage's size in a tensor's `CardFields`."""
 
-Facts: TypeAlias = tuple[Any, ...]
+CardFields: TypeAlias = tuple[Any, ...]
 """The fields of a `Card` in order. A tuple is cheap to make for 100,000 tensors; `card_from` makes a card of one."""
 
 
@@ -164,7 +164,7 @@ _REFUSED = {"grad_fn": None, "is_leaf": False, "retains_grad": False}
 _MODULE: Any = type.__dict__["__dict__"]
 
 
-def card_from(facts: Facts) -> Card:
+def card_from(facts: CardFields) -> Card:
     shape, *others = facts
     return Card(None if shape is None else tuple(shape), *others)
 
@@ -174,13 +174,13 @@ def card_of(tensor: torch.Tensor) -> Card:
     if not is_tensor(tensor):
         raise NotATensorError(f"expected a tensor, but got {type(tensor).__name__}")
     with DisableTorchFunction():
-        return card_from(facts_of(tensor))
+        return card_from(card_fields(tensor))
 
 
-def facts_of(tensor: torch.Tensor) -> Facts:
+def card_fields(tensor: torch.Tensor) -> CardFields:
     """Return the fields of a tensor's card. Callers hold `DisableTorchFunction`."""
     if type(tensor) not in PLAIN or tensor.is_meta:
-        return _guarded_facts(tensor)
+        return _guarded_fields(tensor)
     try:
         storage = tensor.untyped_storage()
         return (
@@ -197,7 +197,7 @@ def facts_of(tensor: torch.Tensor) -> Facts:
             weakref.ref(tensor),
         )
     except Exception:  # noqa: BLE001 - sparse, nested, inference and wrapper tensors each refuse another of these reads
-        return _guarded_facts(tensor)
+        return _guarded_fields(tensor)
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
@@ -207,14 +207,14 @@ def storage_of(tensor: torch.Tensor) -> int | None:
             return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
         except (NotImplementedError, RuntimeError):  # sparse, or an opaque layout
             pass
-    return facts_of(tensor)[STORAGE]  # type: ignore[no-any-return]
+    return card_fields(tensor)[STORAGE]  # type: ignore[no-any-return]
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """The classes whose tensors are read directly, because no subclass's code runs."""
 
 
-def begin_of(storage: torch.UntypedStorage) -> int:
+def storage_address(storage: torch.UntypedStorage) -> int:
     """Return the address of a storage; 0 if it has no memory, as for meta, fake and wrapper tensors."""
     try:
         return 0 if storage.device.type == "meta" else storage.data_ptr()
@@ -263,11 +263,11 @@ def storages_of(tensor: torch.Tensor) -> Iterator[Any]:
         for part in () if watched else _PARTS.get(tensor.layout, ()):
             yield getattr(torch.Tensor, part)(tensor).untyped_storage()
         return
-    if type(tensor) in PLAIN or begin_of(storage):
+    if type(tensor) in PLAIN or storage_address(storage):
         yield storage
 
 
-def _guarded_facts(tensor: torch.Tensor) -> Facts:
+def _guarded_fields(tensor: torch.Tensor) -> CardFields:
     """Return the facts of a sparse, nested, inference or subclassed tensor, which lacks some of them."""
     base = torch._C.TensorBase
     with modes_disabled():
@@ -278,7 +278,7 @@ def _guarded_facts(tensor: torch.Tensor) -> Facts:
     if storage is None:
         whole = sum(part.untyped_storage().nbytes() for part in parts)
     else:
-        whole = storage.nbytes() if begin_of(storage) else 0
+        whole = storage.nbytes() if storage_address(storage) else 0
     return (
         shape,
         fact(tensor, "dtype"),

@@ -18,7 +18,7 @@ from byname.recording.sampling import Time
 from byname.recording.unrecorded import unrecorded_reason
 from byname.text import note_on
 from byname.tracing.muted import muting
-from byname.watch.forwards import do_nothing, follow_forwards
+from byname.watch.forwards import do_nothing, watch_forwards
 from byname.watch.handle import Handle
 
 Asked: TypeAlias = "list[tuple[Options, Any]]"
@@ -44,7 +44,7 @@ class AnalyserListener(PlaceRecorder):
         self._analyser = analyser
         self._name = name
         self._model_name = type(model).__name__
-        self.handle: Handle = follow_forwards(model, do_nothing, do_nothing, well=self._ended)
+        self.handle: Handle = watch_forwards(model, do_nothing, do_nothing, well=self._ended)
 
     def unrecorded(self) -> list[tuple[str, str]]:
         """Return the analyser, if none of its figures was recorded, with the reason."""
@@ -64,9 +64,9 @@ class AnalyserListener(PlaceRecorder):
                 self._take_all(time)
         except Exception as error:  # an analyser may be the user's own
             note_on(error, f"byname: while recording the result of {self._name}")
-            if self._windows.tell is None:
+            if self._windows.report_error is None:
                 raise
-            self._windows.tell(error)
+            self._windows.report_error(error)
 
     def _take_all(self, time: Time) -> None:
         for path, value in self._analyser.result().by_path(self._name).items():

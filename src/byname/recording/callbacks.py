@@ -40,7 +40,7 @@ def stack(path: str, series: Series) -> Series:
     if len(shapes := _distinct(tuple(value.shape) for value in values)) > 1:
         known = listed(shapes, 4)
         raise BynameError(f"the values of {path} have different shapes ({known}): use stack_padded instead of stack")
-    return series.but(values=torch.stack(values))
+    return series.replace(values=torch.stack(values))
 
 
 def stack_padded(path: str, series: Series) -> Series:
@@ -69,7 +69,7 @@ def stack_padded(path: str, series: Series) -> Series:
     whole = values[0].new_zeros((len(values), *(max(sizes) for sizes in zip(*shapes, strict=True))))
     for row, value in zip(whole, values, strict=True):
         row[tuple(map(slice, value.shape))] = value
-    return series.but(values=whole)
+    return series.replace(values=whole)
 
 
 def _distinct(items: Iterable[Any]) -> list[str]:
@@ -193,7 +193,7 @@ def _name(callback: _Callback) -> str:
 
 def _own(series: Series) -> Series:
     """Return the series with a list of its own; refuse one that has lost or got values."""
-    return series.but(values=one_each(series.values, len(series), series.path))
+    return series.replace(values=one_each(series.values, len(series), series.path))
 
 
 def _taken(result: Any, path: str, series: Series) -> Series:

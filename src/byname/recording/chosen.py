@@ -24,7 +24,7 @@ from byname.tracing.muted import muting
 ByValues: TypeAlias = "Callable[[Mapping[str, Any]], Any]"
 
 
-class Chosen:
+class IterationFilter:
     """Judges an iteration when the next one begins, by a mapping from paths to the values that it had.
 
     Args:
@@ -77,11 +77,11 @@ class Chosen:
         if column.last is not None:  # an unchanged value is not recorded again
             self._latest[column.path] = value
 
-    def judge(self, *, hurry: bool = False) -> str:
+    def judge(self, *, urgent: bool = False) -> str:
         """Judge the iterations that are over: drop what does not stay; return why the recording ends, or nothing.
 
         Args:
-            hurry: whether an error has ended the program: then errors of the functions are only noted.
+            urgent: whether an error has ended the program: then errors of the functions are only noted.
         """
         coming, self._coming = self._coming, {}
         if coming:
@@ -95,8 +95,8 @@ class Chosen:
                 self._judged[time.mode] = time.iteration
                 gone.add(time)  # unless it is found to stay
                 values = {**self._latest, **values}
-                gone = gone - {time} | self._displaced(time, values, hurry)
-                stop = None if why or hurry else self._stop_when
+                gone = gone - {time} | self._displaced(time, values, urgent)
+                stop = None if why or urgent else self._stop_when
                 if stop is not None and self._asked(stop, "stop_when", time, values):
                     why = f"stop_when ({reduction_name(stop)}) was true after {time.mode} iteration {time.iteration}"
         finally:
@@ -104,28 +104,30 @@ class Chosen:
                 self._windows.drop(gone)
         return why
 
-    def end(self, *, hurry: bool) -> str:
+    def end(self, *, urgent: bool) -> str:
         """Judge the last iteration; return why the recording would end."""
-        why = self.judge(hurry=hurry)
+        why = self.judge(urgent=urgent)
         if self._without:
-            self._windows.lose(f"{counted(self._without, 'iteration')} without a value of `{self._path}` not kept")
+            self._windows.note_missing(
+                f"{counted(self._without, 'iteration')} without a value of `{self._path}` not kept"
+            )
         return why
 
-    def _displaced(self, time: Time, values: dict[str, Any], hurry: bool) -> set[Time]:
+    def _displaced(self, time: Time, values: dict[str, Any], urgent: bool) -> set[Time]:
         """Return which iteration does not stay, now that there is this one."""
         if self._keep is None:
             return set()
         if self._path and self._path not in values:
             self._without += 1
             return {time}
-        number = self._asked(lambda of: _number(self._by(of)), "by", time, values, hurry=hurry)
+        number = self._asked(lambda of: _number(self._by(of)), "by", time, values, urgent=urgent)
         if number is None:
             return {time}
         heapq.heappush(self._kept, (math.inf if math.isnan(number) else number, -next(self._order), time))
         return {heapq.heappop(self._kept)[2]} if len(self._kept) > self._keep else set()
 
     def _asked(
-        self, function: Callable[[Any], Any], name: str, time: Time, values: dict[str, Any], *, hurry: bool = False
+        self, function: Callable[[Any], Any], name: str, time: Time, values: dict[str, Any], *, urgent: bool = False
     ) -> Any:
         """Call a function of the user's; its error says where it was called. None if its error was reported."""
         try:
@@ -135,12 +137,12 @@ class Chosen:
             when = f"{time.mode} iteration {time.iteration}"
             note_on(error, f"byname: in {name}, at {when}")
             if name == "by":
-                self._windows.lose(f"{when} was not kept, since `by` raised {type(error).__name__}")
-            if hurry:
+                self._windows.note_missing(f"{when} was not kept, since `by` raised {type(error).__name__}")
+            if urgent:
                 return None
-            if self._windows.tell is None:
+            if self._windows.report_error is None:
                 raise
-            self._windows.tell(error)
+            self._windows.report_error(error)
             return None
 
 

@@ -17,9 +17,9 @@ from byname.errors import BadArgumentError
 from byname.recording.sampling import Time
 from byname.undo import Undo
 from byname.watch.attachment import Event
-from byname.watch.forwards import follow_forwards
+from byname.watch.forwards import watch_forwards
 from byname.watch.handle import Handle
-from byname.watch.variables.subscribe import Listening
+from byname.watch.variables.subscribe import Subscription
 
 
 class ValueNumbers(Protocol):
@@ -184,7 +184,7 @@ class Clock:
         self.counted = count if isinstance(count, str) else type(count).__name__
         self._by_hand = count == "step"
         self._model = weakref.ref(model)
-        self.calls: Listening | None = None
+        self.calls: Subscription | None = None
         self._optimizer = None if isinstance(count, str) else count
         self._began: Callable[[], object] = lambda: None
         self._ended: Callable[[], object] = lambda: None
@@ -194,7 +194,7 @@ class Clock:
         self._counting = threading.Lock()
         self.thread = _ThreadTime()
         # before the listeners are attached, so that it observes a forward before they do
-        self._handle: Handle = follow_forwards(model, self._forward, self._over, follow=self._catch_up)
+        self._handle: Handle = watch_forwards(model, self._forward, self._over, follow=self._catch_up)
         self._hooks = Undo()
 
     def start(self, began: Callable[[], object], ended: Callable[[], object]) -> None:

@@ -86,21 +86,21 @@ def same_file(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result |
         return None
 
 
-def hold(descriptor: int) -> None:
+def lock_shared(descriptor: int) -> None:
     """Show others that a writer has the file, while the descriptor is open; readers are not kept out."""
     if fcntl is not None:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def let_go(descriptor: int) -> None:
-    """End `hold`, also in processes that were forked meanwhile, and have the same lock."""
+def unlock(descriptor: int) -> None:
+    """End `lock_shared`, also in processes that were forked meanwhile, and have the same lock."""
     if fcntl is not None:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def taken_over(descriptor: int) -> bool | None:
+def lock_exclusive(descriptor: int) -> bool | None:
     """Lock a file whose writer has ended, and return whether that succeeded; None where there are no locks.
 
     The lock ends with the descriptor.
@@ -114,7 +114,7 @@ def taken_over(descriptor: int) -> bool | None:
     return True
 
 
-def give_name(new: Path, path: Path) -> None:
+def link_as(new: Path, path: Path) -> None:
     """Give a file a name that no other has; FileExistsError if one has it."""
     try:
         os.link(new, path)

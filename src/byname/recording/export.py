@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from byname.axes import CURVE, GREY, LINES, axes_of_size, calm, colours, legend
+from byname.axes import CURVE, GREY, LINES, axes_of_size, colours, legend, style_axes
 from byname.errors import BynameError
 from byname.extras import needs
 from byname.recording.series_records import MODES, SeriesRecords, Values, cropped, read, tail_of
@@ -289,7 +289,7 @@ def plotted(series: Mapping[str, SeriesRecords], axes: Axes | None) -> Axes:
     for (path, line), colour in zip(lines.items(), found, strict=True):
         _draw(axes, line, colour, shortened(path))
     axes.set_xlabel("iteration", color=GREY)
-    calm(axes)
+    style_axes(axes)
     axes.grid(color=LINES, linewidth=0.6)
     axes.set_axisbelow(True)
     if len(lines) == 1:

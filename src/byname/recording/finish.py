@@ -21,7 +21,7 @@ from byname.errors import (
     recording_error,
 )
 from byname.reading.interrupts import defer_signals
-from byname.recording.descriptors import give_name, same_file, taken_over, write_at
+from byname.recording.descriptors import link_as, lock_exclusive, same_file, write_at
 from byname.recording.distributed.ranks import rank_files
 from byname.recording.hdf5 import BUFFER, ByteRange, laid_out
 from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, marked, nearest, needs_h5py
@@ -130,7 +130,7 @@ def _finished(path: Path, done: str) -> bool:
 def _finish_alone(log: Path, path: Path) -> None:
     """Finish a log while nobody else does, least of all its writer."""
     with closing(OpenFile(log)) as file:
-        if taken_over(file.descriptor) is False:
+        if lock_exclusive(file.descriptor) is False:
             raise RecordingError(
                 f"{file.shown} is still being written, by this or another process. Try again when it is closed"
             )
@@ -184,7 +184,7 @@ def finish_log(log: RecordingFile, path: Path) -> None:
             if not same_file(log.file.descriptor, log.file.path):
                 raise OSError("it was removed or replaced meanwhile")
             try:
-                give_name(new, Path(os.path.realpath(path)))
+                link_as(new, Path(os.path.realpath(path)))
             except FileExistsError:
                 raise OSError(f"another file {printable(path.name)} exists now; it was not changed") from None
             log.file.path.unlink()

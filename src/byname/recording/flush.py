@@ -25,7 +25,7 @@ from byname.recording.series import Series
 from byname.recording.series_records import SERIES_RECORD, ValueKind
 from byname.recording.values.change import NOTHING, ChangeDetector, same_bits
 from byname.recording.values.copy import Copies, plain_copy
-from byname.recording.values.plain import undisturbed
+from byname.recording.values.plain import without_dispatch_modes
 from byname.source.tracebacks import warn
 from byname.table import listed
 
@@ -44,7 +44,7 @@ class PlaceValues:
     Attributes:
         path: the place.
         last: tells whether a value is another than the one stored last; None where each is stored.
-        form: a function of a value whose result is copied instead; None for the value itself.
+        convert: a function of a value whose result is copied instead; None for the value itself.
         exact: whether it was asked for by this very path, not by a wildcard.
         gradient: whether the values are gradients.
         by_forward: whether a value belongs to the iteration of the forward that computed it, and not to the latest.
@@ -59,7 +59,7 @@ class PlaceValues:
 
     path: str
     last: ChangeDetector | None
-    form: Callable[[Any], Any] | None
+    convert: Callable[[Any], Any] | None
     sampling: Sampling
     exact: bool = False
     gradient: bool = False
@@ -110,10 +110,10 @@ class PlaceValues:
 
 
 _SECONDS = 1.0
-_HURRY = 5.0
+_URGENT_TIMEOUT = 5.0
 _BYTES = 15 << 20
 """Of memory, objects included. One window fills while another is written: with a forward's values, less than 32 MiB."""
-_SAID = 8
+_REPORTED_WINDOWS = 8
 """Lost windows of one place that get a sentence each."""
 
 
@@ -136,8 +136,10 @@ class Windows:
         lost: sentences about missing values.
         note: is given the place, iteration and copy of each value; None where nothing is made of them.
         keeps: whether only some iterations stay, so that the window is open to the end.
-        excused: values lost to an error that the program may still catch; they become missing at the next iteration.
-        tell: is given errors that else come out of a forward of the program, where that knows nothing of the recording.
+        pending_losses: values lost to an error that the program may still catch; they become missing at the next
+            iteration.
+        report_error: is given errors that else come out of a forward of the program, where that knows nothing of the
+            recording.
     """
 
     def __init__(self, rank: int, gather_every: int | None, before: Callbacks = (), after: Callbacks = ()) -> None:
@@ -146,8 +148,8 @@ class Windows:
         self.copies = Copies()
         self.bytes = 0
         self.lost: dict[str, None] = {}
-        self.excused: dict[str, None] = {}
-        self.tell: Callable[[Exception], None] | None = None
+        self.pending_losses: dict[str, None] = {}
+        self.report_error: Callable[[Exception], None] | None = None
         self.note: Callable[[PlaceValues, Time, Any], object] | None = None
         self.keeps = self._changed = False
         self._rank = rank
@@ -167,8 +169,8 @@ class Windows:
     def iteration_begins(self) -> None:
         """Close the window of the iterations before, if it is due."""
         self._begun += 1
-        if self.excused:
-            self.went_on()
+        if self.pending_losses:
+            self.confirm_losses()
         if self._every is not None:
             if self._begun > 1 and not (self._begun - 1) % self._every:
                 self.close()
@@ -182,47 +184,47 @@ class Windows:
 
     def drop(self, times: Collection[Time]) -> None:
         """Forget the values of iterations, in the open window."""
-        with self._alone():
+        with self._locked():
             for column in [*self.columns.values()]:
                 column.settle()
                 column.settled = [one for one in column.settled if one[0] not in times]
             self._changed = True
 
-    def _hand_on_so_far(self) -> None:
+    def _store_open_window(self) -> None:
         """Hand on the kept values so far, in place of those handed on before; the window stays open."""
-        with self._alone(), defer_signals():
+        with self._locked(), defer_signals():
             if self._changed:
                 columns = [*self.columns.items()]
-                self._hand_on({path: series for path, one in columns if (series := one.series(self._rank))})
+                self._store_window({path: series for path, one in columns if (series := one.series(self._rank))})
                 self._changed = False
 
     def _is_full(self) -> bool:
         return not self.keeps and (self.bytes > _BYTES or time.monotonic() - self._opened > _SECONDS)
 
-    def went_on(self) -> None:
-        """Note the values in `excused` as missing: the program has caught the error of its callback and goes on."""
-        for sentence in [*self.excused]:
-            self.lose(sentence)
-        self.excused.clear()
+    def confirm_losses(self) -> None:
+        """Note `pending_losses` as missing: the program has caught the error of its callback and goes on."""
+        for sentence in [*self.pending_losses]:
+            self.note_missing(sentence)
+        self.pending_losses.clear()
 
     def close_early(self) -> None:
         """Close the window, unless callbacks or other processes wait for whole windows."""
         if self._every is None and not (self._before or self._after):
             if self.keeps:
-                self._hand_on_so_far()
+                self._store_open_window()
             else:
                 self.close()
 
     def close(self) -> None:
         """Hand on the values since the last window; then raise the error of a callback, if there was one."""
-        with self._alone(), defer_signals():
+        with self._locked(), defer_signals():
             self._close()
             self._raise()
 
     def flush(self) -> None:
         """Store the values so far, so that they outlive the process, as far as windows may be closed."""
         self.close_early()
-        with self._alone():
+        with self._locked():
             self.store.flush()
 
     def results(self, *, early: bool) -> Mapping[str, Series]:
@@ -230,22 +232,22 @@ class Windows:
 
         The series of a place is made when it is asked for: one costs the same however many there are.
         """
-        with self._alone(), defer_signals():
+        with self._locked(), defer_signals():
             if early:
                 self.close_early()
             found = self.store.results()
 
         def made(path: str) -> Series:
-            with self._alone(), defer_signals():
+            with self._locked(), defer_signals():
                 return found[path]
 
         return SeriesOnDemand(found, made)
 
     def close_store(self, *, complete: bool) -> None:
-        with self._alone(), defer_signals(), undisturbed():
+        with self._locked(), defer_signals(), without_dispatch_modes():
             self.store.close(complete=complete)
 
-    def _alone(self) -> AbstractContextManager[object]:
+    def _locked(self) -> AbstractContextManager[object]:
         """Return a lock: a program may flush and read results in another thread than the one that trains."""
         if os.getpid() != self._process:  # a fork does not take along the thread that may hold the lock
             self._process, self._lock = os.getpid(), threading.RLock()
@@ -253,62 +255,62 @@ class Windows:
 
     def _close(self) -> None:
         self.copies.settle()
-        with undisturbed():
+        with without_dispatch_modes():
             window = {path: series for path, column in [*self.columns.items()] if (series := column.closed(self._rank))}
         self.bytes = 0
         self._opened = time.monotonic()
         window = self._through(self._before, window, "before_gather")
         if self.gatherer is None:
-            self._hand_on(window)
+            self._store_window(window)
         else:
             self.gatherer.offer(self._number, window)
             self._number += 1
             self._collect(self.gatherer.ready())
 
-    def end(self, *, hurry: bool = False) -> None:
+    def end(self, *, urgent: bool = False) -> None:
         """Hand on the last window, which may be a short one, and what other processes still have to send.
 
         Args:
-            hurry: whether to wait for them for a few seconds only, for somebody waits to see an error.
+            urgent: whether to wait for them for a few seconds only, for somebody waits to see an error.
         """
-        with self._alone(), ExitStack() as steps:
+        with self._locked(), ExitStack() as steps:
             steps.callback(self._raise)
             if self.gatherer is not None:
-                steps.callback(self._account)
+                steps.callback(self._store_undelivered)
                 steps.callback(self.gatherer.close)
             self.close()
             if self.gatherer is not None:
-                self._collect(self.gatherer.closing(timeout=_HURRY if hurry else None, missing=[*self.lost]))
+                self._collect(self.gatherer.closing(timeout=_URGENT_TIMEOUT if urgent else None, missing=[*self.lost]))
 
     def _collect(self, windows: Iterable[dict[str, Series]]) -> None:
         """Hand on the windows of all processes that have come together."""
         assert self.gatherer is not None
         for window in windows:
-            self._hand_on(window)
+            self._store_window(window)
             if self.store.failed:
                 self.gatherer.close()  # so that the other processes keep theirs in files of their own
                 break
         else:
             self.gatherer.stored()
-        self._account()
+        self._store_undelivered()
 
-    def _account(self) -> None:
+    def _store_undelivered(self) -> None:
         """Store here what did not reach rank 0, and warn of what went wrong."""
         assert self.gatherer is not None
         for kept in self.gatherer.undelivered():
             if self.own is not None:
                 self.store, self.own = self.own(), None
-            self._hand_on({**kept})
+            self._store_window({**kept})
         for sentence in self.gatherer.lost():
             self.warn(sentence)
 
-    def _hand_on(self, window: dict[str, Series]) -> None:
+    def _store_window(self, window: dict[str, Series]) -> None:
         gathered = self._through(self._after, window, "after_gather")
         if self.keeps:
             self.store.forget()
         if gathered or self.keeps:
             # the store has warned; the program goes on, and closing raises it
-            with undisturbed(), suppress(RecordingError):
+            with without_dispatch_modes(), suppress(RecordingError):
                 self.store.append(gathered)
                 self.store.flush()
 
@@ -322,54 +324,56 @@ class Windows:
                 made[path] = _kept(series, applied(callbacks, path, series, moment))
             except BaseException as error:  # noqa: BLE001 - the user's own code; raised when the others are stored
                 self._raised.append(error)
-                self._lose_window(series, moment, error)
+                self._note_missing_window(series, moment, error)
         return made
 
-    def _lose_window(self, series: Series, moment: str, error: BaseException) -> None:
+    def _note_missing_window(self, series: Series, moment: str, error: BaseException) -> None:
         """Say which records are missing; of a callback that raises again and again the first windows only."""
         first, last = series.records["iteration"].min(), series.records["iteration"].max()
         often = self._failed[series.path] = self._failed.get(series.path, 0) + 1
         which = f"iteration {first} is" if first == last else f"iterations {first} to {last} are"
-        if often > _SAID:
+        if often > _REPORTED_WINDOWS:
             which = f"more windows, from iteration {first} on, are"
-        if often <= _SAID + 1:
-            self.lose(f"`{series.path}`: {which} missing, since its {moment} callback raised {type(error).__name__}")
+        if often <= _REPORTED_WINDOWS + 1:
+            self.note_missing(
+                f"`{series.path}`: {which} missing, since its {moment} callback raised {type(error).__name__}"
+            )
 
     def _raise(self) -> None:
         """Raise the first of what callbacks have raised; of the others there are sentences."""
         raised, self._raised = self._raised, []
         if not raised:
             return
-        if self.tell is None or not isinstance(raised[0], Exception):
+        if self.report_error is None or not isinstance(raised[0], Exception):
             raise raised[0]
-        self.tell(raised[0])
+        self.report_error(raised[0])
 
     def warn(self, sentence: str) -> None:
         """Note that something is missing, and warn of it at once if that is new."""
-        if self.lose(sentence):
-            self.tell_of([sentence])
+        if self.note_missing(sentence):
+            self.warn_all([sentence])
 
-    def end_of(self, paths: Iterable[str], why: str, times: Sequence[Time]) -> None:
+    def end_places(self, paths: Iterable[str], why: str, times: Sequence[Time]) -> None:
         """Note and warn that from these iterations on, one of each mode, nothing stands at places."""
         for path in paths:
             self.store.end(path, times)
         since = f"from {times[0].mode} iteration {times[0].iteration} on, since {why}"
         self.warn(f"{listed([f'`{path}`' for path in paths], 8)}: nothing is recorded {since}")
 
-    def tell_of(self, sentences: Sequence[str]) -> None:
+    def warn_all(self, sentences: Sequence[str]) -> None:
         """Warn of these, if there are any, at once."""
-        if sentences and self.tell is None:
+        if sentences and self.report_error is None:
             warn("; ".join(sentences), RecordingWarning)
-        elif self.tell is not None:
+        elif self.report_error is not None:
             for sentence in sentences:
-                self.tell(RecordingWarning(sentence))
+                self.report_error(RecordingWarning(sentence))
 
-    def lose(self, sentence: str) -> bool:
+    def note_missing(self, sentence: str) -> bool:
         """Note that something is missing; return whether that is new."""
         if sentence in self.lost:
             return False
         self.lost[sentence] = None
-        self.store.lose(sentence)
+        self.store.note_missing(sentence)
         return True
 
 
@@ -379,4 +383,4 @@ def _kept(given: Series, returned: Series) -> Series:
         return given
     values, path = returned.values, returned.path
     copies = plain_copy(values, path=path) if type(values) is Tensor else [plain_copy(one, path=path) for one in values]
-    return returned.but(values=copies, sampling=given.sampling)
+    return returned.replace(values=copies, sampling=given.sampling)

@@ -19,7 +19,7 @@ from byname.recording.callbacks import callables, values_called
 from byname.recording.clock import BackwardNumbers, Clock, NumbersInOrder, StepNumbers, ValueNumbers
 from byname.recording.distributed.dtensor import is_distributed, local_part
 from byname.recording.flush import PlaceValues, Windows
-from byname.recording.options import Options, form_of, several
+from byname.recording.options import Options, conversion_of, several
 from byname.recording.sampling import Time
 from byname.recording.unrecorded import Unrecorded, unrecorded_reason
 from byname.recording.values.change import NOTHING, ChangeDetector
@@ -72,10 +72,10 @@ class PlaceRecorder:
     def _add(
         self, path: str, asked: str, *, compared: bool = True, by_content: bool = False, state: str = "", **known: Any
     ) -> PlaceValues:
-        form = form_of(self._options, path, self._windows.warn)
-        last = ChangeDetector(form, by_content=by_content) if self._options.on_change and compared else None
+        convert = conversion_of(self._options, path, self._windows.warn)
+        last = ChangeDetector(convert, by_content=by_content) if self._options.on_change and compared else None
         sampling = replace(self._options.sampling(asked, self._clock.counted), state=state)
-        column = PlaceValues(path, last=last, form=form, sampling=sampling, **known)
+        column = PlaceValues(path, last=last, convert=convert, sampling=sampling, **known)
         self._columns[path] = self._windows.columns[path] = column
         return column
 
@@ -84,20 +84,20 @@ class PlaceRecorder:
         shard = None
         if type(value) not in PLAIN and is_distributed(value):
             value, shard = local_part(value)
-        last, form, windows, before = column.last, column.form, self._windows, NOTHING
+        last, convert, windows, before = column.last, column.convert, self._windows, NOTHING
         given = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
         if last is not None and last.copies:
             if not last.changed(value, given):
                 return
             if last.doubtful:
                 before = last.copy
-        copy = quick_copy(given) if form is None else self._quick(given)
+        copy = quick_copy(given) if convert is None else self._quick(given)
         if copy is None:
-            copy = windows.copies.take(given if form is None else form(given), column.path)
+            copy = windows.copies.take(given if convert is None else convert(given), column.path)
         if last is not None:
             last.stored(value, copy)
         column.stored = True
-        column.records.append((time, call, copy, shard if given is value and form is None else None, before))
+        column.records.append((time, call, copy, shard if given is value and convert is None else None, before))
         if windows.note is not None:
             windows.note(column, time, copy)
         with DisableTorchFunction():
@@ -110,8 +110,8 @@ class PlaceRecorder:
             column.unreported = f"{error}".partition(": ")[2]
             return  # a wildcard over variables meets `self`
         sentence = f"{error}; it is not recorded" if column.refused else f"{error}; this value is missing"
-        if column.exact and column.refused and self._windows.tell is None:
-            self._windows.lose(sentence)
+        if column.exact and column.refused and self._windows.report_error is None:
+            self._windows.note_missing(sentence)
             raise error
         self._windows.warn(sentence)
 
@@ -208,12 +208,12 @@ class Listener(PlaceRecorder):
 
     def _unmatched(self, error: NoMatchError) -> None:
         """Raise or report the error of a first forward that reached none of the places."""
-        if self._windows.tell is None:
+        if self._windows.report_error is None:
             self.handle.remove()
             sentence = f"{error}. Nothing more is recorded at {self.asked}"
-            self._windows.excused[sentence] = None
+            self._windows.pending_losses[sentence] = None
             raise NoMatchError(sentence)
-        self._windows.tell(error)
+        self._windows.report_error(error)
 
     def _ended(self, paths: Collection[str], why: str) -> None:
         """End the series of these places: from the running forward on the model has nothing there."""
@@ -222,7 +222,9 @@ class Listener(PlaceRecorder):
         for last in [last for path in recorded if (last := self._columns[path].last) is not None]:
             last.forget()  # a value that comes there again is recorded even if it is as before
         if recorded:
-            self._windows.end_of(recorded, why, [now, *(one for one in self._clock.coming() if one.mode != now.mode)])
+            self._windows.end_places(
+                recorded, why, [now, *(one for one in self._clock.coming() if one.mode != now.mode)]
+            )
 
     def _begun(self, iteration: int) -> None:
         self._times[iteration] = self._clock.now()
@@ -242,17 +244,17 @@ class Listener(PlaceRecorder):
         except NotStorableError as error:
             self._refuse(column, error, event.value)
         except Exception as error:  # of a function of the user's: `on_value` or `reduce`
-            self._lose(column.path, time, error)
+            self._note_failed(column.path, time, error)
             raise
         if self._functions:  # one call may be the whole training
             self._windows.close_if_full()
 
-    def _lose(self, path: str, time: Time, error: Exception) -> None:
+    def _note_failed(self, path: str, time: Time, error: Exception) -> None:
         """Note that a value is missing, once for each place."""
         if path not in self._failed:
             self._failed.add(path)
             since = f"from {time.mode} iteration {time.iteration} on, since processing them raised"
-            self._windows.excused[f"`{path}`: values are missing {since} {type(error).__name__}"] = None
+            self._windows.pending_losses[f"`{path}`: values are missing {since} {type(error).__name__}"] = None
 
     def _time_of_gradient(self, event: Event, column: PlaceValues) -> Time | None:
         """Return the iteration that the value of a gradient belongs to; None where there is none."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from byname.errors import BadArgumentError, RecordingError, RecordingExistsError, RecordingWarning, recording_error
 from byname.reading.interrupts import defer_signals
-from byname.recording.descriptors import give_name, hold, let_go, opened, same_file, write_together
+from byname.recording.descriptors import link_as, lock_shared, opened, same_file, unlock, write_together
 from byname.recording.finish import finish_log, new_name, remove_left
 from byname.recording.frame import FrameWriter
 from byname.recording.memory import Store
@@ -95,7 +95,7 @@ class LogStore(Store):
         if self._failure is not None:
             raise self._failure
 
-    def lose(self, sentence: str) -> None:
+    def note_missing(self, sentence: str) -> None:
         if self._writes:
             self._lost = True
             self._said.setdefault("missing", []).append(sentence)
@@ -127,7 +127,7 @@ class LogStore(Store):
             self._waiting.clear()
             if descriptor is not None:
                 if os.getpid() == self._owner:
-                    let_go(descriptor)
+                    unlock(descriptor)
                 os.close(descriptor)
 
     def withdraw(self) -> None:
@@ -161,14 +161,14 @@ class LogStore(Store):
         new = new_name(self.path)
         descriptor = opened(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            hold(descriptor)
+            lock_shared(descriptor)
             start = [LOG_MAGIC, self._identity, *self._frames.packed((), facts)]
             self._end = write_together(descriptor, start, 0)
             if overwrite:
                 new.replace(self._log)
                 Path(os.path.realpath(self.path)).unlink(missing_ok=True)
             else:
-                give_name(new, self._log)
+                link_as(new, self._log)
         except BaseException:
             os.close(descriptor)
             raise

@@ -26,7 +26,7 @@ class SeriesOnDemand(Mapping[str, Series]):
         if path not in self._paths:
             raise KeyError(path)
         series = self._make(path)
-        return series.but(ends=self._ends[path]) if path in self._ends else series
+        return series.replace(ends=self._ends[path]) if path in self._ends else series
 
     def __contains__(self, path: object) -> bool:
         return path in self._paths
@@ -62,7 +62,7 @@ class Store:
     def flush(self) -> None:
         """Write the appended values, so that readers see them and they outlive a kill of the process."""
 
-    def lose(self, sentence: str) -> None:
+    def note_missing(self, sentence: str) -> None:
         """Note in words that something is missing in the recording."""
 
     def end(self, path: str, times: Sequence[tuple[str, int]]) -> None:
@@ -109,7 +109,7 @@ class MemoryStore(Store):
         def made(path: str) -> Series:
             windows[path][:] = [_together(windows[path])]
             found = windows[path][0].picked(slice(sizes[path]))  # with a list of its own, which the user may change
-            return found.but(values=found.values.tolist()) if isinstance(found.values, array) else found
+            return found.replace(values=found.values.tolist()) if isinstance(found.values, array) else found
 
         return SeriesOnDemand(sizes, made, {path: tuple(times) for path, times in self._ends.items()})
 
@@ -120,7 +120,7 @@ def _together(several: Sequence[Series]) -> Series:
     kinds = {*map(type, whole.values)} if isinstance(whole.values, list) else set()
     code = {float: "d", int: "q"}.get(kinds.pop()) if len(kinds) == 1 else None
     with suppress(OverflowError):
-        return whole.but(values=array(code, whole.values)) if code else whole
+        return whole.replace(values=array(code, whole.values)) if code else whole
     return whole
 
 

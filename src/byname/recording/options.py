@@ -134,7 +134,7 @@ def _own(place: Any, own: Any, defaults: Options) -> Options:
     return options
 
 
-def form_of(options: Options, path: str, warn: Callable[[str], None]) -> Callable[[Any], Any] | None:
+def conversion_of(options: Options, path: str, warn: Callable[[str], None]) -> Callable[[Any], Any] | None:
     """Return the function that reduces and converts values where they are; None if nothing is to be done."""
     reduce, dtype = reduction(options.reduce, path), torch_dtype(options.dtype)
     if dtype is None:

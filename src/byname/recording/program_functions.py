@@ -14,18 +14,18 @@ from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.methods import FUNCTIONS, Namespace, innermost, method_of, methods_of
-from byname.model.module_tree import modules_by_path, under
+from byname.model.module_tree import join_path, modules_by_path
 from byname.model.resolve import resolve
 from byname.model.scopes import watchable_variables
 from byname.model.spot import Spot
 from byname.naming.roots import user_modules
 from byname.place import NameSegment, Place
-from byname.reading.frames import frame_of_the_program, locals_of, running_frames
+from byname.reading.frames import locals_of, program_frame, running_frames
 from byname.reading.objects import attributes_of, found_in, name_of_class, namespace_of, snapshot
-from byname.source.code import stands_for
-from byname.source.tracebacks import outwards
+from byname.source.code import original_code
+from byname.source.tracebacks import walk_frames
 from byname.table import listed
-from byname.watch.variables.subscribe import Listening
+from byname.watch.variables.subscribe import Subscription
 
 
 class ProgramFunctions:
@@ -48,7 +48,7 @@ class ProgramFunctions:
         self.spots: list[Spot] = []
         self.near: str | None = None
         self._begun = root is None
-        self._caller = frame_of_the_program(sys._getframe()) if self._begun else None
+        self._caller = program_frame(sys._getframe()) if self._begun else None
         for name, module in user_modules() if self._begun else ():
             node = self.root.child(*(() if name == "__main__" else name.split(".")))
             _fill(node, attributes_of(module), name)
@@ -79,10 +79,12 @@ class ProgramFunctions:
             return False
         return True
 
-    def calls(self) -> Listening:
+    def calls(self) -> Subscription:
         """Return the subscription that counts the outermost calls of the function of the first place."""
         function = _function_of(self.spots[0])
-        return Listening(function, self.root, (), lambda: None, order=-1, entered=functools.partial(_called, function))
+        return Subscription(
+            function, self.root, (), lambda: None, order=-1, entered=functools.partial(_called, function)
+        )
 
     def _found(self, place: Place) -> list[Spot]:
         first = place.segments[0]
@@ -95,7 +97,7 @@ class ProgramFunctions:
 
     def _put_near(self, place: Place) -> None:
         """Add the variables where `record` is called whose names are like the first of a path, for the error."""
-        frames = [frame for frame in outwards(self._caller) if frame_of_the_program(frame) is frame]
+        frames = [frame for frame in walk_frames(self._caller) if program_frame(frame) is frame]
         known = dict(one for frame in reversed(frames) for one in [*frame.f_globals.items(), *locals_of(frame)])
         first, *after = _names(place) or [""]
         for name in difflib.get_close_matches(first, known, 3, 0.7):
@@ -103,8 +105,8 @@ class ProgramFunctions:
 
     def _candidates(self, name: str) -> Iterator[list[tuple[Any, str]]]:
         """Yield the objects that a name may stand for, each with the name of its module, the nearest first."""
-        for frame in outwards(self._caller):
-            if frame_of_the_program(frame) is frame:
+        for frame in walk_frames(self._caller):
+            if program_frame(frame) is frame:
                 yield [(raw, "") for known, raw in locals_of(frame) if known == name]
         if self._caller is not None and name in self._caller.f_globals:
             yield [(self._caller.f_globals[name], "")]
@@ -137,8 +139,8 @@ def _fitting(place: Place, candidates: Iterable[tuple[Any, str]]) -> Any:
 
 def _called(function: FunctionType, root: Namespace) -> None:
     """Count a call of a function, unless it calls itself: it is a forward of the program."""
-    code = stands_for[function.__code__]
-    if sum(stands_for[frame.f_code] is code for frame in outwards(sys._getframe())) > 1:
+    code = original_code[function.__code__]
+    if sum(original_code[frame.f_code] is code for frame in walk_frames(sys._getframe())) > 1:
         return
     for hook in [*root._forward_pre_hooks.values()]:
         hook(root, (), {})
@@ -198,8 +200,8 @@ def _function_of(spot: Spot) -> FunctionType:
 def _check_running(spot: Spot) -> None:
     """Refuse a function that already runs, if the path has no wildcard."""
     function = _function_of(spot)
-    code = stands_for[function.__code__]
-    if spot.alone and any(stands_for[frame.f_code] is code for frame, _, _ in running_frames()):
+    code = original_code[function.__code__]
+    if spot.exact and any(original_code[frame.f_code] is code for frame, _, _ in running_frames()):
         raise BadArgumentError(
             f"`{spot.full}`: {function.__qualname__} is already running, and cannot be recorded. Record before it is "
             "called, or move the body of its loop to a function; `byname run --record` records from the start"
@@ -228,4 +230,4 @@ def _near(place: Place, root: Namespace, cutoff: float) -> str:
 def _functions(root: Namespace) -> Iterable[tuple[str, Any]]:
     for path, node in modules_by_path(root).items():
         if isinstance(node, Namespace):
-            yield from ((under(path, name), node.functions[name]) for name in methods_of(node))
+            yield from ((join_path(path, name), node.functions[name]) for name in methods_of(node))

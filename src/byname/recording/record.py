@@ -19,7 +19,7 @@ from byname.model.where import unwrapped
 from byname.place import Place, as_place
 from byname.recording.analyser_listener import Asked, analyser_listeners, without_analysers
 from byname.recording.callbacks import Callbacks, callables
-from byname.recording.chosen import ByValues, Chosen
+from byname.recording.chosen import ByValues, IterationFilter
 from byname.recording.clock import Clock
 from byname.recording.distributed.gather import gatherer
 from byname.recording.distributed.ranks import rank, rank_file, world
@@ -147,7 +147,7 @@ def record(
     program = _program(asked, model) if model is None or isinstance(model, Namespace) else None
     root = unwrapped(model) if program is None else program.root
     windows = Windows(rank(), gather_every, before_gather, after_gather)
-    chosen = Chosen(windows, keep, by, stop_when)
+    chosen = IterationFilter(windows, keep, by, stop_when)
     clock = Clock(root, count)
     listen = partial(Listener, clock=clock, windows=windows, attention=attention)
     listeners, program = _listeners(root, asked, listen, program)

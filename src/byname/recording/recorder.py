@@ -14,7 +14,7 @@ from byname.errors import RecordingError, RecordingWarning
 from byname.reading.interrupts import defer_signals, raise_first
 from byname.recording.analyser_listener import AnalyserListener
 from byname.recording.callbacks import Callbacks, applied
-from byname.recording.chosen import Chosen
+from byname.recording.chosen import IterationFilter
 from byname.recording.clock import Clock
 from byname.recording.flush import Windows
 from byname.recording.listener import Listener
@@ -24,7 +24,7 @@ from byname.recording.series_by_path import RecordedSeries
 from byname.source.tracebacks import warn
 from byname.table import listed
 from byname.text import note_on, printable
-from byname.undo import Undo, weakly
+from byname.undo import Undo, weak_callback
 from byname.watch.requested import WARNED, sentences_by_reason
 
 
@@ -42,7 +42,7 @@ class Recorder:
         windows: Windows,
         listeners: list[Listener | AnalyserListener],
         at_end: Callbacks,
-        chosen: Chosen,
+        chosen: IterationFilter,
     ) -> None:
         self._clock = clock
         self._windows = windows
@@ -58,7 +58,7 @@ class Recorder:
         self._end = Undo()
         self._storing: list[Callable[[], object]] = []
         self._process = os.getpid()
-        self._exit = weakly(self._at_exit)  # which keeps no recorder that everybody else has let go of
+        self._exit = weak_callback(self._at_exit)  # which keeps no recorder that everybody else has let go of
 
     def begin(self, make: Callable[[], Store]) -> Recorder:
         """Begin to record into the store that `make` returns. An error or interrupt leaves nothing on the model."""
@@ -102,9 +102,9 @@ class Recorder:
         """Return ``results[path]``, as an opened recording does."""
         return self.results[path]
 
-    def tell(self, report: Callable[[Exception], None]) -> None:
+    def report_errors_to(self, report: Callable[[Exception], None]) -> None:
         """Report errors of places from now on instead of raising them from the forward; the other places go on."""
-        self._windows.tell = report
+        self._windows.report_error = report
 
     def warn(self, sentence: str) -> None:
         """Add a sentence to the notes, and warn of it."""
@@ -148,23 +148,23 @@ class Recorder:
     def _begin_closing(self, error: BaseException | None) -> None:
         if error is not None:
             left = f"the recorded program was left in iteration {self.iteration}"
-            self._windows.lose(f"{left} by a {type(error).__name__}")
+            self._windows.note_missing(f"{left} by a {type(error).__name__}")
         silent: list[str] = []
         if error is None and self._begun:
-            self._windows.went_on()
+            self._windows.confirm_losses()
             silent = self._note_silence()
         self._whole = error is None
         self._storing = [
-            lambda: self._stopped or self._note_end(self._chosen.end(hurry=not self._whole)),
-            lambda: self._windows.end(hurry=not self._whole),
+            lambda: self._stopped or self._note_end(self._chosen.end(urgent=not self._whole)),
+            lambda: self._windows.end(urgent=not self._whole),
             lambda: self._windows.close_store(complete=self._whole),
             self._finish,
-            lambda: self._windows.tell_of(silent),
+            lambda: self._windows.warn_all(silent),
             lambda: atexit.unregister(self._exit),
         ]
         # done from the last to the first, each also if one before it raises
         self._end.add(self._store)
-        self._end.add(self._let_go)
+        self._end.add(self._release_model)
         for listener in self._listeners:
             self._end.add(listener.handle.remove)
         self._end.add(self._clock.stop)
@@ -199,10 +199,10 @@ class Recorder:
         silent = [found for one in self._listeners for found in one.unrecorded()]
         lost = [sentence for one in self._listeners for sentence in one.dropped()]
         for sentence in (*sentences_by_reason("recorded", silent), *lost):
-            self._windows.lose(sentence)
+            self._windows.note_missing(sentence)
         return [*sentences_by_reason("recorded", silent, WARNED), *lost[:WARNED]]
 
-    def _let_go(self) -> None:
+    def _release_model(self) -> None:
         """Let go of the model: its recording does not keep it alive."""
         self._paths, self._notes = self.paths, self.notes
         self._listeners = []

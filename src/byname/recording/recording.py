@@ -222,7 +222,7 @@ class Recording(Mapping[str, Any]):
             ranges: as in `rows`.
         """
         rows = self.rows(ranges=ranges)
-        return text(rows, title=self._title(), notes=self.missing, spare=_SPARE, width=width, most=most)
+        return text(rows, title=self._title(), notes=self.missing, drop_order=_SPARE, width=width, most=most)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the rows, one for each place, as a DataFrame; ``recording["*"].to_pandas()`` has the records."""

@@ -17,7 +17,16 @@ from byname.errors import BadArgumentError, NoMatchError
 from byname.extras import needs
 from byname.recording import export
 from byname.recording.dataset import Samples
-from byname.recording.series_records import MODES, MOMENT, Picked, Positions, SeriesRecords, Values, cropped, one_each
+from byname.recording.series_records import (
+    MODES,
+    MOMENT,
+    LazySelection,
+    Positions,
+    SeriesRecords,
+    Values,
+    cropped,
+    one_each,
+)
 from byname.table import Row, counted, text, to_html
 from byname.text import printable
 
@@ -154,7 +163,7 @@ class Series(SeriesRecords):
         as_before = isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape == old.shape  # padded or not
         shapes = before if as_before else [value_shape(value) for value in new]
         if shapes == before:
-            return self.but(values=new)
+            return self.replace(values=new)
         columns = self.iterations, self.ranks, self.calls, self.modes
         return type(self)(self.path, new, *columns, shapes, (), self.sampling, self.ends)
 
@@ -173,7 +182,7 @@ class Series(SeriesRecords):
             width: in characters; by default that of the terminal.
         """
         rows, notes = export.shown(self, max(most, 1))
-        return text(rows, title=export.title(self), notes=notes, spare=export.SPARE, width=width, most=len(rows))
+        return text(rows, title=export.title(self), notes=notes, drop_order=export.SPARE, width=width, most=len(rows))
 
     def __repr__(self) -> str:
         return self.head()
@@ -309,7 +318,7 @@ def concatenated(parts: Sequence[Series]) -> Series:
         [np.array([numbers[kind] for kind in one.kinds], np.int32)[one.records["kind"]] for one in parts]
     )
     sampling = next((one.sampling for one in parts if one.sampling is not None), None)
-    return parts[0].but(values=_end_to_end(parts), records=records, kinds=tuple(numbers), sampling=sampling)
+    return parts[0].replace(values=_end_to_end(parts), records=records, kinds=tuple(numbers), sampling=sampling)
 
 
 def _end_to_end(parts: Sequence[Series]) -> Values:
@@ -320,7 +329,7 @@ def _end_to_end(parts: Sequence[Series]) -> Values:
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     if all(isinstance(values, list | tuple | array | Tensor) for values in every):
         return [one for part in parts for one in _without_padding(part)]
-    return every[0] if len(every) == 1 else Picked.of(every)
+    return every[0] if len(every) == 1 else LazySelection.of(every)
 
 
 def _without_padding(part: Series) -> Sequence[Any]:

@@ -37,7 +37,7 @@ class _OfPlaces:
             width: in characters; by default that of the terminal.
         """
         rows, notes = self._shown(most)
-        return text(rows, title=self._title(), notes=notes, spare=export.SPARE, width=width, most=most)
+        return text(rows, title=self._title(), notes=notes, drop_order=export.SPARE, width=width, most=most)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a DataFrame with a row for each record: path, iteration, mode, rank, call and value."""

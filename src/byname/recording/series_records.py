@@ -23,7 +23,7 @@ Values: TypeAlias = Sequence[Any] | Tensor
 Positions: TypeAlias = NDArray[np.int64]
 
 
-class Picked(Sequence[Any]):
+class LazySelection(Sequence[Any]):
     """Values out of one or several sequences, in an order of its own. Nothing is read before it is asked for.
 
     Args:
@@ -43,7 +43,7 @@ class Picked(Sequence[Any]):
 
     def __getitem__(self, which: int | slice) -> Any:
         if isinstance(which, slice):
-            return Picked(self.parts, self.part[which], self.position[which])
+            return LazySelection(self.parts, self.part[which], self.position[which])
         return self.parts[int(self.part[which])][int(self.position[which])]
 
     def __iter__(self) -> Iterator[Any]:
@@ -57,12 +57,12 @@ class Picked(Sequence[Any]):
             yield from self.parts[number][int(run[0]) : int(run[-1]) + 1]
 
     @classmethod
-    def of(cls, parts: Sequence[Values]) -> Picked:
+    def of(cls, parts: Sequence[Values]) -> LazySelection:
         """Return all values of the sequences; those that are picked already are not picked twice."""
         flat: list[Values] = []
         part, position = [], []
         for values in parts:
-            inner = values if isinstance(values, Picked) else None
+            inner = values if isinstance(values, LazySelection) else None
             part.append(np.full(len(values), len(flat)) if inner is None else inner.part + len(flat))
             position.append(np.arange(len(values)) if inner is None else inner.position)
             flat.extend([values] if inner is None else inner.parts)
@@ -75,14 +75,16 @@ def _together(pieces: list[NDArray[Any]]) -> Positions:
 
 def tail_of(values: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
     """Return the shape and the type that all values have, where `read` can give them without looking at each."""
-    parts = [values.parts[number] for number in np.unique(values.part)] if isinstance(values, Picked) else [values]
+    parts = (
+        [values.parts[number] for number in np.unique(values.part)] if isinstance(values, LazySelection) else [values]
+    )
     tails = {getattr(part, "tail", None) for part in parts}
     return tails.pop() if len(tails) == 1 else None
 
 
 def read(values: Any, positions: Positions) -> NDArray[Any]:
     """Return the values, which have a `tail_of`, at these positions as one array; neighbours are read at once."""
-    if not isinstance(values, Picked):
+    if not isinstance(values, LazySelection):
         found: NDArray[Any] = values.numbers(positions)
         return found
     shape, dtype = tail_of(values) or ((), None)
@@ -109,8 +111,8 @@ def picked_values(values: Values, which: slice | Positions) -> Values:
         return values[which if isinstance(which, slice) else torch.from_numpy(which)]
     if isinstance(values, list | tuple | array):
         return values[which] if isinstance(which, slice) else [values[number] for number in which.tolist()]
-    picked = Picked.of([values])
-    return Picked(picked.parts, picked.part[which], picked.position[which])
+    picked = LazySelection.of([values])
+    return LazySelection(picked.parts, picked.part[which], picked.position[which])
 
 
 def one_each(values: Any, size: int, path: str) -> Any:
@@ -216,7 +218,7 @@ class SeriesRecords:
         found._hold(path, values, records, tuple(kinds), sampling, ())
         return found
 
-    def but(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """Return the same with other values, records, kinds, sampling or ends."""
         found = object.__new__(type(self))
         found._hold(*({name: getattr(self, name) for name in _HELD} | changes).values())
@@ -224,7 +226,7 @@ class SeriesRecords:
 
     def picked(self, which: slice | Positions) -> Self:
         """Return some of the records; no value is read from a file."""
-        return self.but(values=picked_values(self.values, which), records=self.records[which])
+        return self.replace(values=picked_values(self.values, which), records=self.records[which])
 
     def __len__(self) -> int:
         return len(self.records)

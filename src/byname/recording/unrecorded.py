@@ -9,8 +9,8 @@ from types import CodeType, FrameType
 
 from torch import nn
 
-from byname.model.methods import callable_instead, function_of
-from byname.reading.frames import CODE_OF_A_MODULES_CALL
+from byname.model.methods import function_of, other_entry_points
+from byname.reading.frames import MODULE_CALL_CODE
 from byname.reading.objects import attributes_of, found_in
 from byname.recording.clock import Clock
 from byname.recording.flush import PlaceValues
@@ -122,7 +122,7 @@ def _running(model: nn.Module) -> str:
     while frame is not None:
         if frame.f_code in methods:
             found = f"its `{printable(methods[frame.f_code])}`"
-        elif frame.f_code is CODE_OF_A_MODULES_CALL and (path := parts.get(id(frame.f_locals.get("self")))):
+        elif frame.f_code is MODULE_CALL_CODE and (path := parts.get(id(frame.f_locals.get("self")))):
             found = f"its part `{printable(path)}`"
         frame = frame.f_back
     return found
@@ -143,6 +143,6 @@ def _part(path: str, model: nn.Module) -> str:
 
 def _methods(model: nn.Module) -> dict[CodeType, str]:
     """Return the methods of a model's own classes by their present code, without those that share one code."""
-    found = [(function.__code__, name) for name in callable_instead(model) if (function := function_of(model, name))]
+    found = [(function.__code__, name) for name in other_entry_points(model) if (function := function_of(model, name))]
     shared = Counter(code for code, _ in found)
     return {code: name for code, name in found if shared[code] == 1 and name != "forward"}

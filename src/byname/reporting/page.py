@@ -24,7 +24,7 @@ from byname.analyse.evaluation import Evaluation
 from byname.analyse.results import Results
 from byname.analyse.snapshots import Records
 from byname.autograd.saved import Saved
-from byname.codec import write_whole
+from byname.codec import write_atomically
 from byname.comparing.diff import Diff
 from byname.diagnose.finding import Finding
 from byname.drawing.draw import Drawing
@@ -42,7 +42,7 @@ from byname.recording.recording import open as open_recording
 from byname.recording.series import Series
 from byname.recording.series_by_path import RecordedSeries, SeriesByPath
 from byname.reporting import recording_sections, result_sections
-from byname.reporting.panels import PageDraft, PicturePanel, Section
+from byname.reporting.panels import PageBuilder, PicturePanel, Section
 from byname.table import Rows, counted
 from byname.text import printable, printable_lines
 
@@ -91,11 +91,11 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: fl
         raise BadArgumentError("report() needs something to show, and nothing was given")
     with contextlib.ExitStack() as opened:
         every = [opened.enter_context(open_recording(one)) if is_path(one) else one for one in every]
-        draft = PageDraft()
-        sections = [*sections_of(every, draft)]
-    page = _rendered(_environment(), sections, draft, refresh)
+        builder = PageBuilder()
+        sections = [*sections_of(every, builder)]
+    page = _rendered(_environment(), sections, builder, refresh)
     try:
-        write_whole(file, page.encode())
+        write_atomically(file, page.encode())
     except OSError as error:
         raise recording_error(f"the report {file} cannot be written: {error.strerror}", error) from None
     return file
@@ -135,7 +135,9 @@ def _asset(name: str) -> str:
     return files("byname.reporting").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _rendered(environment: Environment, sections: Sequence[Section], draft: PageDraft, refresh: float | None) -> str:
+def _rendered(
+    environment: Environment, sections: Sequence[Section], builder: PageBuilder, refresh: float | None
+) -> str:
     from markupsafe import Markup
 
     script = "\n".join(map(_asset, SCRIPTS))
@@ -145,7 +147,7 @@ def _rendered(environment: Environment, sections: Sequence[Section], draft: Page
         title=_title(sections),
         sections=sections,
         overview=_overview(sections),
-        anchors=draft.anchors,
+        anchors=builder.anchors,
         style=Markup(_asset("page.css")),
         script=Markup(script),
         policy=policy,
@@ -209,7 +211,7 @@ def _linked(picture: PicturePanel, anchors: dict[str, str]) -> Markup:
     return Markup(before) + Markup("").join(map(escape, links)) + Markup(end)
 
 
-Maker = Callable[[Any, PageDraft], Section]
+Maker = Callable[[Any, PageBuilder], Section]
 
 KINDS: tuple[tuple[type, Maker], ...] = (
     (Recording, recording_sections.recording_section),
@@ -224,11 +226,11 @@ KINDS: tuple[tuple[type, Maker], ...] = (
     (Summary, result_sections.summary_section),
     (Drawing, result_sections.drawing_section),
     (Results, result_sections.results_section),
-    (Analyser, lambda analyser, draft: result_sections.results_section(analyser.result(), draft)),
-    (Evaluation, lambda evaluation, draft: result_sections.records_section(evaluation.records, draft)),
+    (Analyser, lambda analyser, builder: result_sections.results_section(analyser.result(), builder)),
+    (Evaluation, lambda evaluation, builder: result_sections.records_section(evaluation.records, builder)),
     (Records, result_sections.records_section),
     (Diff, result_sections.diff_section),
-    (Capture, lambda capture, draft: result_sections.rows_section(capture._table(), draft, "Capture")),
+    (Capture, lambda capture, builder: result_sections.rows_section(capture._table(), builder, "Capture")),
     (Rows, result_sections.rows_section),
 )
 """The kinds of things that a report takes, the first that fits."""
@@ -273,12 +275,12 @@ def is_path(thing: object) -> bool:
     return issubclass(type(thing), str | os.PathLike)
 
 
-def sections_of(things: Iterable[Any], draft: PageDraft) -> Iterator[Section]:
+def sections_of(things: Iterable[Any], builder: PageBuilder) -> Iterator[Section]:
     for maker, group in groupby(things, lambda thing: _row_of(thing, TOGETHER)):
         if maker is not None:
-            yield maker([*group], draft)
+            yield maker([*group], builder)
             continue
         for thing in group:
             make = _row_of(thing, KINDS)
             assert make is not None, "refused before"
-            yield make(thing, draft)
+            yield make(thing, builder)

@@ -38,7 +38,7 @@ class Section:
     panels: Sequence[Panel] = ()
 
 
-class PageDraft:
+class PageBuilder:
     """A report while it is made, with the anchors by which each path of a model is found on the page."""
 
     def __init__(self) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from byname.analyse.evaluation import followed
+from byname.analyse.evaluation import with_progress
 from byname.recording import export
 from byname.recording.recorder import Recorder
 from byname.recording.recording import Recording
 from byname.recording.series import Series
 from byname.recording.series_by_path import place_row
 from byname.reporting.heat_maps import heat_map
-from byname.reporting.panels import PageDraft, Panel, PlotPanel, Section, StripPanel, TablePanel, duration, figure
+from byname.reporting.panels import PageBuilder, Panel, PlotPanel, Section, StripPanel, TablePanel, duration, figure
 from byname.reporting.thinning import POINTS, Curve, curves_of, rounded
 from byname.table import counted, listed
 from byname.text import shape_text
@@ -27,7 +27,7 @@ PLACES = 200
 """Number of places that are drawn of one thing."""
 
 
-def recording_section(recording: Recording, draft: PageDraft) -> Section:
+def recording_section(recording: Recording, builder: PageBuilder) -> Section:
     run = recording.run
     rows = recording.rows()
     records = sum(row["records"] for row in rows)
@@ -37,44 +37,44 @@ def recording_section(recording: Recording, draft: PageDraft) -> Section:
         f"Recording of {run.get('model', 'a model')}",
         f"{files}: {counted(records, 'record')} of {counted(len(rows), 'place')}, {state}",
         recording,
-        draft,
+        builder,
         facts=_facts_of_run(run),
         alarms=recording.missing,
         rows=rows,
     )
 
 
-def recorder_section(recorder: Recorder, draft: PageDraft) -> Section:
+def recorder_section(recorder: Recorder, builder: PageBuilder) -> Section:
     found = recorder.results
     silent = [path for path in recorder.paths if path not in found]
     notes = [*recorder.notes, *([f"no values yet from {listed(silent, 12)}"] if silent else [])]
     headline = f"{counted(sum(map(len, found.values())), 'record')} of {counted(len(found), 'place')}"
     facts = [("iteration", f"{recorder.iteration:,}")]
-    return _section("Recorder", f"{headline}, up to iteration {recorder.iteration:,}", found, draft, facts, notes)
+    return _section("Recorder", f"{headline}, up to iteration {recorder.iteration:,}", found, builder, facts, notes)
 
 
-def series_by_path_section(found: Mapping[str, Series], draft: PageDraft) -> Section:
+def series_by_path_section(found: Mapping[str, Series], builder: PageBuilder) -> Section:
     records = sum(map(len, found.values()))
     headline = f"{counted(records, 'record')} of {counted(len(found), 'place')}"
-    return _section("Recorded values", headline, found, draft)
+    return _section("Recorded values", headline, found, builder)
 
 
-def series_section(series: Series, draft: PageDraft) -> Section:
-    return _section(series.path, export.title(series), {series.path: series}, draft)
+def series_section(series: Series, builder: PageBuilder) -> Section:
+    return _section(series.path, export.title(series), {series.path: series}, builder)
 
 
 def _section(
     title: str,
     headline: str,
     found: Mapping[str, Series],
-    draft: PageDraft,
+    builder: PageBuilder,
     facts: Sequence[tuple[str, str]] = (),
     alarms: Sequence[str] = (),
     rows: Sequence[dict[str, Any]] = (),
 ) -> Section:
     paths = [*found]
     kept = paths[:PLACES]
-    drawn = {path: _drawn(found[path], draft) for path in followed(kept, f"report of {title}")}
+    drawn = {path: _drawn(found[path], builder) for path in with_progress(kept, f"report of {title}")}
     curves = {path: of_place for path, (_, of_place) in drawn.items()}
     links = {path: place.anchor for path, (place, _) in drawn.items()}
     rows = rows or [place_row(path, series) for path, series in found.items()]
@@ -89,12 +89,12 @@ def _section(
     )
 
 
-def _drawn(series: Series, draft: PageDraft) -> tuple[PlotPanel, list[Curve]]:
+def _drawn(series: Series, builder: PageBuilder) -> tuple[PlotPanel, list[Curve]]:
     curves = curves_of(series, POINTS, READ) if len(series) else []
     words = None if curves or not len(series) else TablePanel.of(export.shown(series, 40)[0], skip=("shape", "rank"))
     place = PlotPanel(
         title=series.path,
-        anchor=draft.anchor(series.path),
+        anchor=builder.anchor(series.path),
         facts=_facts(series),
         curves=[curve.drawn() for curve in curves],
         picture=heat_map(series) if curves else None,

@@ -31,7 +31,7 @@ from byname.reporting.panels import (
     AreaPanel,
     BarPanel,
     FindingPanel,
-    PageDraft,
+    PageBuilder,
     Panel,
     PicturePanel,
     PlotPanel,
@@ -47,7 +47,7 @@ from byname.table import Row, Rows, Tabled, bytes_text, counted
 from byname.text import printable_lines
 
 
-def findings_section(found: Sequence[Finding], draft: PageDraft) -> Section:
+def findings_section(found: Sequence[Finding], builder: PageBuilder) -> Section:
     causes = Counter(one.cause for one in found)
     words = ", ".join(f"{cause} ({count})" if count > 1 else cause for cause, count in causes.most_common())
     stories = [{**one.row(), "story": _story(one.sites)} for one in found]
@@ -86,12 +86,12 @@ def _lines_around(site: Site) -> dict[int, str]:
     return {number: lines[number - 1].rstrip("\r\n") for number in range(first, last + 1)}
 
 
-def holders_section(found: Sequence[Holder], draft: PageDraft) -> Section:
+def holders_section(found: Sequence[Holder], builder: PageBuilder) -> Section:
     rows = [{"kind": one.kind, "path": one.path, "holder": one.text} for one in found]
     return Section(title="Holders", headline=counted(len(found), "holder"), panels=[TablePanel.of(rows)])
 
 
-def drawing_section(drawing: Drawing, draft: PageDraft) -> Section:
+def drawing_section(drawing: Drawing, builder: PageBuilder) -> Section:
     scene = drawing.scene
     boxes = [(box.path, box.x, box.y, box.width, 24.0 if box.open else box.height) for box in scene.boxes if box.path]
     headline = str(drawing).splitlines()[0].partition(": ")[2]
@@ -111,7 +111,7 @@ class Outcome:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def outcome_section(outcome: Outcome, draft: PageDraft) -> Section:
+def outcome_section(outcome: Outcome, builder: PageBuilder) -> Section:
     program = " ".join(outcome.arguments) or "program"
     lasted = duration(outcome.seconds)
     facts = [("program", program), ("started", f"{outcome.started.replace('T', ' ')[:19]} UTC"), ("ran for", lasted)]
@@ -124,7 +124,7 @@ def outcome_section(outcome: Outcome, draft: PageDraft) -> Section:
     )
 
 
-def census_section(census: Census, draft: PageDraft) -> Section:
+def census_section(census: Census, builder: PageBuilder) -> Section:
     """Return the section of a census: a treemap by kind, module and site, and the table."""
     rows = _printed(census)
     ways = {
@@ -142,7 +142,7 @@ def _called(row: dict[str, Any]) -> str:
     return row["held by"] or row["name"] if row["name"].startswith("unnamed") else row["name"]  # type: ignore[no-any-return]
 
 
-def saved_section(saved: Saved, draft: PageDraft) -> Section:
+def saved_section(saved: Saved, builder: PageBuilder) -> Section:
     rows = _printed(saved)
     storages: dict[Any, tuple[Any, Any]] = {}
     for one, row in zip(saved, rows, strict=True):
@@ -161,11 +161,11 @@ def _saved_as(row: dict[str, Any]) -> str:
     return slot if row["name"].startswith("unnamed") else f"{row['name']} ({slot})"
 
 
-def growth_section(growth: Growth, draft: PageDraft) -> Section:
+def growth_section(growth: Growth, builder: PageBuilder) -> Section:
     found = [*growth]
     ways = {"cause": [(one.cause, one.name, one.bytes) for one in found]} if len(found) > 1 else {}
     section = _section("Growth", growth, _printed(found), ways, [])
-    marked = [_marks(one, draft) for one in found if len(one.marks) > 1]
+    marked = [_marks(one, builder) for one in found if len(one.marks) > 1]
     return replace(section, panels=[*section.panels, *marked[:MARKED]])
 
 
@@ -173,19 +173,19 @@ MARKED = 12
 """Number of rows whose growth from mark to mark is drawn."""
 
 
-def _marks(grown: Grown, draft: PageDraft) -> PlotPanel:
+def _marks(grown: Grown, builder: PageBuilder) -> PlotPanel:
     """Return the number of tensors at each mark as a curve."""
     curve = of_numbers(np.array(grown.marks), len(grown.marks))
     return PlotPanel(
         title=grown.name,
-        anchor=draft.anchor(),
+        anchor=builder.anchor(),
         facts="number of tensors at entry and at each mark",
         curves=[curve.drawn()],
         axis="mark",
     )
 
 
-def summary_section(summary: Summary, draft: PageDraft) -> Section:
+def summary_section(summary: Summary, builder: PageBuilder) -> Section:
     rows = summary.rows()
     names = [(row["module"], row["path"] or summary.model, row) for row in rows]
     parameters = [(kind, path, row["own_parameters"]) for kind, path, row in names]
@@ -195,7 +195,7 @@ def summary_section(summary: Summary, draft: PageDraft) -> Section:
     return _section(f"Modules of {summary.model}", summary, rows, shown, [], unit="")
 
 
-def rows_section(found: Rows[Any], draft: PageDraft, title: str = "") -> Section:
+def rows_section(found: Rows[Any], builder: PageBuilder, title: str = "") -> Section:
     """Return the section of any other result of byname that is a table."""
     rows = _printed(found) if found._columns() else found.rows()
     return _section(title or type(found).__name__, found, rows, {}, [])
@@ -227,12 +227,12 @@ BEFORE = 5
 """Number of places before the first difference whose errors are drawn."""
 
 
-def results_section(results: Results, draft: PageDraft) -> Section:
+def results_section(results: Results, builder: PageBuilder) -> Section:
     """Return the section of the figures of places: bars, heat maps, curves, and the table."""
     leaves = [*result_leaves(results)]
     vectors = [one for one in leaves if isinstance(one.value, Tensor) and one.value.ndim and one.value.numel()]
-    panels: list[Panel] = [*_bars(leaves), *_matrices(leaves, results, draft)]
-    panels += [_vector(one, draft) for one in vectors[:VECTORS]]
+    panels: list[Panel] = [*_bars(leaves), *_matrices(leaves, results, builder)]
+    panels += [_vector(one, builder) for one in vectors[:VECTORS]]
     panels += [TablePanel.of(results.rows(), title="Figures")] if results else []
     more = len(vectors) - VECTORS
     notes = [*results.notes, *([f"{counted(more, 'further vector')} only in the table"] if more > 0 else [])]
@@ -264,13 +264,13 @@ _AMOUNTS = ("samples", "nans", "dimension", "total", "channel_dim")
 """Figures that say how much data there was; they are in the table alone."""
 
 
-def _matrices(leaves: Sequence[ResultLeaf], results: Results, draft: PageDraft) -> Iterator[StripPanel]:
+def _matrices(leaves: Sequence[ResultLeaf], results: Results, builder: PageBuilder) -> Iterator[StripPanel]:
     """Yield a heat map of each figure that has a number for each of several things."""
     for name in dict.fromkeys(one.figure for one in leaves if isinstance(one.value, Mapping)):
         mine = [one for one in leaves if one.figure == name and isinstance(one.value, Mapping)]
         keys = keys_of(mine, results)
         cells = [[_finite(one.value.get(key)) for key in keys] for one in mine]
-        labels = [(_label(one), draft.anchors.get(one.path, "")) for one in mine]
+        labels = [(_label(one), builder.anchors.get(one.path, "")) for one in mine]
         yield StripPanel(title=name, labels=labels, columns=list(map(str, keys)), cells=cells)
 
 
@@ -279,11 +279,11 @@ def _finite(value: Any) -> float | None:
     return rounded(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _vector(leaf: ResultLeaf, draft: PageDraft) -> PlotPanel:
+def _vector(leaf: ResultLeaf, builder: PageBuilder) -> PlotPanel:
     """Return a tensor as a curve, or as a heat map if it has two sides."""
     shape = tuple(leaf.value.shape)
     title = f"{_label(leaf)} · {leaf.figure}"
-    panel = PlotPanel(title=title, anchor=draft.anchor(), facts="×".join(map(str, shape)), axis="index")
+    panel = PlotPanel(title=title, anchor=builder.anchor(), facts="×".join(map(str, shape)), axis="index")
     if sum(size > 1 for size in shape) > 1:
         picture = heat_map(Series(title, [leaf.value], [0], [0], [0], ["train"], [shape]))
         if picture is None:
@@ -298,7 +298,7 @@ def _vector(leaf: ResultLeaf, draft: PageDraft) -> PlotPanel:
 _WHEN = ("event", "epoch", "batch", "step")
 
 
-def records_section(records: Records, draft: PageDraft) -> Section:
+def records_section(records: Records, builder: PageBuilder) -> Section:
     """Return the section of snapshots: each figure over the steps, and the table."""
     rows = records.rows()
     axis = next((key for key in ("step", "batch", "epoch") if all(type(row[key]) is int for row in rows)), "snapshot")
@@ -306,7 +306,7 @@ def records_section(records: Records, draft: PageDraft) -> Section:
     places = []
     for name, points in [*_tracks(numbered).items()][:VECTORS]:
         curve = of_numbers(np.array([value for _, value in points]), POINTS, [at for at, _ in points])
-        places.append(PlotPanel(title=name, anchor=draft.anchor(), curves=[curve.drawn()], axis=axis))
+        places.append(PlotPanel(title=name, anchor=builder.anchor(), curves=[curve.drawn()], axis=axis))
     table = [TablePanel.of(rows, title="Snapshots")] if rows else []
     return Section(title=records._name, headline=counted(len(records), "snapshot"), panels=[*places, *table])
 
@@ -323,7 +323,7 @@ def _tracks(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, list[tup
     return {name: points for name, points in found.items() if len(points) > 1}
 
 
-def diff_section(found: Diff, draft: PageDraft) -> Section:
+def diff_section(found: Diff, builder: PageBuilder) -> Section:
     """Return the section of a difference: the first one, the errors in the order of the run, and the table."""
     rows = found._shown()
     panels = [TablePanel.of(rows, title="Places")] if rows else []

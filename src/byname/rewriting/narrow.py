@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from byname.model.operations import COMPUTED, MOVES, is_operation
+from byname.model.operations import MOVES, TENSOR_PROPERTIES, is_operation
 from byname.reading.objects import attributes_of, found_in
-from byname.source.code import Function, ThisCode, one_at_a_time, stands_for
+from byname.source.code import AST_LOCK, CodeKey, Function, original_code
 from byname.watch.variables.compile import NoSourceError, changed_code, with_code
 
 MODE = "_byname_mode"
@@ -39,7 +39,7 @@ def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Calla
         return None  # an operator, for example, has no name in the source
     if any(found_in(kind, one) is not found_in(nn.Module, one) for one in ("__getattribute__", "__setattr__")):
         return None
-    own, held = stands_for[function.__code__], attributes_of(module)  # not that by which its variables are watched
+    own, held = original_code[function.__code__], attributes_of(module)  # not that by which its variables are watched
     modules = {name: one for name, one in held["_modules"].items() if isinstance(one, nn.Module)}
     # what hooks call belongs to the module around it
     children = frozenset(name for name, one in modules.items() if not (one._forward_hooks or one._forward_pre_hooks))
@@ -50,8 +50,8 @@ def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Calla
         (name, one.__name__) for name, one in function.__globals__.items() if one is torch or one is F or one is math
     )
     hidden = frozenset(_BUILTINS & function.__globals__.keys())
-    with one_at_a_time:
-        code = _code(ThisCode(own), frozenset(names), children, data, computed, known, hidden)
+    with AST_LOCK:
+        code = _code(CodeKey(own), frozenset(names), children, data, computed, known, hidden)
     if code is None:
         return None
     return own, with_code(function, code)
@@ -59,14 +59,14 @@ def narrowed(module: nn.Module, names: Collection[str]) -> tuple[CodeType, Calla
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Tensor, nn.Parameter)
 _BUILTINS = frozenset({"float", "int", "bool", "len", "range", "isinstance"})
-_METHODS = MOVES - COMPUTED | {"size", "dim", "numel", "masked_fill", "repeat"}
+_METHODS = MOVES - TENSOR_PROPERTIES | {"size", "dim", "numel", "masked_fill", "repeat"}
 _ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "T", "mT"})
 _DYNAMIC = frozenset({"locals", "vars", "dir", "eval", "exec"})
 _OTHER_KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @lru_cache(maxsize=256)
-def _code(this: ThisCode, *known: Any) -> CodeType | None:
+def _code(this: CodeKey, *known: Any) -> CodeType | None:
     code = this.code
     assert code is not None
     if code.co_flags & _OTHER_KINDS or _DYNAMIC & {*code.co_names} or not code.co_argcount:

@@ -14,16 +14,22 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from byname.errors import RewriteError
-from byname.model.module_tree import under
-from byname.model.operations import COMPUTED, main_result, operation_name, operation_path, taken
+from byname.model.module_tree import join_path
+from byname.model.operations import TENSOR_PROPERTIES, main_result, operation_name, operation_path, taken
 from byname.place import NameSegment
 from byname.reading.functions import is_in_place
-from byname.reading.quiet import dynamo_skip, eagerly_with_all_it_calls
+from byname.reading.quiet import dynamo_skip, run_eagerly
 from byname.rewriting.narrow import narrowed
-from byname.rewriting.sites import InterjectionSite, OperationSite, here
+from byname.rewriting.sites import InterjectionSite, OperationSite, thread_state
 from byname.watch.forwards import do_nothing
-from byname.watch.interject import Interjection, entered_with
-from byname.watch.replacement import IN_CHECKPOINT, changed_tensor, overwrite, runs_again, saved_as_copies
+from byname.watch.interject import Interjection, note_inputs
+from byname.watch.replacement import (
+    IN_CHECKPOINT,
+    changed_tensor,
+    copying_saved_tensors,
+    is_checkpoint_frame,
+    overwrite,
+)
 
 
 class Operations:
@@ -90,36 +96,36 @@ class Operations:
         every = self.seen is not None or any(NameSegment(name).wild for name in names)
         self.names = None if every else frozenset(_bases(names))
         self.narrow, self.known = ..., {}
-        self.properties = any(NameSegment(name).matches(one) for name in names for one in COMPUTED)
+        self.properties = any(NameSegment(name).matches(one) for name in names for one in TENSOR_PROPERTIES)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.on and not _depth():  # no mode is on, as nearly always
             return self.kind.forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
-        if here.running:
+        if thread_state.running:
             return self._forward(*args, **kwargs)
         if not self.on:
-            return self._aside(*args, **kwargs)
+            return self._run_without_mode(*args, **kwargs)
         if self.properties and torch.compiler.is_compiling():
             return self._eagerly(*args, **kwargs)
-        return self._counted(*args, **kwargs)
+        return self._run_with_mode(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.kind.forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
 
-    def _counted(self, *args: Any, **kwargs: Any) -> Any:
+    def _run_with_mode(self, *args: Any, **kwargs: Any) -> Any:
         forward = None
         if torch.compiler.is_compiling():
             _complete_the_compiler()
         else:
             forward = self._narrowed()
-        around, mode = turned_off(), _OperationMode(self)
+        around, mode = suspend_mode(), _OperationMode(self)
         try:
             if forward is not None:
                 return forward(self.module, *args, _byname_mode=mode, **kwargs)
             with mode:
                 return self._forward(*args, **kwargs)
         finally:
-            turn_on(around)
+            resume_mode(around)
 
     def _narrowed(self) -> Callable[..., Any] | None:
         """Return the forward that turns the mode on where it is needed; None if it is needed everywhere."""
@@ -139,21 +145,24 @@ class Operations:
 
     @dynamo_skip
     def _eagerly(self, *args: Any, **kwargs: Any) -> Any:
-        return self._counted(*args, **kwargs)
+        return self._run_with_mode(*args, **kwargs)
 
-    def _aside(self, *args: Any, **kwargs: Any) -> Any:
-        around = turned_off()
+    def _run_without_mode(self, *args: Any, **kwargs: Any) -> Any:
+        around = suspend_mode()
         try:
             return self._forward(*args, **kwargs)
         finally:
-            turn_on(around)
+            resume_mode(around)
 
     def at(self, name: str, count: int) -> tuple[str, list[OperationSite]]:
         """Return the path of a call of a function, and the interjections there; `count` calls were earlier."""
         known = self.known.get((name, count))
         if known is None:
             last = operation_path("", name, count, self.taken)
-            known = under(self.path, last), [one for one in self.sites if any(_means(each, last) for each in one.names)]
+            known = (
+                join_path(self.path, last),
+                [one for one in self.sites if any(_matches(each, last) for each in one.names)],
+            )
             if not torch.compiler.is_compiling():
                 self.known[name, count] = known
         return known
@@ -186,7 +195,7 @@ def _constant(function: Any) -> Any:
 
 
 @_constant
-def _means(pattern: str, name: str) -> bool:
+def _matches(pattern: str, name: str) -> bool:
     return pattern == name or NameSegment(pattern).matches(name)
 
 
@@ -194,7 +203,7 @@ _name_of = _constant(operation_name)
 
 
 @_constant
-def _gives_more(function: Any) -> bool:
+def _returns_extra(function: Any) -> bool:
     return main_result(function, (None,)) is None
 
 
@@ -259,7 +268,7 @@ class _OperationMode(TorchFunctionMode):
         return self.__torch_function__(func, (), args, kwargs)
 
 
-def turned_off() -> _OperationMode | None:
+def suspend_mode() -> _OperationMode | None:
     """Turn off the mode of the module that is running, and return it; None if there is none."""
     depth = _depth()
     if not depth:
@@ -275,8 +284,8 @@ def turned_off() -> _OperationMode | None:
     return None
 
 
-def turn_on(mode: _OperationMode | None) -> None:
-    """Turn a mode on again that `turned_off` returned."""
+def resume_mode(mode: _OperationMode | None) -> None:
+    """Turn a mode on again that `suspend_mode` returned."""
     if mode is not None:
         if mode.off:
             mode.off = False
@@ -286,7 +295,7 @@ def turn_on(mode: _OperationMode | None) -> None:
 
 # Otherwise, after a graph break around it, the compiler would trace the functions inside it with the mode and then run
 # the result under the mode: each interjection would act twice. `dynamo_skip` would be a graph break by itself.
-eagerly_with_all_it_calls(Operations._counted)
+run_eagerly(Operations._run_with_mode)
 
 
 def _reported(path: str, sites: Sequence[InterjectionSite], func: Any, args: Any, kwargs: Any) -> Any:
@@ -295,15 +304,15 @@ def _reported(path: str, sites: Sequence[InterjectionSite], func: Any, args: Any
     if not compiling and _acts_already(path):
         return func(*args, **kwargs)
     inputs = (*args, *kwargs.values())
-    entered = [entered_with(inputs) if one.with_gradients else None for one in sites]
+    call_inputs = [note_inputs(inputs) if one.with_gradients else None for one in sites]
     if compiling and _in_place(func):
-        return _reported_in_place(path, sites, entered, func, args, kwargs)
+        return _reported_in_place(path, sites, call_inputs, func, args, kwargs)
     changed = changed_tensor(func, args, kwargs) if not compiling and (kwargs or _in_place(func)) else None
-    with nullcontext() if changed is None else saved_as_copies(changed):
+    with nullcontext() if changed is None else copying_saved_tensors(changed):
         result = func(*args, **kwargs)
         node = None if changed is None else changed.grad_fn
-        old = changed if result is None else result[0] if type(result) is tuple and _gives_more(func) else result
-        value = _after_all(path, sites, entered, inputs, old)
+        old = changed if result is None else result[0] if type(result) is tuple and _returns_extra(func) else result
+        value = _after_all(path, sites, call_inputs, inputs, old)
     if value is None:
         return result
     if type(result) is tuple and type(old) is not tuple:
@@ -314,10 +323,12 @@ def _reported(path: str, sites: Sequence[InterjectionSite], func: Any, args: Any
     return result
 
 
-def _after_all(path: str, sites: Sequence[InterjectionSite], entered: Sequence[Any], inputs: Any, value: Any) -> Any:
+def _after_all(
+    path: str, sites: Sequence[InterjectionSite], call_inputs: Sequence[Any], inputs: Any, value: Any
+) -> Any:
     """Return what the interjections make of a value, one after the other; None if it stays."""
     replaced = None
-    for site, one in zip(sites, entered, strict=True):
+    for site, one in zip(sites, call_inputs, strict=True):
         new = site(path, None, inputs, value, one)
         if new is not None:
             value = replaced = new
@@ -325,7 +336,7 @@ def _after_all(path: str, sites: Sequence[InterjectionSite], entered: Sequence[A
 
 
 def _reported_in_place(
-    path: str, sites: Sequence[InterjectionSite], entered: Sequence[Any], func: Any, args: Any, kwargs: Any
+    path: str, sites: Sequence[InterjectionSite], call_inputs: Sequence[Any], func: Any, args: Any, kwargs: Any
 ) -> Any:
     """Run and report an operation in place while the compiler traces: on a copy, which is then written back.
 
@@ -333,7 +344,7 @@ def _reported_in_place(
     """
     changed, copied = args[0], args[0].clone()
     func(copied, *args[1:], **kwargs)
-    value = _after_all(path, sites, entered, (*args, *kwargs.values()), copied)
+    value = _after_all(path, sites, call_inputs, (*args, *kwargs.values()), copied)
     changed.copy_(copied if value is None else value)
     return changed
 
@@ -348,10 +359,10 @@ def _acts_already(path: str) -> bool:
             in_graph = True
         elif in_graph and module == "torch._dynamo.eval_frame":
             return True
-        elif runs_again(frame):
+        elif is_checkpoint_frame(frame):
             raise RewriteError(f"`{path}` {IN_CHECKPOINT}")
         frame = frame.f_back
     return False
 
 
-_COUNTED = Operations._counted.__code__
+_COUNTED = Operations._run_with_mode.__code__

@@ -13,23 +13,23 @@ from torch import nn
 from byname.edits.edited import view_of
 from byname.errors import BadArgumentError, NoMatchError, RewriteError
 from byname.model.call_graph import Flow, ModelCall
-from byname.model.families import inside_of_others
-from byname.model.module_tree import inside_of, is_called, is_script, modules_by_path
+from byname.model.families import containing_call_hint
+from byname.model.module_tree import has_forward, is_script, modules_by_path, unwrap_module
 from byname.model.operations import is_multi_head
-from byname.model.selectors import Selector, is_counted
+from byname.model.selectors import Selector, is_indexed
 from byname.model.spot import Spot
-from byname.model.where import calls_of, meaning_of, parts_of, unwrapped
+from byname.model.where import calls_of, parts_of, resolve_where, unwrapped
 from byname.place import NameSegment, Place, parse
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
-from byname.rewriting.operation_sites import Operations, operations_of, turn_on, turned_off
-from byname.rewriting.sites import InterjectionSite, here, muted
-from byname.source.code import one_at_a_time
+from byname.rewriting.operation_sites import Operations, operations_of, resume_mode, suspend_mode
+from byname.rewriting.sites import InterjectionSite, muted, thread_state
+from byname.source.code import AST_LOCK
 from byname.table import listed
 from byname.tracing.tracer import trace
-from byname.watch.boundary_edges import Entered
-from byname.watch.interject import Interjection, checked_interjection, entered_with, label_of
-from byname.watch.replacement import is_fixed, overwrite
+from byname.watch.boundary_edges import CallInputs
+from byname.watch.interject import Interjection, checked_interjection, label_of, note_inputs
+from byname.watch.replacement import cannot_overwrite, overwrite
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -101,14 +101,14 @@ def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[_Calls, lis
     calls: _Calls = {}
     waiting: list[Selector] = []
     for one in parts_of(where, model):
-        meaning, selectors = meaning_of(one, model)
-        found = _of_spots(meaning.spots, paths)
+        resolution, selectors = resolve_where(one, model)
+        found = _of_spots(resolution.spots, paths)
         if flow is not None and found and not any(_is_among(_key_of(call, paths), found) for call in flow.calls):
             raise _no_match(one, found.values(), flow.calls, "with example=")
         for selector in selectors:
             if flow is not None:
                 found |= _of_selector(selector, paths, flow)
-            elif not selector.only_modules or is_counted(selector) or selector.needs_example:
+            elif not selector.only_modules or is_indexed(selector) or selector.needs_example:
                 waiting.append(selector)
             else:
                 found |= _of_selector(selector, paths, Flow(tuple(calls_of(modules)), {}, {}))
@@ -157,7 +157,7 @@ def _no_match(where: Any, places: Collection[str], calls: Sequence[ModelCall], r
     close = difflib.get_close_matches(str(where), known, n=3, cutoff=0.4)
     named = listed([f"`{one}`" for one in close or known], _NAMED)
     last = parse(next(iter(places))).segments[-1]
-    hidden = inside_of_others(last.plain, calls) if isinstance(last, NameSegment) else ""
+    hidden = containing_call_hint(last.plain, calls) if isinstance(last, NameSegment) else ""
     text = f"{asked} matches nothing that ran {ran}; {'close to it:' if close else 'there are'} {named}"
     return NoMatchError(f"{text}; {hidden}" if hidden else text)
 
@@ -184,51 +184,51 @@ class ModuleSite(InterjectionSite):
     @dynamo_skip
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the inputs of a call that begins."""
-        if not here.running:
-            here.open.append((module, entered_with((*args, *kwargs.values()))))
+        if not thread_state.running:
+            thread_state.open.append((module, note_inputs((*args, *kwargs.values()))))
 
     @dynamo_skip
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forget the inputs of a call that has ended, also by an error."""
-        if not here.running:
-            here.open.end(module)
+        if not thread_state.running:
+            thread_state.open.end(module)
 
     def part(self, module: nn.Module, args: Any) -> Any:
         """Let a module that works in place work on a copy while the compiler traces; see `_reported_in_place`."""
-        if not torch.compiler.is_compiling() or here.running or not args:
+        if not torch.compiler.is_compiling() or thread_state.running or not args:
             return None
-        here.parted.append(args[0])
+        thread_state.parted.append(args[0])
         return (args[0].clone(), *args[1:])
 
     def hook(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if here.running:
+        if thread_state.running:
             return None
-        if torch.compiler.is_compiling() and here.parted and module.__dict__.get("inplace") is True:
+        if torch.compiler.is_compiling() and thread_state.parted and module.__dict__.get("inplace") is True:
             new = self(self.path, module, (*args, *kwargs.values()), output)
-            return here.parted.pop().copy_(output if new is None else new)
-        entered = _entered(module) if self.with_gradients else None
-        around = turned_off()
+            return thread_state.parted.pop().copy_(output if new is None else new)
+        call_inputs = _noted_inputs(module) if self.with_gradients else None
+        around = suspend_mode()
         try:
-            new = self(self.path, module, (*args, *kwargs.values()) if kwargs else args, output, entered)
+            new = self(self.path, module, (*args, *kwargs.values()) if kwargs else args, output, call_inputs)
             if new is None:
                 return None
             if module.__dict__.get("inplace") is not True or not args or args[0] is not output:
                 return new
-            if not is_fixed(output):
+            if not cannot_overwrite(output):
                 overwrite(output, new)
                 return output
             return new
         finally:
-            turn_on(around)
+            resume_mode(around)
 
 
 @dynamo_skip
-def _entered(module: nn.Module) -> Entered | None:
+def _noted_inputs(module: nn.Module) -> CallInputs | None:
     """Return what was noted when the innermost call of a module began."""
-    return next((entered for one, entered in reversed(here.open) if one is module), None)
+    return next((call_inputs for one, call_inputs in reversed(thread_state.open) if one is module), None)
 
 
-class Shown:
+class ExtraRepr:
     """The ``extra_repr`` of a module with interjections: its own, and the interjections."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -283,10 +283,10 @@ def _put_in(model: nn.Module, calls: _Calls, interjection: Interjection) -> None
     for path, names in operations.items():
         Operations.of(modules[path], path).add(names, interjection)
     for owner, _ in calls:
-        Shown.of(modules[owner])
+        ExtraRepr.of(modules[owner])
     inside = {id(one): one for path in operations for one in modules_in(modules[path])}
     for module in inside.values():
-        if is_called(module) and not is_script(module) and inside_of(module)[0] is module:
+        if has_forward(module) and not is_script(module) and unwrap_module(module)[0] is module:
             Operations.of(module, "")
     fast = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
     around = {id(one) for module in modules.values() if isinstance(module, fast) for one in modules_in(module)}
@@ -324,7 +324,7 @@ class _FirstCall:
 
     @dynamo_skip
     def _resolve(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        with one_at_a_time:
+        with AST_LOCK:
             selectors, self.selectors = self.selectors, []
             if not selectors:
                 return
@@ -342,12 +342,12 @@ class _FirstCall:
 
     def resolve(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Put the interjection where the selectors match, before the first call."""
-        if self.selectors and not here.running:
+        if self.selectors and not thread_state.running:
             self._resolve(model, args, kwargs)
 
     def check(self, model: nn.Module, args: Any, output: Any) -> None:
         """Refuse the first call if none of the operations has run."""
-        if not torch.compiler.is_compiling() and not here.running:
+        if not torch.compiler.is_compiling() and not thread_state.running:
             self._check(model)
 
     @dynamo_skip

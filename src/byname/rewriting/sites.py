@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.model.module_tree import under
+from byname.model.module_tree import join_path
 from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.tracing.tracer import OpenCalls
-from byname.watch.boundary_edges import Entered
+from byname.watch.boundary_edges import CallInputs
 from byname.watch.call_gradients import Gradients, follow
 from byname.watch.interject import (
     Interjection,
@@ -24,11 +24,11 @@ from byname.watch.interject import (
     process_of,
     tensors_of,
 )
-from byname.watch.replacement import same_kind
+from byname.watch.replacement import check_replacement
 from byname.watch.value_gradients import LeafHooks
 
 
-class _StateOfThread(threading.local):
+class _ThreadState(threading.local):
     """The state of one thread.
 
     Attributes:
@@ -40,20 +40,20 @@ class _StateOfThread(threading.local):
     def __init__(self) -> None:
         self.running: list[object] = []
         self.parted: list[torch.Tensor] = []
-        self.open: OpenCalls[Entered | None] = OpenCalls()
+        self.open: OpenCalls[CallInputs | None] = OpenCalls()
 
 
-here = _StateOfThread()
+thread_state = _ThreadState()
 
 
 class muted:
     """Run no interjection of a rewritten model in this thread inside the block."""
 
     def __enter__(self) -> None:
-        here.running.append(self)
+        thread_state.running.append(self)
 
     def __exit__(self, *_: object) -> None:
-        here.running.pop()
+        thread_state.running.pop()
 
 
 class InterjectionSite:
@@ -67,15 +67,20 @@ class InterjectionSite:
         self.lasting = LeafHooks()
 
     def __call__(
-        self, path: str, module: nn.Module | None, inputs: tuple[Any, ...], value: Any, entered: Entered | None = None
+        self,
+        path: str,
+        module: nn.Module | None,
+        inputs: tuple[Any, ...],
+        value: Any,
+        call_inputs: CallInputs | None = None,
     ) -> Any:
         """Return the interjection's replacement for the value of a call; None if it stays.
 
-        If the gradients are requested, `entered` is what `entered_with` returned when the call began.
+        If the gradients are requested, `call_inputs` is what `note_inputs` returned when the call began.
         """
-        if entered is not None:
-            self._await_gradients(path, module, value, entered)
-        running, process = here.running, process_of(self.interjection)
+        if call_inputs is not None:
+            self._await_gradients(path, module, value, call_inputs)
+        running, process = thread_state.running, process_of(self.interjection)
         running.append(self)
         try:
             new = process(path, module, inputs, value) if self.with_inputs else process(path, module, value)
@@ -90,11 +95,11 @@ class InterjectionSite:
             return new
         if new is value:
             return None
-        same_kind(path, value, new)
+        check_replacement(path, value, new)
         return new
 
     @dynamo_skip
-    def _await_gradients(self, path: str, module: nn.Module | None, value: Any, entered: Entered) -> None:
+    def _await_gradients(self, path: str, module: nn.Module | None, value: Any, call_inputs: CallInputs) -> None:
         """Call the interjection's ``process_backward`` when the gradients of this call are known."""
         interjection: Any = self.interjection
 
@@ -102,7 +107,7 @@ class InterjectionSite:
             return gradients_from(interjection.process_backward, path, module, inputs, outputs)
 
         with defer_signals():  # a hook of a leaf that is not kept would never go
-            followed = follow(entered, tensors_of(value), receive)
+            followed = follow(call_inputs, tensors_of(value), receive)
             if followed is not None:
                 self.lasting.keep(path, followed)
 
@@ -114,5 +119,5 @@ class OperationSite(InterjectionSite):
     """An interjection at the operations of one module, whose names may have wildcards."""
 
     def __init__(self, owner: str, names: Sequence[str], interjection: Interjection) -> None:
-        super().__init__(", ".join(under(owner, name) for name in names), interjection)
+        super().__init__(", ".join(join_path(owner, name) for name in names), interjection)
         self.names = tuple(names)

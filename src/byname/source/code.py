@@ -24,7 +24,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 HIDDEN = "_byname_"
 """Prefix of the names that byname adds to the code of a function to watch its variables."""
 
-one_at_a_time = threading.RLock()
+AST_LOCK = threading.RLock()
 """Lock to hold while syntax trees are made.
 
 Python 3.11 counts their depth for all threads together and raises SystemError when two threads make one at once
@@ -32,7 +32,7 @@ Python 3.11 counts their depth for all threads together and raises SystemError w
 """
 
 
-class ThisCode:
+class CodeKey:
     """A code object as a dictionary key, equal only to itself.
 
     Python's comparison of code objects leaves the file name out, so those of a file and of its copy are equal.
@@ -44,13 +44,13 @@ class ThisCode:
         self.code = code
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is ThisCode and other.code is self.code
+        return type(other) is CodeKey and other.code is self.code
 
     def __hash__(self) -> int:
         return id(self.code)
 
 
-class _StandIns(WeakIdKeyDictionary):
+class _OriginalCode(WeakIdKeyDictionary):
     """Map from code objects that byname made to the originals; any other code stands for itself."""
 
     def __getitem__(self, code: CodeType) -> CodeType:
@@ -58,7 +58,7 @@ class _StandIns(WeakIdKeyDictionary):
         return own
 
 
-stands_for = _StandIns()
+original_code = _OriginalCode()
 """Map from code that byname put into a function to the function's own code. Both have the same lines and columns.
 
 The map is process-wide, because code in a frame does not show who put it into its function.
@@ -77,26 +77,26 @@ def source_of(code: CodeType) -> executing.Source | None:
     """Return the source of a code object if it still compiles to that code, else None."""
     if not linecache.getlines(code.co_filename):  # as of ``python -c``
         return None
-    with one_at_a_time:
-        source = text_of(code.co_filename)
-        return source if source.tree is not None and is_what_ran(source, code) else None
+    with AST_LOCK:
+        source = parsed_file(code.co_filename)
+        return source if source.tree is not None and compiles_to(source, code) else None
 
 
-def text_of(file: str) -> executing.Source:
+def parsed_file(file: str) -> executing.Source:
     """Return the present source of a file or notebook cell, as far as it can be read.
 
     An unchanged file always gives the same `executing.Source` object, so results can be cached by it.
     """
     import executing  # here, because most calls of byname read no source
 
-    with one_at_a_time, warnings.catch_warnings():
+    with AST_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python gave these warnings when the program compiled the file
         return executing.Source.for_filename(file)
 
 
-def is_what_ran(source: executing.Source, code: CodeType) -> bool:
+def compiles_to(source: executing.Source, code: CodeType) -> bool:
     """Return whether a source, which must have been parsed, compiles to this code."""
-    code = stands_for[code]
+    code = original_code[code]
     if not os.path.exists(code.co_filename) and code.co_name == "<module>":  # noqa: PTH110
         # Compare only the names in a cell: its last statement compiles differently, since its value is displayed.
         return set(code.co_names) <= _identifiers(source)
@@ -276,7 +276,7 @@ def _definitions(source: Any) -> dict[tuple[str, int], list[Function]]:
     return found
 
 
-def is_kept(code: CodeType, path: str, line: int) -> bool:
+def value_persists(code: CodeType, path: str, line: int) -> bool:
     """Return whether the value that a statement gives to a variable, attribute or item stays until it runs again.
 
     A variable must stay from one round to the next of the outermost loop around the line, an attribute or item from one

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from byname.source.code import (
-    ThisCode,
+    CodeKey,
     enclosing_statement,
     expression_at,
     names_bound,
@@ -156,7 +156,7 @@ class Expression(NamedTuple):
         called = getattr(value, "value", None)
         path = _dotted(called.func) if isinstance(called, ast.Call) else None
         name = "" if path is None else path.rpartition(".")[2]
-        return name.endswith("Tensor") or name in _UNSEEN
+        return name.endswith("Tensor") or name in _HIDDEN_CONSTRUCTORS
 
     @property
     def reads(self) -> frozenset[str]:
@@ -172,7 +172,7 @@ class Expression(NamedTuple):
         return frozenset(found)
 
 
-_UNSEEN = frozenset({"Parameter", "Buffer", "from_numpy", "frombuffer", "from_dlpack", "load"})
+_HIDDEN_CONSTRUCTORS = frozenset({"Parameter", "Buffer", "from_numpy", "frombuffer", "from_dlpack", "load"})
 """Constructors beside ``torch.Tensor`` and ``torch.FloatTensor`` whose calls no function mode sees."""
 
 Instruction: TypeAlias = tuple[CodeType, int]
@@ -186,12 +186,12 @@ def locate(code: CodeType, instruction: int, caller: Instruction | None = None) 
     that the compiler recorded for the instruction. A file edited since it was loaded thus gives no statement rather
     than a wrong one.
     """
-    spot = _located(ThisCode(code), instruction)
-    return spot if caller is None else spot._replace(site=replace(spot.site, caller=locate(*caller).site))
+    expr = _located(CodeKey(code), instruction)
+    return expr if caller is None else expr._replace(site=replace(expr.site, caller=locate(*caller).site))
 
 
 @lru_cache(maxsize=8192)
-def _located(this: ThisCode, instruction: int) -> Expression:
+def _located(this: CodeKey, instruction: int) -> Expression:
     code = this.code
     assert code is not None
     position = position_of(code, instruction)
@@ -284,18 +284,18 @@ def scope_of(code: CodeType) -> str:
 
 def is_torch(filename: str) -> bool:
     """Return whether a file is part of PyTorch or byname."""
-    return WRITTEN_BY[filename] == TORCH
+    return FILE_ORIGIN[filename] == TORCH
 
 
 def is_library(filename: str) -> bool:
     """Return whether a file is installed (standard library, site-packages) rather than written by the user."""
-    return filename.startswith(_TORCH) or WRITTEN_BY[filename] != PROGRAM  # most files of a process are PyTorch's
+    return filename.startswith(_TORCH) or FILE_ORIGIN[filename] != PROGRAM  # most files of a process are PyTorch's
 
 
 TORCH, LIBRARY, PROGRAM = range(3)
 
 
-class _WrittenBy(dict[str, int]):
+class _FileOrigin(dict[str, int]):
     """Map from a file to whether it is PyTorch's or byname's, another library's, or the program's."""
 
     def __missing__(self, filename: str) -> int:
@@ -309,7 +309,7 @@ class _WrittenBy(dict[str, int]):
         return by
 
 
-WRITTEN_BY = _WrittenBy()
+FILE_ORIGIN = _FileOrigin()
 """The files seen so far: every recorded call reads this map."""
 
 

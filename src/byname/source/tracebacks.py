@@ -33,9 +33,9 @@ class PassedFrame(NamedTuple):
         return self.frame.f_code.co_filename
 
 
-def clean(error: BaseException) -> None:
+def strip_byname_frames(error: BaseException) -> None:
     """Remove byname's frames from the tracebacks of an error, its causes, its contexts and the errors it groups."""
-    for one in related(error):
+    for one in error_chain(error):
         before = _TRACEBACK.__get__(one)
         after = without_byname(before)
         if after is not before:  # works for frozen classes and for those with their own __setattr__
@@ -49,7 +49,7 @@ def without_byname(traceback: TracebackType | None) -> TracebackType | None:
     byname causes that detour, so it is removed together with byname's frames.
     """
     chain = list(_chain(traceback))
-    ours = _marked([one.tb_frame for one in chain])
+    ours = _added_by_byname([one.tb_frame for one in chain])
     kept = [one for one, drop in zip(chain, ours, strict=True) if not drop]
     for one, following in zip(kept, [*kept[1:], None], strict=False):
         one.tb_next = following
@@ -66,9 +66,9 @@ def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
 
     The result is None if both are the same.
     """
-    inner = list(outwards(sys._getframe(2)))
+    inner = list(walk_frames(sys._getframe(2)))
     stack = inner[::-1]
-    ours = _marked(stack)
+    ours = _added_by_byname(stack)
     at = line, filename
     level = next((level for level, one in enumerate(inner) if (one.f_lineno, one.f_code.co_filename) == at), None)
     if level is None or not ours[~level]:
@@ -77,7 +77,7 @@ def meant_frame(filename: str, line: int) -> tuple[FrameType, FrameType] | None:
     return (inner[level], kept[~level]) if level < len(kept) else None
 
 
-def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def walk_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield a frame, the one that called it, and so on."""
     while frame is not None:
         yield frame
@@ -98,7 +98,7 @@ def _chain(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
-def related(error: BaseException) -> Iterator[BaseException]:
+def error_chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, its causes, its contexts and the errors it groups, each once."""
     seen: set[int] = set()  # an error can be its own distant cause; the first one keeps all of them alive
     waiting: list[BaseException | None] = [error]
@@ -111,7 +111,7 @@ def related(error: BaseException) -> Iterator[BaseException]:
             waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
 
 
-def _marked(stack: Sequence[FrameType]) -> list[bool]:
+def _added_by_byname(stack: Sequence[FrameType]) -> list[bool]:
     """Return for each frame, the outermost first, whether byname added it."""
     ours = [is_byname(one.f_code.co_filename) for one in stack]
     for place in range(len(stack) - 1):

@@ -25,7 +25,7 @@ from byname.errors import BadArgumentError
 from byname.model.module_tree import notes_on_scripts
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
-from byname.tracing.muted import of_thread
+from byname.tracing.muted import thread_state
 from byname.tracking.depth import RECURSION_LIMIT
 from byname.undo import Patch, Shared
 
@@ -38,7 +38,7 @@ RUN_EAGERLY = (
 )
 
 
-class Uncompiled:
+class EagerExecution:
     """Switch that makes compiled functions run eagerly for one attachment, and notes `RUN_EAGERLY` if one is called."""
 
     def __init__(self, notes: dict[Any, None]) -> None:
@@ -65,7 +65,7 @@ def notes_on_compiled(model: nn.Module) -> Iterator[str]:
         yield RUN_EAGERLY
 
 
-class _Eagerly(Shared):
+class _EagerSwitch(Shared):
     """Switch of the process that makes compiled functions run eagerly while it has holders, also one imported later.
 
     Meanwhile the recursion limit is higher, which makes room for the frames of hooks. Its tokens are functions without
@@ -75,7 +75,7 @@ class _Eagerly(Shared):
 
     def __init__(self) -> None:
         super().__init__(self._begin, self._end)
-        self._arrival: _Arrival | None = None
+        self._arrival: _CompilerImportHook | None = None
         self._before: Any = None
         self._stance: Any = None
         self._choice: Patch | None = None
@@ -88,7 +88,7 @@ class _Eagerly(Shared):
     @contextmanager
     def held(self) -> Iterator[None]:
         """Run compiled functions eagerly inside the block, which shows no notes."""
-        block = Uncompiled({})
+        block = EagerExecution({})
         try:
             block.install()
             yield
@@ -98,9 +98,9 @@ class _Eagerly(Shared):
     def _begin(self) -> None:
         RECURSION_LIMIT.hold(self)
         if "torch._dynamo" in sys.modules:
-            self._step_aside()
+            self._force_eager()
         else:
-            self._arrival = _Arrival(self._arrived)
+            self._arrival = _CompilerImportHook(self._arrived)
             sys.meta_path.insert(0, self._arrival)
 
     def _end(self) -> None:
@@ -121,9 +121,9 @@ class _Eagerly(Shared):
     def _arrived(self) -> None:
         with self.lock:
             if self.on:
-                self._step_aside()
+                self._force_eager()
 
-    def _step_aside(self) -> None:
+    def _force_eager(self) -> None:
         frames: Any = sys.modules["torch._dynamo.eval_frame"]
         active = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
         if active is not None and active() not in (None, False):
@@ -156,11 +156,11 @@ class _Eagerly(Shared):
         return choose
 
 
-EAGERLY = _Eagerly()
+EAGERLY = _EagerSwitch()
 """The switch of this process's compiler, and its holders."""
 
 
-class _Arrival:
+class _CompilerImportHook:
     """Import hook that calls a function once ``torch._dynamo`` has been imported; byname itself never imports it."""
 
     def __init__(self, arrived: Callable[[], None]) -> None:
@@ -172,7 +172,7 @@ class _Arrival:
         """Return the compiler's usual import spec, with `arrived` called after the module has been loaded."""
         if name != "torch._dynamo":
             return None
-        found = (one.find_spec(name, path, target) for one in [*sys.meta_path] if type(one) is not _Arrival)
+        found = (one.find_spec(name, path, target) for one in [*sys.meta_path] if type(one) is not _CompilerImportHook)
         spec = next((one for one in found if one is not None), None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
@@ -198,7 +198,7 @@ def _is_of_pytorch(function: Any) -> bool:
 
 def _can_be_compiled(function: Any) -> bool:
     """Return whether PyTorch may compile its own function now: not while operations are watched."""
-    watched = bool(of_thread.modes) or of_thread.eager > 0
+    watched = bool(thread_state.modes) or thread_state.eager > 0
     if watched and torch.is_grad_enabled():
         itself = ", or flex_attention itself, as in `layers.0.flex_attention`" if "flex" in function.__module__ else ""
         raise BadArgumentError(

@@ -8,26 +8,26 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     """The runs, modes and callbacks of byname in one thread.
 
     Attributes:
         examples: the number of nested example runs.
         readers: the read-only callbacks that observe this pass; None for all.
         modes: byname's function modes on this thread's stack.
-        busy: what runs callbacks or predicates now, each with a `model`, outermost first.
-        eager: the number of blocks of `nothing_compiled`.
+        active_callbacks: what runs callbacks or predicates now, each with a `model`, outermost first.
+        eager: the number of blocks of `compilation_disabled`.
     """
 
     def __init__(self) -> None:
         self.examples = self.eager = 0
         self.readers: tuple[object, ...] | None = None
         self.modes: list[Any] = []
-        self.busy: list[Any] = []
+        self.active_callbacks: list[Any] = []
 
 
-of_thread = _OfThread()
-UNDER_WAY: list[tuple[object, ...] | None] = []
+thread_state = _ThreadState()
+MUTED_RUNS: list[tuple[object, ...] | None] = []
 """The runs under way in any thread that not everyone observes: None for an example run, its readers for a pass.
 
 While it is empty, nothing is muted. The backward of a GPU runs in a thread of PyTorch's own."""
@@ -36,33 +36,33 @@ While it is empty, nothing is muted. The backward of a GPU runs in a thread of P
 def is_muted(reader: object | None = None) -> bool:
     """Return whether attachments are muted in this thread.
 
-    >>> with example_running():
+    >>> with mute_all():
     ...     is_muted()
     True
     >>> is_muted()
     False
 
-    `reader` is the identity of a read-only callback, see `reported_only_to`; None if the callback may replace values.
+    `reader` is the identity of a read-only callback, see `mute_others`; None if the callback may replace values.
     """
-    if of_thread.examples:
+    if thread_state.examples:
         return True
     if reader is None:
         return False
-    readers = of_thread.readers
-    if readers is None and UNDER_WAY and isinstance(threading.current_thread(), threading._DummyThread):
-        readers = next((readers for readers in reversed(UNDER_WAY) if readers is not None), None)
+    readers = thread_state.readers
+    if readers is None and MUTED_RUNS and isinstance(threading.current_thread(), threading._DummyThread):
+        readers = next((readers for readers in reversed(MUTED_RUNS) if readers is not None), None)
     return readers is not None and not any(reader is one for one in readers)
 
 
-def example_running() -> AbstractContextManager[None]:
+def mute_all() -> AbstractContextManager[None]:
     """Mute every attachment in this thread inside the block."""
-    return _run_with("examples", of_thread.examples + 1, None)
+    return _run_with("examples", thread_state.examples + 1, None)
 
 
-def reported_only_to(*readers: object) -> AbstractContextManager[None]:
+def mute_others(*readers: object) -> AbstractContextManager[None]:
     """Mute all read-only callbacks but these in this thread inside the block; others run as usual.
 
-    >>> with reported_only_to("mine"):
+    >>> with mute_others("mine"):
     ...     is_muted("mine"), is_muted("another"), is_muted()
     (False, True, False)
     """
@@ -72,25 +72,25 @@ def reported_only_to(*readers: object) -> AbstractContextManager[None]:
 @contextmanager
 def _run_with(name: str, value: Any, run: tuple[object, ...] | None) -> Iterator[None]:
     """Set a part of this thread's state inside the block, and note the run that is under way."""
-    before = getattr(of_thread, name)
+    before = getattr(thread_state, name)
     try:
-        setattr(of_thread, name, value)
-        UNDER_WAY.append(run)
+        setattr(thread_state, name, value)
+        MUTED_RUNS.append(run)
         yield
     finally:
-        setattr(of_thread, name, before)
+        setattr(thread_state, name, before)
         with suppress(ValueError):  # an interrupt came before it was there
-            UNDER_WAY.remove(run)
+            MUTED_RUNS.remove(run)
 
 
 @contextmanager
-def nothing_compiled() -> Iterator[None]:
+def compilation_disabled() -> Iterator[None]:
     """Have PyTorch not compile functions of its own in this thread inside the block, as while modes are active."""
-    of_thread.eager += 1
+    thread_state.eager += 1
     try:
         yield
     finally:
-        of_thread.eager -= 1
+        thread_state.eager -= 1
 
 
 class muting:
@@ -105,9 +105,9 @@ class muting:
         self.model = model
 
     def __enter__(self) -> None:
-        of_thread.busy.append(self)
+        thread_state.active_callbacks.append(self)
 
     def __exit__(self, *_: object) -> None:
-        busy = of_thread.busy
-        if busy and busy[-1] is self:  # an interrupt may have come before it was appended
-            busy.pop()
+        active_callbacks = thread_state.active_callbacks
+        if active_callbacks and active_callbacks[-1] is self:  # an interrupt may have come before it was appended
+            active_callbacks.pop()

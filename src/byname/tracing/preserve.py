@@ -21,7 +21,7 @@ from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor, memory_of, storage_key, version_of
-from byname.tracing.muted import reported_only_to
+from byname.tracing.muted import mute_others
 
 
 @contextmanager
@@ -41,14 +41,14 @@ def restored(model: nn.Module) -> Iterator[ModelSnapshot]:
 
 
 @contextmanager
-def rehearsal(model: nn.Module, *readers: object) -> Iterator[None]:
+def isolated_run(model: nn.Module, *readers: object) -> Iterator[None]:
     """Run a model inside the block without a trace; of the read-only callbacks only these `readers` observe it.
 
     Raises:
         BadArgumentError: at the end, if the forward has changed a parameter in place: its old values are lost.
     """
-    with reported_only_to(*readers), autocast_keeps_nothing(), restored(model) as before:
-        renormed = before.copy_for_a_run()
+    with mute_others(*readers), autocast_cache_disabled(), restored(model) as before:
+        renormed = before.copy_before_run()
         others = [one for one in parameters_in(model) if id(one) not in renormed]
         versions = [version_of(one) for one in others]
         yield
@@ -60,7 +60,7 @@ def rehearsal(model: nn.Module, *readers: object) -> Iterator[None]:
 
 
 @contextmanager
-def autocast_keeps_nothing() -> Iterator[None]:
+def autocast_cache_disabled() -> Iterator[None]:
     """Turn off autocast's cache: training would reuse casts of ``no_grad``, without a gradient (pytorch#48049)."""
     enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -105,9 +105,9 @@ class ModelSnapshot:
         for tensor in tensors:
             kept = self._copied_late.get(storage_key(tensor))
             if kept is not None:
-                self._keep_values(kept)
+                self._copy_storage(kept)
 
-    def copy_for_a_run(self) -> set[int]:
+    def copy_before_run(self) -> set[int]:
         """Copy the values of all tensors that a forward may write to unobserved.
 
         These are all but parameters; and the weights of embeddings that are renormalised, whose ids are returned.
@@ -116,7 +116,7 @@ class ModelSnapshot:
         with DisableTorchFunction():
             for tensor in [*self._copied_late.values()]:
                 if id(tensor) in renormed or not issubclass(type(tensor), nn.Parameter):
-                    self._keep_values(tensor)
+                    self._copy_storage(tensor)
         return renormed
 
     def clear_gradients(self) -> None:
@@ -133,7 +133,7 @@ class ModelSnapshot:
                 if id(grad) not in self._seen:
                     self._seen.add(id(grad))
                     self._tensors.append(_Tensor(grad))
-                    self._keep_values(grad)
+                    self._copy_storage(grad)
 
     def restore(self) -> None:
         with DisableTorchFunction():
@@ -160,7 +160,7 @@ class ModelSnapshot:
             if depth > _NEAR or (storage is not value and storage.nbytes() > _LARGE):
                 self._copied_late.setdefault(storage_key(value), value)
             else:
-                self._keep_values(value)
+                self._copy_storage(value)
         elif type(value) in (dict, OrderedDict, defaultdict, Counter):
             self._keep_dict(value, depth)
         elif type(value) in (list, deque, set, tuple):
@@ -202,7 +202,7 @@ class ModelSnapshot:
         for value in before:
             self._keep(value, depth + 1)
 
-    def _keep_values(self, tensor: torch.Tensor) -> None:
+    def _copy_storage(self, tensor: torch.Tensor) -> None:
         storage = memory_of(tensor)
         if storage is tensor or fact(tensor, "is_meta"):
             return

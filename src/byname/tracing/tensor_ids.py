@@ -55,7 +55,7 @@ class TensorIds:
         """
         known = self._known.get(id(tensor))
         if known is None or known.reference() is not tensor:
-            return self._meet(tensor, tuple(made_from))
+            return self._register_unseen(tensor, tuple(made_from))
         changes = self._changes.get(known.memory, [])
         for maker in changes[known.changes :]:
             before, known.number = known.number, self._next(tensor)
@@ -97,7 +97,7 @@ class TensorIds:
             self.state.add(number)
         return number
 
-    def _meet(self, tensor: torch.Tensor, made_from: tuple[int, ...]) -> int:
+    def _register_unseen(self, tensor: torch.Tensor, made_from: tuple[int, ...]) -> int:
         """Return a tensor id for a tensor that no observed call made."""
         named = self._names.get(id(tensor))
         origins = () if named else self._origins(tensor) or made_from

@@ -17,19 +17,19 @@ from torch.overrides import TorchFunctionMode
 
 from byname.errors import BadArgumentError, NotAModuleError
 from byname.model.call_graph import Flow, ModelCall
-from byname.model.module_tree import modules_by_path, under
-from byname.model.operations import is_elementary, main_result, operation_name, operation_path, taken
-from byname.reading.frames import CODE_OF_A_MODULES_CALL, runs
+from byname.model.module_tree import join_path, modules_by_path
+from byname.model.operations import is_leaf_module, main_result, operation_name, operation_path, taken
+from byname.reading.frames import MODULE_CALL_CODE, runs
 from byname.reading.functions import is_in_place, target_of, versions_of
 from byname.reading.modules import state_of
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
-from byname.source.code import ThisCode, stands_for
+from byname.source.code import CodeKey, original_code
 from byname.source.location import Instruction, is_torch
 from byname.text import note_on
 from byname.tracing.eager import EAGERLY
-from byname.tracing.muted import example_running, nothing_compiled
+from byname.tracing.muted import compilation_disabled, mute_all
 from byname.tracing.preserve import ModelSnapshot, arguments_of, copied_arguments, distinct_tensors, labelled, restored
 from byname.tracing.tensor_ids import TensorIds, shape_of
 
@@ -39,7 +39,7 @@ def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return model(*args, **kwargs)
 
 
-def line_in_the_model(frame: FrameType | None) -> Instruction | None:
+def model_instruction(frame: FrameType | None) -> Instruction | None:
     """Return the innermost instruction outside PyTorch and byname; None if it is not inside `call_model`."""
     while frame is not None and is_torch(frame.f_code.co_filename):
         if frame.f_code is call_model.__code__:
@@ -48,11 +48,11 @@ def line_in_the_model(frame: FrameType | None) -> Instruction | None:
     return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
-def functions_running(functions: Mapping[str, ThisCode], frame: FrameType | None) -> list[str]:
+def functions_running(functions: Mapping[str, CodeKey], frame: FrameType | None) -> list[str]:
     """Return which of a module's functions run between its call and a frame inside it, the innermost first."""
     found: dict[str, None] = {}
-    while frame is not None and frame.f_code is not CODE_OF_A_MODULES_CALL:
-        code = stands_for[frame.f_code]
+    while frame is not None and frame.f_code is not MODULE_CALL_CODE:
+        code = original_code[frame.f_code]
         found.update((name, None) for name, one in functions.items() if one.code is code)
         frame = frame.f_back
     return [*found]
@@ -87,7 +87,7 @@ class OpenCalls(list[tuple[nn.Module, T]]):
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
+class PendingCall:
     """A call whose inputs and outputs are still being collected; `model.call_graph.ModelCall` documents the fields.
 
     `visible` is whether the call of a module is on the stack, as always unless other code replaces PyTorch's.
@@ -97,7 +97,7 @@ class Draft:
     operation: str
     kind: str
     module: nn.Module
-    parent: Draft | None
+    parent: PendingCall | None
     function: Any = None
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
@@ -116,12 +116,12 @@ class CallTracer(TorchFunctionMode):
         self, modules: dict[str, nn.Module], numbers: TensorIds, before: ModelSnapshot, functions: Functions | None
     ) -> None:
         super().__init__()
-        self.drafts: list[Draft] = []
+        self.pending_calls: list[PendingCall] = []
         self.numbers = numbers
         self._modules = modules
         self._paths = {id(module): path for path, module in modules.items()}
         self._taken: dict[int, frozenset[str]] = {}
-        self._open: OpenCalls[Draft] = OpenCalls()
+        self._open: OpenCalls[PendingCall] = OpenCalls()
         self._before = before
         self._functions = functions or {}
         self._thread = threading.get_ident()
@@ -135,9 +135,9 @@ class CallTracer(TorchFunctionMode):
                 if issubclass(type(module), torch.jit.ScriptModule):  # does not accept hooks (PyTorch 2.13)
                     continue
                 handles.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
-                handles.append(module.register_forward_pre_hook(self._given, with_kwargs=True))
+                handles.append(module.register_forward_pre_hook(self._record_inputs, with_kwargs=True))
                 handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
-            with self, nothing_compiled():
+            with self, compilation_disabled():
                 yield
         finally:
             for handle in handles:
@@ -148,41 +148,45 @@ class CallTracer(TorchFunctionMode):
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        draft = Draft(self._paths[id(module)], type(module).__name__, "module", module, self._running())
-        draft.line = line_in_the_model(sys._getframe(1))
-        draft.visible = runs(module)
-        self.drafts.append(draft)
-        self._open.append((module, draft))
+        pending = PendingCall(self._paths[id(module)], type(module).__name__, "module", module, self._running())
+        pending.line = model_instruction(sys._getframe(1))
+        pending.visible = runs(module)
+        self.pending_calls.append(pending)
+        self._open.append((module, pending))
 
-    def _running(self) -> Draft | None:
+    def _running(self) -> PendingCall | None:
         """Return the innermost call that is running; one whose module has removed its hooks ends without `_leave`."""
         while self._open and self._open[-1][1].visible and not runs(self._open[-1][0]):
             self._open.pop()
         return self._open[-1][1] if self._open else None
 
     @dynamo_skip
-    def _given(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _record_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the inputs of a module, after the user's pre-hooks have run."""
         if threading.get_ident() == self._thread and self._open:
-            _, draft = self._open[-1]
+            _, pending = self._open[-1]
             with DisableTorchFunction():
-                draft.inputs = [self.numbers.of(one) for one in distinct_tensors((args, kwargs))]
-                draft.given = _labelled_shapes(args, kwargs)
+                pending.inputs = [self.numbers.of(one) for one in distinct_tensors((args, kwargs))]
+                pending.given = _labelled_shapes(args, kwargs)
 
     @dynamo_skip
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if threading.get_ident() != self._thread or (draft := self._open.end(module)) is None:
+        if threading.get_ident() != self._thread or (pending := self._open.end(module)) is None:
             return None
         with DisableTorchFunction():
-            return self._came_out(draft, output)
+            return self._record_outputs(pending, output)
 
-    def _came_out(self, draft: Draft, output: Any) -> Any:
+    def _record_outputs(self, pending: PendingCall, output: Any) -> Any:
         """Note the outputs of a module; if a leaf module returns its input, return another view of it instead."""
         numbers = self.numbers
         other = None
-        if is_elementary(draft.module) and is_tensor(output) and numbers.of(output, draft.inputs) in draft.inputs:
+        if (
+            is_leaf_module(pending.module)
+            and is_tensor(output)
+            and numbers.of(output, pending.inputs) in pending.inputs
+        ):
             other = output = self._other(output)
-        draft.outputs = [numbers.of(one, draft.inputs) for one in distinct_tensors(output)]
+        pending.outputs = [numbers.of(one, pending.inputs) for one in distinct_tensors(output)]
         return other
 
     @dynamo_skip
@@ -190,14 +194,14 @@ class CallTracer(TorchFunctionMode):
         kwargs = kwargs or {}
         name = operation_name(func)
         if name is None or self._running() is None:
-            return self._unnoted(func, args, kwargs)
+            return self._call_untraced(func, args, kwargs)
         with DisableTorchFunction():
             tensors = distinct_tensors((args, kwargs))
             target = target_of(args, kwargs, in_place=is_in_place(str(getattr(func, "__name__", ""))))
             targets = None if target is None else distinct_tensors(target)
             self._before.before_writing(targets if targets is not None else _renormed(name, args, kwargs))
-            draft = self._begun(name, func, sys._getframe(1))
-            draft.inputs = [self.numbers.of(one) for one in tensors]
+            pending = self._begun(name, func, sys._getframe(1))
+            pending.inputs = [self.numbers.of(one) for one in tensors]
             versions = versions_of(tensors)
         result = func(*args, **kwargs)
         with DisableTorchFunction():
@@ -206,10 +210,10 @@ class CallTracer(TorchFunctionMode):
                 for tensor, old, new in zip(tensors, versions, versions_of(tensors), strict=True)
                 if old != new or (old is None and targets and any(tensor is one for one in targets))
             ]
-            done = self._done(draft, tensors, changed, main_result(func, result), targets is not None)
+            done = self._done(pending, tensors, changed, main_result(func, result), targets is not None)
             return (done, *result[1:]) if type(result) is tuple and type(done) is not tuple else done
 
-    def _begun(self, name: str, func: Any, caller: FrameType) -> Draft:
+    def _begun(self, name: str, func: Any, caller: FrameType) -> PendingCall:
         _, frame = self._open[-1]
         module = frame.module
         if id(module) not in self._taken:
@@ -217,32 +221,32 @@ class CallTracer(TorchFunctionMode):
         count = frame.counts.get(name, 0)
         frame.counts[name] = count + 1
         path = operation_path(frame.path, name, count, self._taken[id(module)])
-        draft = Draft(path, name, "operation", module, frame, func, is_call=False)
-        draft.line = line_in_the_model(caller)
-        draft.inside = self._paths_in_functions(frame, name, caller)
-        self.drafts.append(draft)
-        return draft
+        pending = PendingCall(path, name, "operation", module, frame, func, is_call=False)
+        pending.line = model_instruction(caller)
+        pending.inside = self._paths_in_functions(frame, name, caller)
+        self.pending_calls.append(pending)
+        return pending
 
-    def _paths_in_functions(self, module: Draft, name: str, caller: FrameType) -> tuple[str, ...]:
+    def _paths_in_functions(self, module: PendingCall, name: str, caller: FrameType) -> tuple[str, ...]:
         """Return the paths of an operation in the functions that run between the module's call and the operation."""
         functions = self._functions.get(id(module.module))
         paths = []
         for function in functions_running(functions, caller) if functions else ():
             count = module.counts.get(label := f"{function}.{name}", 0)
             module.counts[label] = count + 1
-            paths.append(operation_path(under(module.path, function), name, count))
+            paths.append(operation_path(join_path(module.path, function), name, count))
         return tuple(paths)
 
     def _done(
-        self, draft: Draft, given: list[torch.Tensor], changed: list[torch.Tensor], result: Any, in_place: bool
+        self, pending: PendingCall, given: list[torch.Tensor], changed: list[torch.Tensor], result: Any, in_place: bool
     ) -> Any:
         """Note the results and in-place changes of an operation; return another view of a result that is an input."""
         numbers = self.numbers
-        changes = dict(zip(map(id, changed), numbers.changed(changed, draft), strict=True))
+        changes = dict(zip(map(id, changed), numbers.changed(changed, pending), strict=True))
         results = distinct_tensors(result)
         if not results and not changed:
             return result
-        draft.is_call = True
+        pending.is_call = True
         known = {id(one) for one in given}
         if len(results) == 1 and result is results[0] and not in_place and id(result) in known and not changes:
             result = self._other(result)
@@ -251,8 +255,8 @@ class CallTracer(TorchFunctionMode):
             number = changes.pop(id(one), None)
             if number is None:
                 number = numbers.of(one) if id(one) in known else numbers.made(one)
-            draft.outputs.append(number)
-        draft.outputs += changes.values()
+            pending.outputs.append(number)
+        pending.outputs += changes.values()
         return result
 
     def _other(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -270,7 +274,7 @@ class CallTracer(TorchFunctionMode):
         numbers.made(tensor)
         return tensor
 
-    def _unnoted(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _call_untraced(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if name == "backward":
             self._before.before_backward()
@@ -299,7 +303,7 @@ def _renormed(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return []
 
 
-Functions = Mapping[int, Mapping[str, ThisCode]]
+Functions = Mapping[int, Mapping[str, CodeKey]]
 """The code of functions that modules call, by the ``id`` of the module and the name of the function."""
 
 
@@ -318,8 +322,8 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
         raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
     args, kwargs = arguments_of(example)
     modules = modules_by_path(model)
-    refuse_unfinished(model)
-    with example_running(), restored(model) as before, EAGERLY.held():
+    refuse_lazy_modules(model)
+    with mute_all(), restored(model) as before, EAGERLY.held():
         args, kwargs = copied_arguments((args, kwargs), model, list(modules.values()))
         with DisableTorchFunction():
             state = [*state_of(model)]
@@ -335,7 +339,7 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
         return _finished(tracer)
 
 
-def refuse_unfinished(model: nn.Module) -> None:
+def refuse_lazy_modules(model: nn.Module) -> None:
     """Refuse a model with lazy modules, which the first run changes for good."""
     for name, tensor in state_of(model):
         if issubclass(type(tensor), _UNFINISHED):
@@ -377,50 +381,50 @@ def _attribute_names(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch
 
 
 def _finished(tracer: CallTracer) -> Flow:
-    drafts = [draft for draft in tracer.drafts if draft.is_call]
+    pending_calls = [pending for pending in tracer.pending_calls if pending.is_call]
     for maker, before, after in tracer.numbers.late:
-        for draft in _up_to_a_step(maker):
-            draft.inputs.append(before)
-            draft.outputs.append(after)
-    _take_in(drafts, tracer.numbers.state)
-    places = {id(draft): index for index, draft in enumerate(drafts)}
+        for pending in _with_leaf_module(maker):
+            pending.inputs.append(before)
+            pending.outputs.append(after)
+    _add_attribute_inputs(pending_calls, tracer.numbers.state)
+    places = {id(pending): index for index, pending in enumerate(pending_calls)}
     counts: Counter[str] = Counter()
     calls = []
-    for draft in drafts:
-        outputs = tuple(dict.fromkeys(draft.outputs))
+    for pending in pending_calls:
+        outputs = tuple(dict.fromkeys(pending.outputs))
         calls.append(
             ModelCall(
-                path=draft.path,
-                operation=draft.operation,
-                kind=draft.kind,
-                module=draft.module,
-                parent=None if draft.parent is None else places[id(draft.parent)],
-                call=counts[draft.path],
-                inputs=tuple(dict.fromkeys(draft.inputs)),
+                path=pending.path,
+                operation=pending.operation,
+                kind=pending.kind,
+                module=pending.module,
+                parent=None if pending.parent is None else places[id(pending.parent)],
+                call=counts[pending.path],
+                inputs=tuple(dict.fromkeys(pending.inputs)),
                 outputs=outputs,
                 shapes=tuple(tracer.numbers.shapes[number] for number in outputs),
-                function=draft.function,
-                elementary=is_elementary(draft.module) == (draft.kind == "module"),
-                line=draft.line,
-                inside=draft.inside,
-                given=draft.given,
+                function=pending.function,
+                elementary=is_leaf_module(pending.module) == (pending.kind == "module"),
+                line=pending.line,
+                inside=pending.inside,
+                given=pending.given,
             )
         )
-        counts[draft.path] += 1
+        counts[pending.path] += 1
     return Flow(tuple(calls), tracer.numbers.sources, tracer.numbers.unseen)
 
 
-def _up_to_a_step(draft: Draft) -> list[Draft]:
+def _with_leaf_module(pending: PendingCall) -> list[PendingCall]:
     """Return a call, and the leaf module that it ran in, if any."""
-    inside = draft.kind == "operation" and draft.parent is not None and is_elementary(draft.parent.module)
-    return [draft, draft.parent] if inside and draft.parent is not None else [draft]
+    inside = pending.kind == "operation" and pending.parent is not None and is_leaf_module(pending.parent.module)
+    return [pending, pending.parent] if inside and pending.parent is not None else [pending]
 
 
-def _take_in(drafts: list[Draft], state: set[int]) -> None:
+def _add_attribute_inputs(pending_calls: list[PendingCall], state: set[int]) -> None:
     """Add to each leaf module's inputs the tensors that its operations take from plain attributes."""
     made: dict[int, set[int]] = {}
-    for draft in drafts:
-        for step in _up_to_a_step(draft)[1:]:
+    for pending in pending_calls:
+        for step in _with_leaf_module(pending)[1:]:
             inside = made.setdefault(id(step), set())
-            step.inputs += [number for number in draft.inputs if number not in inside and number not in state]
-            inside.update(draft.outputs)
+            step.inputs += [number for number in pending.inputs if number not in inside and number not in state]
+            inside.update(pending.outputs)

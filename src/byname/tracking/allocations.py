@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from byname.reading.frames import NO_LINE, Line, line_of, users_frame
+from byname.reading.frames import NO_LINE, Line, find_user_frame, user_line
 from byname.reading.functions import is_in_place, versions_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import PLAIN, storages_of
@@ -169,20 +169,22 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record new storages: those that this operator made, and older ones among its arguments."""
         line = self._line(frame)
         for storage in new:
-            if not is_given(storage, args) and not (kwargs and is_given(storage, kwargs.values())):
+            if not is_argument_storage(storage, args) and not (
+                kwargs and is_argument_storage(storage, kwargs.values())
+            ):
                 self._allocations.add(storage, line)
             elif frame.f_code is not _CODE_OF_A_COPY:
                 self._allocations.add(storage, line if _makes_of_its_argument(func, frame) else NO_LINE)
 
     def _line(self, frame: FrameType | None) -> Line:
         """Return the user's line; in a thread of PyTorch's own, the line on which the user's thread waits."""
-        user, _ = users_frame(frame)
+        user, _ = find_user_frame(frame)
         while user is not None and user.f_code.co_filename == _COPY:
-            user, _ = users_frame(user.f_back)
+            user, _ = find_user_frame(user.f_back)
         if user is not None:
-            return line_of(user)
+            return user_line(user)
         if threading.get_ident() != self._thread:
-            return line_of(sys._current_frames().get(self._thread))
+            return user_line(sys._current_frames().get(self._thread))
         return NO_LINE
 
 
@@ -227,7 +229,7 @@ _LOGS: weakref.WeakSet[AllocationLog] = weakref.WeakSet()
 """The logs of all existing trackers."""
 
 
-def is_given(storage: torch.UntypedStorage, values: Iterable[Any]) -> bool:
+def is_argument_storage(storage: torch.UntypedStorage, values: Iterable[Any]) -> bool:
     """Return whether a storage is among the arguments of an operator."""
     for value in values:
         if type(value) in PLAIN and value.layout is torch.strided:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.distributions import constraints, distribution
 
-from byname.reading.frames import NO_LINE, Line, computes, line_of
-from byname.reading.functions import flat
+from byname.reading.frames import NO_LINE, Line, is_user_computation, user_line
+from byname.reading.functions import tensors_among
 from byname.reading.tensor import PLAIN, fact, memory_of
-from byname.source.tracebacks import outwards
+from byname.source.tracebacks import walk_frames
 from byname.tracking.log import DataEdit, DetachPoint, Log
 
-VALUES = frozenset("data T mT H mH real imag".split())
+ALIASING_PROPERTIES = frozenset("data T mT H mH real imag".split())
 """Names of properties that return a tensor with the values of theirs."""
 
 _MOST_INPUTS = 32
@@ -28,7 +28,7 @@ _LOOKED_BACK = 64
 _in_backward = torch._C._current_graph_task_id
 
 
-def cuts_by(
+def detaches_of_call(
     log: Log,
     name: str,
     inputs: Sequence[Any],
@@ -50,65 +50,67 @@ def cuts_by(
     """
     inherited: tuple[DetachPoint, ...] = ()
     requiring = []
-    carriers = log.carriers
-    for tensor in flat(inputs):
+    tensor_records = log.tensor_records
+    for tensor in tensors_among(inputs):
         if tensor.requires_grad if type(tensor) in PLAIN else requires_grad(tensor):
             requiring.append(_source_of(tensor))
-        carrier = carriers.get(id(tensor))
-        if carrier is not None and carrier.cuts and carrier() is tensor and carrier.cuts is not inherited:
-            inherited = _merged((*inherited, *carrier.cuts)) if inherited else carrier.cuts
+        record = tensor_records.get(id(tensor))
+        if record is not None and record.detaches and record() is tensor and record.detaches is not inherited:
+            inherited = _merged((*inherited, *record.detaches)) if inherited else record.detaches
     gradient = name == "grad"  # of autograd.grad(outputs, inputs, grad_outputs, retain_graph, create_graph)
-    if not requiring or _copies_no_values(name) or _in_backward() != -1 or not (gradient or computes(frame)):
+    if not requiring or _copies_no_values(name) or _in_backward() != -1 or not (gradient or is_user_computation(frame)):
         return inherited
     if gradient and any(inputs[4:5]):
         return inherited
     origins = tuple([(weakref.ref(tensor), _number_of(log, tensor)) for tensor in requiring[:_MOST_INPUTS]])
-    own = _noted(log, name, origins, result, number, line or line_of(frame))
+    own = _note_detach(log, name, origins, result, number, line or user_line(frame))
     if own is None:
         return inherited
     return _merged((own, *inherited)) if inherited else (own,)
 
 
-def cuts_of_taking(log: Log, name: str, tensor: torch.Tensor, number: int, frame: FrameType) -> None:
+def note_conversion(log: Log, name: str, tensor: torch.Tensor, number: int, frame: FrameType) -> None:
     """Record that a tensor of the graph, or a detached one, was converted to a Python number or an array."""
     if requires_grad(tensor):
-        cuts_by(log, name, [tensor], None, number, frame)
+        detaches_of_call(log, name, [tensor], None, number, frame)
         return
-    inherited = log.cuts_of(tensor)
-    if inherited and _in_backward() == -1 and computes(frame):
+    inherited = log.detaches_of(tensor)
+    if inherited and _in_backward() == -1 and is_user_computation(frame):
         origins = tuple([one for cut in inherited for one in cut.inputs])[:_MOST_INPUTS]
-        _noted(log, name, origins, None, number, line_of(frame))
+        _note_detach(log, name, origins, None, number, user_line(frame))
 
 
-def cut_by_checkpoint(log: Log, results: Any, number: int, frame: FrameType) -> None:
+def note_checkpoint(log: Log, results: Any, number: int, frame: FrameType) -> None:
     """Record that a reentrant checkpoint cut off what it computed, since none of its inputs requires grad.
 
     It runs its part under ``no_grad``, so the results have the detach points of that part. Callers hold
     `DisableTorchFunction`.
     """
-    for tensor in flat([results]) if torch.is_grad_enabled() else ():
-        carrier = log.carrier_of(tensor)
-        if carrier is None or requires_grad(tensor):
+    for tensor in tensors_among([results]) if torch.is_grad_enabled() else ():
+        record = log.tensor_record_of(tensor)
+        if record is None or requires_grad(tensor):
             continue
-        inside = [cut for cut in carrier.cuts if cut.reason == "no_grad"]
+        inside = [cut for cut in record.detaches if cut.reason == "no_grad"]
         origins = tuple([one for cut in inside for one in cut.inputs])[:_MOST_INPUTS]
-        own = _noted(log, "checkpoint", origins, tensor, number, line_of(frame), "checkpoint") if inside else None
+        own = (
+            _note_detach(log, "checkpoint", origins, tensor, number, user_line(frame), "checkpoint") if inside else None
+        )
         if own is not None:
-            carrier.cuts = (own,)
+            record.detaches = (own,)
 
 
-def data_assigned(log: Log, tensor: torch.Tensor, frame: FrameType) -> None:
+def note_data_assignment(log: Log, tensor: torch.Tensor, frame: FrameType) -> None:
     """Record an assignment to ``.data`` of a tensor that has a node. Callers hold `DisableTorchFunction`."""
     if requires_grad(tensor) and not fact(tensor, "is_leaf"):
         _note_edit(log, _number_of(log, tensor), "data", frame)
 
 
-def data_changed(log: Log, tensor: torch.Tensor, name: str, frame: FrameType) -> None:
+def note_data_change(log: Log, tensor: torch.Tensor, name: str, frame: FrameType) -> None:
     """Record a change in place of ``x.data``, or of a part of it, where ``x`` has a node.
 
     Callers hold `DisableTorchFunction`.
     """
-    for cut in log.cuts_of(tensor):
+    for cut in log.detaches_of(tensor):
         ((source, number), *_) = cut.inputs
         whole = source() if cut.name == "data" and number >= 0 else None
         if whole is not None and memory_of(whole) is memory_of(tensor):
@@ -116,7 +118,7 @@ def data_changed(log: Log, tensor: torch.Tensor, name: str, frame: FrameType) ->
 
 
 def _note_edit(log: Log, number: int, name: str, frame: FrameType) -> None:
-    line = line_of(frame)
+    line = user_line(frame)
     if line is not NO_LINE and _in_backward() == -1:
         log.data_edits.append(DataEdit(number, line, name))
 
@@ -131,7 +133,7 @@ def checks_a_distribution(frame: FrameType) -> bool:
     """Return whether a frame checks the arguments of a distribution; only the check uses the tensors it makes."""
     if frame.f_code.co_filename != _CONSTRAINTS:
         return False
-    files = (one.f_code.co_filename for one in outwards(frame))
+    files = (one.f_code.co_filename for one in walk_frames(frame))
     return next((file for file in files if file != _CONSTRAINTS), "") == _DISTRIBUTION
 
 
@@ -139,7 +141,7 @@ _CONSTRAINTS: str = constraints.__file__
 _DISTRIBUTION: str = distribution.__file__
 
 
-def _noted(
+def _note_detach(
     log: Log,
     name: str,
     origins: tuple[tuple[weakref.ref[torch.Tensor], int], ...],
@@ -153,7 +155,7 @@ def _noted(
     reference = None if result is None else weakref.ref(result)
     module = log.modules[-1] if log.modules else None
     cut = DetachPoint(number, line, name, _reason() if reason is None else reason, origins, reference, module)
-    log.cuts.append(cut)
+    log.detaches.append(cut)
     return cut
 
 

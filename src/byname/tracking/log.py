@@ -72,7 +72,7 @@ class Call(NamedTuple):
         return bool(self.called.is_method if type(self.called) is Called else is_method(self.called))
 
 
-def called_as(function: Any, kind: int) -> Any:
+def logged_function(function: Any, kind: int) -> Any:
     """Return a function in the form in which the log keeps it: a builtin as it is, any other as a `Called`."""
     if type(function) in BUILTINS:
         return function
@@ -123,31 +123,31 @@ RawSight: TypeAlias = tuple[CodeType | None, int, "weakref.ref[torch.Tensor]"]
 """The code and instruction of an operation on a tensor, and a weak reference to the tensor."""
 
 
-class Carrier(weakref.ref):  # type: ignore[type-arg]
-    """Weak reference to a tensor without a graph node that was computed after detach points: four `cuts` at most.
+class TensorRecord(weakref.ref):  # type: ignore[type-arg]
+    """Weak reference to a tensor without a graph node that was computed after detach points: four `detaches` at most.
 
     The key is the tensor's id, which is also the key of this record in the log.
     """
 
-    __slots__ = ("cuts", "key")
+    __slots__ = ("detaches", "key")
 
     key: int
-    cuts: tuple[DetachPoint, ...]
+    detaches: tuple[DetachPoint, ...]
 
 
-class CreationRecord(Carrier):
+class CreationRecord(TensorRecord):
     """Creation record of a tensor that has no graph node; the log drops it once the tensor is gone.
 
     Attributes:
         line: where the tensor was made, or first seen.
-        first_sight: whether the making was not seen, and the tensor was met only when a function was called on it.
+        made_unseen: whether the making was not seen, and the tensor was met only when a function was called on it.
         passed_on: where a call last returned this very tensor, as ``requires_grad_()`` does.
     """
 
-    __slots__ = ("first_sight", "line", "passed_on")
+    __slots__ = ("line", "made_unseen", "passed_on")
 
     line: Line
-    first_sight: bool
+    made_unseen: bool
     passed_on: Line | None
 
 
@@ -216,8 +216,8 @@ class Log:
     """Record of one watched thread: calls that made nodes, tensors made without a node, in-place changes.
 
     Attributes:
-        carriers: records of living tensors without a node, by id. Those that an expression of the user's made have a
-            `CreationRecord`; those made inside one of PyTorch's modules have a bare `Carrier`.
+        tensor_records: records of living tensors without a node, by id. Those that an expression of the user's made
+            have a `CreationRecord`; those made inside one of PyTorch's modules have a bare `TensorRecord`.
         modules: weak references to the running modules, the innermost last.
         grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
         frozen: the places that set ``requires_grad`` to False.
@@ -228,12 +228,12 @@ class Log:
         self.thread = threading.get_ident()
         self.listener: CallListener | None = None
         self._token = _HERE.token
-        self.carriers: dict[int, Carrier] = {}
+        self.tensor_records: dict[int, TensorRecord] = {}
         self.modules: list[weakref.ref[nn.Module]] = []
         self.calls: deque[RawCall] = deque(maxlen=limit)
         self.changes: deque[Change] = deque(maxlen=limit)
-        self.cuts: deque[DetachPoint] = deque(maxlen=limit)
-        self._dead: deque[Carrier] = deque()
+        self.detaches: deque[DetachPoint] = deque(maxlen=limit)
+        self._dead: deque[TensorRecord] = deque()
         # A method written in C: an interrupt that arrives in a Python callback of a weak reference is lost.
         self._died = self._dead.append
         self.steps: deque[OptimizerStep] = deque(maxlen=min(limit, _MOST_STEPS))
@@ -264,58 +264,58 @@ class Log:
             if inside and result is not None and result() is output:
                 self.calls[-1] = (before, after, called, result, module, inside - 1, *line)
 
-    def note_making(
-        self, tensor: torch.Tensor, line: Line, first_sight: bool, cuts: tuple[DetachPoint, ...] = ()
+    def note_creation(
+        self, tensor: torch.Tensor, line: Line, made_unseen: bool, cuts: tuple[DetachPoint, ...] = ()
     ) -> None:
         """Record where a tensor was made, unless it has a node. Callers hold `DisableTorchFunction`."""
         if fact(tensor, "grad_fn") is None:
-            self.note_detached(tensor, line, first_sight, cuts)
+            self.note_detached(tensor, line, made_unseen, cuts)
 
-    def note_detached(self, tensor: torch.Tensor, line: Line, first_sight: bool, cuts: tuple[DetachPoint, ...]) -> None:
+    def note_detached(self, tensor: torch.Tensor, line: Line, made_unseen: bool, cuts: tuple[DetachPoint, ...]) -> None:
         """Record where a tensor without a node was made, unless an earlier record says so."""
         if line is NO_LINE:
             return
         if self._dead:
             self._forget_the_dead()
         key = id(tensor)
-        earlier = self.carriers.get(key)
+        earlier = self.tensor_records.get(key)
         if earlier is not None and earlier() is tensor:
-            cuts = cuts or earlier.cuts
+            cuts = cuts or earlier.detaches
             if type(earlier) is CreationRecord:
-                earlier.passed_on, earlier.cuts = line, cuts
+                earlier.passed_on, earlier.detaches = line, cuts
                 return
         made = CreationRecord(tensor, self._died)
-        made.key, made.line, made.first_sight, made.passed_on, made.cuts = key, line, first_sight, None, cuts
-        self.carriers[key] = made  # only now: an interrupt may come at any line
+        made.key, made.line, made.made_unseen, made.passed_on, made.detaches = key, line, made_unseen, None, cuts
+        self.tensor_records[key] = made  # only now: an interrupt may come at any line
 
     def note_inner(self, tensor: torch.Tensor, cuts: tuple[DetachPoint, ...]) -> None:
         """Record the detach points of a tensor made inside one of PyTorch's modules, by no expression of the user's."""
         if self._dead:
             self._forget_the_dead()
-        earlier = self.carrier_of(tensor)
+        earlier = self.tensor_record_of(tensor)
         if earlier is not None:
-            earlier.cuts = cuts
+            earlier.detaches = cuts
             return
-        carrier = Carrier(tensor, self._died)
-        carrier.key, carrier.cuts = id(tensor), cuts
-        self.carriers[carrier.key] = carrier
+        record = TensorRecord(tensor, self._died)
+        record.key, record.detaches = id(tensor), cuts
+        self.tensor_records[record.key] = record
 
-    def cuts_of(self, tensor: torch.Tensor) -> tuple[DetachPoint, ...]:
+    def detaches_of(self, tensor: torch.Tensor) -> tuple[DetachPoint, ...]:
         """Return the detach points before a tensor without a node: at most four different places."""
-        carrier = self.carrier_of(tensor)
-        return () if carrier is None else carrier.cuts
+        record = self.tensor_record_of(tensor)
+        return () if record is None else record.detaches
 
-    def carrier_of(self, tensor: torch.Tensor) -> Carrier | None:
-        carrier = self.carriers.get(id(tensor))
-        return carrier if carrier is not None and carrier() is tensor else None
+    def tensor_record_of(self, tensor: torch.Tensor) -> TensorRecord | None:
+        record = self.tensor_records.get(id(tensor))
+        return record if record is not None and record() is tensor else None
 
     def made(self, tensor: torch.Tensor) -> CreationRecord | None:
         """Return the record of where a tensor without a node was made, or None."""
-        carrier = self.carrier_of(tensor)
-        return carrier if type(carrier) is CreationRecord else None
+        record = self.tensor_record_of(tensor)
+        return record if type(record) is CreationRecord else None
 
     def creations(self) -> list[CreationRecord]:
-        return [record for record in [*self.carriers.values()] if type(record) is CreationRecord]
+        return [record for record in [*self.tensor_records.values()] if type(record) is CreationRecord]
 
     def mutations(self, owner: object) -> list[Mutation]:
         """Return the changes recorded for a storage."""
@@ -342,13 +342,13 @@ class Log:
         return self._token is _HERE.token
 
     def is_empty(self) -> bool:
-        return not (self.calls or self.changes or self.cuts or self.steps or self.carriers or self.frozen)
+        return not (self.calls or self.changes or self.detaches or self.steps or self.tensor_records or self.frozen)
 
     def _forget_the_dead(self) -> None:
         while self._dead:
             gone = self._dead.popleft()
-            if self.carriers.get(gone.key) is gone:
-                del self.carriers[gone.key]
+            if self.tensor_records.get(gone.key) is gone:
+                del self.tensor_records[gone.key]
 
 
 TRACKERS: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -36,7 +36,7 @@ class SiteLookup:
             for log in self._logs:
                 log.index()
         self._calls: dict[Any, Call | None] = {}
-        self._spots: dict[tuple[int, int, int, int], Expression | None] = {}
+        self._exprs: dict[tuple[int, int, int, int], Expression | None] = {}
         self._names: dict[type, str] = {}
         self._verdicts: dict[tuple[int, type], bool] = {}
 
@@ -51,16 +51,16 @@ class SiteLookup:
             self._calls[node] = found[0] if one_line else None
         return self._calls[node]
 
-    def spot(self, node: Any) -> Expression | None:
+    def expr(self, node: Any) -> Expression | None:
         call = self.call(node)
-        return None if call is None else self.spot_of(call)
+        return None if call is None else self.expr_of(call)
 
-    def spot_of(self, call: Call) -> Expression | None:
+    def expr_of(self, call: Call) -> Expression | None:
         code, instruction, caller = call.line
         key = (id(code), instruction, *((0, -1) if caller is None else (id(caller[0]), caller[1])))  # the log lives on
-        if key not in self._spots:
-            self._spots[key] = call.line.spot
-        return self._spots[key]
+        if key not in self._exprs:
+            self._exprs[key] = call.line.expr
+        return self._exprs[key]
 
     def _can_make(self, call: Call, node: Any) -> bool:
         """Return whether a call can have made a node, judged by their names."""
@@ -69,8 +69,8 @@ class SiteLookup:
         key = id(call.called), type(node)  # the log keeps what was called
         verdict = self._verdicts.get(key)
         if verdict is None:
-            asked, made = call.name.strip("_").lower().replace("truediv", "div"), self._function_of(node)
-            verdict = asked == made or not (asked in _OWN_NODE and made in _OWN_NODE)
+            requested, made = call.name.strip("_").lower().replace("truediv", "div"), self._function_of(node)
+            verdict = requested == made or not (requested in _OWN_NODE and made in _OWN_NODE)
             if type(node) in self._names:
                 self._verdicts[key] = verdict
         return verdict
@@ -109,8 +109,8 @@ _OWN_NODE = frozenset(
 
 def site_of_tensor(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Site | None:
     """Return the location that made a tensor, if an existing tracker saw it. Callers hold `DisableTorchFunction`."""
-    spot, _ = making_of(tensor, lookup)
-    return None if spot is None or spot.in_place else spot.site
+    expr, _ = making_of(tensor, lookup)
+    return None if expr is None or expr.in_place else expr.site
 
 
 def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Expression | None, CodeType | None]:
@@ -121,18 +121,18 @@ def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Expressi
     if node is not None:
         lookup = lookup or SiteLookup([tensor])
         return _making_of_result(tensor, lookup.call(node), lookup)
-    made = note_of(tensor)
+    made = creation_record_of(tensor)
     if made is None:
         return None, None
-    code, spot = made.line.code, made.line.spot
-    if code is None or spot is None:
+    code, expr = made.line.code, made.line.expr
+    if code is None or expr is None:
         return None, None
-    if made.first_sight:
-        return _making_before(code, spot), code
-    later = None if made.passed_on is None or spot.whole else made.passed_on.spot
+    if made.made_unseen:
+        return _making_before(code, expr), code
+    later = None if made.passed_on is None or expr.whole else made.passed_on.expr
     if later is not None and later.whole:
-        spot = spot._replace(site=replace(spot.site, target=later.site.target), whole=True)
-    return spot, code
+        expr = expr._replace(site=replace(expr.site, target=later.site.target), whole=True)
+    return expr, code
 
 
 def _making_of_result(
@@ -140,24 +140,24 @@ def _making_of_result(
 ) -> tuple[Expression | None, CodeType | None]:
     if call is None or (call.result is not None and call.result() is not tensor):
         return None, None
-    spot = lookup.spot_of(call)
-    if spot is None or call.inside:
-        return (None if spot is None else spot._replace(whole=False)), call.line.code
+    expr = lookup.expr_of(call)
+    if expr is None or call.inside:
+        return (None if expr is None else expr._replace(whole=False)), call.line.code
     if is_in_place(call.name):
-        return spot._replace(in_place=True), call.line.code
+        return expr._replace(in_place=True), call.line.code
     if call.result is None:
-        return output_spot(spot, fact(tensor, "output_nr")), call.line.code
-    return spot, call.line.code
+        return output_expr(expr, fact(tensor, "output_nr")), call.line.code
+    return expr, call.line.code
 
 
-def output_spot(spot: Expression, output: int) -> Expression:
+def output_expr(expr: Expression, output: int) -> Expression:
     """Return the location of one of several results, with the target that the statement unpacks this result into."""
-    if output >= len(spot.parts):
-        return spot._replace(whole=False)
-    return spot._replace(site=replace(spot.site, target=spot.parts[output]), whole=True)
+    if output >= len(expr.parts):
+        return expr._replace(whole=False)
+    return expr._replace(site=replace(expr.site, target=expr.parts[output]), whole=True)
 
 
-def note_of(tensor: torch.Tensor) -> CreationRecord | None:
+def creation_record_of(tensor: torch.Tensor) -> CreationRecord | None:
     return next((made for log in logs() if (made := log.made(tensor)) is not None), None)
 
 
@@ -172,7 +172,7 @@ def _making_before(code: CodeType, sight: Expression) -> Expression | None:
     variable = sight.receiver or (sight.operands[0] if sight.operands else None)
     if variable is None or not variable.isidentifier() or not binds_alone(code, variable):
         return None
-    makers = [spot for spot in statements_binding(code, variable) if variable not in spot.reads]
+    makers = [expr for expr in statements_binding(code, variable) if variable not in expr.reads]
     if len(makers) != 1 or makers[0].site.line > sight.site.line or not makers[0].made_here:
         return None
     return makers[0]._replace(whole=True)

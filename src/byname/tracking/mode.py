@@ -19,29 +19,29 @@ from torch.utils.checkpoint import CheckpointFunction
 from byname.reading.frames import (
     NO_LINE,
     Line,
-    called_from,
+    find_user_frame,
+    helper_caller,
+    is_called_by_user,
     is_function,
-    is_optimizers,
-    line_of,
-    made_for_the_user,
-    place_of,
-    programs_frame,
-    users_frame,
+    is_optimizer_frame,
+    reported_frame,
+    user_instruction,
+    user_line,
 )
 from byname.reading.functions import (
     COMPOSITE,
-    FACT,
+    CONVERSION,
+    GRAD_MODE,
     GRADIENT,
     MAKING,
+    METADATA,
     READ,
     SETTER,
-    SWITCH,
-    TAKEN,
     UNSCALE,
-    first_given,
-    is_pytorchs,
-    kind_of,
-    modes_left,
+    first_argument,
+    function_kind,
+    function_mode_count,
+    is_torch_function,
     name_of,
     targets_of,
     versions_of,
@@ -51,16 +51,16 @@ from byname.reading.tensor import PLAIN, fact, memory_of
 from byname.source.location import Instruction
 from byname.tracking.allocations import AllocationMode
 from byname.tracking.detached import (
-    VALUES,
+    ALIASING_PROPERTIES,
     checks_a_distribution,
-    cut_by_checkpoint,
-    cuts_by,
-    cuts_of_taking,
-    data_assigned,
-    data_changed,
+    detaches_of_call,
+    note_checkpoint,
+    note_conversion,
+    note_data_assignment,
+    note_data_change,
     requires_grad,
 )
-from byname.tracking.log import Called, Change, Log, called_as
+from byname.tracking.log import Called, Change, Log, logged_function
 
 
 class TrackingMode(TorchFunctionMode):
@@ -80,7 +80,7 @@ class TrackingMode(TorchFunctionMode):
         self._kinds: dict[Any, int] = {}
         self._called: dict[Any, Any] = {}
         self._function: CodeType | None = None
-        self._caller: Instruction = _NOBODY
+        self._caller: Instruction = _NO_CALLER
         self._modules = log.modules
         self._add_call = log.calls.append
         self._add_change = log.changes.append
@@ -126,15 +126,15 @@ class TrackingMode(TorchFunctionMode):
                 module = self._modules[-1] if self._modules else None
                 self._add_call((before, after, func, reference, module, inside, code, instruction, caller))
             elif type(result) is _Tensor:
-                self._note_making(func.__name__, args, result, before, _getframe(1))
+                self._note_creation(func.__name__, args, result, before, _getframe(1))
             elif type(result) not in _HAVE_NO_TENSORS:
                 self._note_without_node(func.__name__, args, result, before, _getframe(1))
             return result
-        if kind is FACT:
+        if kind is METADATA:
             return func(*args, **(kwargs or {}))
         if kind is READ:
             return self._read(func, args, kwargs or {}, sys._getframe(1))
-        if kind is SWITCH:
+        if kind is GRAD_MODE:
             return self._switch(func, args, sys._getframe(1))
         return self._other(func, args, kwargs or {}, kind, sys._getframe(1))
 
@@ -148,14 +148,14 @@ class TrackingMode(TorchFunctionMode):
         after = _sequence_number()
         if after != before:
             self._note_call(Called(_name_of(func), READ, False), result, before, after, frame)
-        elif issubclass(type(result), torch.Tensor) and (name := _name_of(func)) in VALUES:
+        elif issubclass(type(result), torch.Tensor) and (name := _name_of(func)) in ALIASING_PROPERTIES:
             with DisableTorchFunction():
-                cuts = () if requires_grad(result) else cuts_by(self.log, name, args, result, before, frame)
+                cuts = () if requires_grad(result) else detaches_of_call(self.log, name, args, result, before, frame)
                 if cuts:
-                    self.log.note_making(result, line_of(frame), False, cuts)
+                    self.log.note_creation(result, user_line(frame), False, cuts)
         elif result is None and _name_of(func) == "data":  # an assignment
             with DisableTorchFunction():
-                data_assigned(self.log, args[0], frame)
+                note_data_assignment(self.log, args[0], frame)
         return result
 
     @dynamo_skip
@@ -165,8 +165,8 @@ class TrackingMode(TorchFunctionMode):
         if self.stopped:
             return result
         if frame.f_code is _CODE_OF_SET_GRAD_ENABLED:
-            if frame.f_back is not None and users_frame(frame)[0] is frame.f_back:  # not no_grad, and no optimizer
-                self.log.note_switch(bool(args[0]), line_of(frame))
+            if frame.f_back is not None and find_user_frame(frame)[0] is frame.f_back:  # not no_grad, and no optimizer
+                self.log.note_switch(bool(args[0]), user_line(frame))
         elif any(frame.f_code is code for code in _CODE_OF_BLOCKS):
             self.log.forget_switch()
         return result
@@ -174,17 +174,19 @@ class TrackingMode(TorchFunctionMode):
     @dynamo_skip
     def _other(self, func: Any, args: Any, kwargs: Any, kind: int | None, frame: FrameType) -> Any:
         """Call a function of another kind, such as one that changes its arguments, or one that is not known yet."""
-        if kind is GRADIENT and type(args[0]) in PLAIN and not modes_left() and fact(args[0], "is_leaf"):
+        if kind is GRADIENT and type(args[0]) in PLAIN and not function_mode_count() and fact(args[0], "is_leaf"):
             return func(*args, **kwargs)  # a leaf keeps its gradient
         is_known = kind is not None
         if kind is None:
-            kind = self._get_to_know(func)
+            kind = self._learn_kind(func)
             if kind == READ:
                 return self._read(func, args, kwargs, frame)
-            if kind == SWITCH:
+            if kind == GRAD_MODE:
                 return self._switch(func, args, frame)
         given = (*args, *kwargs.values()) if kwargs else args
-        if self.log.listener is not None and (func is _COPY or (kind == COMPOSITE and (is_known or is_pytorchs(func)))):
+        if self.log.listener is not None and (
+            func is _COPY or (kind == COMPOSITE and (is_known or is_torch_function(func)))
+        ):
             self.log.listener.applied(func, args, kwargs, frame)
         targets = targets_of(kind, args, kwargs)
         versions = versions_of(targets) if targets else ()
@@ -193,17 +195,19 @@ class TrackingMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         after = _sequence_number()
         if after != before:
-            self._note_call(self._called[func] if is_known else called_as(func, kind), result, before, after, frame)
+            self._note_call(
+                self._called[func] if is_known else logged_function(func, kind), result, before, after, frame
+            )
         if kind == SETTER:
             self._note_setting(targets, result, trainable, frame)
         elif kind == GRADIENT:
             self._note_reading(args[0], frame)
-        elif kind == TAKEN:
+        elif kind == CONVERSION:
             with DisableTorchFunction():
-                cuts_of_taking(self.log, func.__name__, args[0], before, frame)
+                note_conversion(self.log, func.__name__, args[0], before, frame)
         elif issubclass(type(result), torch.Tensor):
-            if after == before and not (targets and result is first_given(args, kwargs)):
-                self._note_making(name_of(func), given, result, before, frame)
+            if after == before and not (targets and result is first_argument(args, kwargs)):
+                self._note_creation(name_of(func), given, result, before, frame)
         elif issubclass(type(result), (tuple, list)):
             self._note_parts(name_of(func), given, result, before, frame)
         if targets:
@@ -221,13 +225,13 @@ class TrackingMode(TorchFunctionMode):
                 self._note_result(called.name, args, result, before, frame, self._line_of(frame), False)
         if args and args[0] is CheckpointFunction:
             with DisableTorchFunction():
-                cut_by_checkpoint(self.log, result, before, frame)
+                note_checkpoint(self.log, result, before, frame)
 
-    def _get_to_know(self, function: Any) -> int:
+    def _learn_kind(self, function: Any) -> int:
         """Return the kind of a function. Only PyTorch's own are cached: a user's function may keep anything alive."""
-        kind = kind_of(function)
-        if is_pytorchs(function):
-            self._called[function] = called_as(function, kind)  # first: an interrupt may come in between
+        kind = function_kind(function)
+        if is_torch_function(function):
+            self._called[function] = logged_function(function, kind)  # first: an interrupt may come in between
             self._kinds[function] = kind
         return kind
 
@@ -237,8 +241,8 @@ class TrackingMode(TorchFunctionMode):
         Inside an optimizer these are the program's line, since trainers call `step`, and the name of the step.
         """
         if self.stepping is None:
-            return line_of(frame), name
-        return line_of(programs_frame(frame)), self.stepping if is_optimizers(frame) else name
+            return user_line(frame), name
+        return user_line(reported_frame(frame)), self.stepping if is_optimizer_frame(frame) else name
 
     def _note_call(self, called: Any, result: Any, before: int, after: int, frame: FrameType | None) -> None:
         code, instruction, inside, caller = self._line(frame)
@@ -248,32 +252,34 @@ class TrackingMode(TorchFunctionMode):
 
     def _line(self, frame: FrameType | None) -> tuple[CodeType | None, int, int, Instruction | None]:
         """Return the code and instruction of the user's line, the number of module calls inside it, and its caller."""
-        user, inside = users_frame(frame)
+        user, inside = find_user_frame(frame)
         if user is None:
             return None, -1, inside, None
         code, caller = user.f_code, self._caller
         back = user.f_back if code is self._function else None
         if back is not None and back.f_code is caller[0] and back.f_lasti == caller[1]:
             return code, user.f_lasti, inside, caller
-        found = called_from(user)
+        found = helper_caller(user)
         if found is not None and is_function(user):
             self._function, self._caller = code, found
         return code, user.f_lasti, inside, found
 
     def _line_of(self, frame: FrameType) -> Line:
-        """Return what `line_of` returns, in less time if the last recorded call came through the same caller."""
+        """Return what `user_line` returns, in less time if the last recorded call came through the same caller."""
         code, instruction, _, caller = self._line(frame)
         return NO_LINE if code is None else _new(Line, (code, instruction, caller))
 
     def _note_without_node(self, name: str, args: Sequence[Any], result: Any, before: int, frame: FrameType) -> None:
         if issubclass(type(result), torch.Tensor):
-            self._note_making(name, args, result, before, frame)
+            self._note_creation(name, args, result, before, frame)
         elif issubclass(type(result), (tuple, list)):
             self._note_parts(name, args, result, before, frame)
 
-    def _note_making(self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType) -> None:
+    def _note_creation(
+        self, name: str, args: Sequence[Any], result: torch.Tensor, before: int, frame: FrameType
+    ) -> None:
         """Record a tensor made without a node, unless PyTorch made it for its own use, as an optimizer does."""
-        users = made_for_the_user(frame)
+        users = is_called_by_user(frame)
         if not users and checks_a_distribution(frame):
             return
         with DisableTorchFunction():
@@ -293,9 +299,9 @@ class TrackingMode(TorchFunctionMode):
         """Record a tensor made without a node, with the calls that detached it. `line` is None inside PyTorch."""
         if requires_grad(result):
             if line is not None:
-                self.log.note_making(result, line, passed_on)
+                self.log.note_creation(result, line, passed_on)
             return
-        cuts = cuts_by(self.log, name, args, result, before, frame, line)
+        cuts = detaches_of_call(self.log, name, args, result, before, frame, line)
         if line is not None:
             self.log.note_detached(result, line, passed_on, cuts)
         elif cuts:
@@ -307,7 +313,7 @@ class TrackingMode(TorchFunctionMode):
             return
         with DisableTorchFunction():
             parts = _cut_parts(results)
-            cuts = cuts_by(self.log, name, args, None, before, frame) if parts else ()
+            cuts = detaches_of_call(self.log, name, args, None, before, frame) if parts else ()
             for part in parts if cuts else ():
                 self.log.note_inner(part, cuts)
 
@@ -318,19 +324,19 @@ class TrackingMode(TorchFunctionMode):
         if not targets:
             return
         tensor = targets[0]
-        user, _ = users_frame(frame)
+        user, _ = find_user_frame(frame)
         with DisableTorchFunction():
             if not requires_grad(tensor):
                 if trainable:
-                    self.log.frozen.append((*place_of(user), weakref.ref(tensor)))
+                    self.log.frozen.append((*user_instruction(user), weakref.ref(tensor)))
             elif user is frame or result is tensor:
-                self.log.note_making(tensor, line_of(user), True)
+                self.log.note_creation(tensor, user_line(user), True)
 
     def _note_reading(self, tensor: torch.Tensor, frame: FrameType) -> None:
         """Record that the program reads a gradient that PyTorch does not keep."""
         with DisableTorchFunction():
             if not fact(tensor, "is_leaf") and not fact(tensor, "retains_grad"):
-                self.log.grad_reads.append((*place_of(frame), weakref.ref(tensor)))
+                self.log.grad_reads.append((*user_instruction(frame), weakref.ref(tensor)))
 
     def _note_changes(
         self, function: Any, targets: Sequence[torch.Tensor], versions: tuple[int | None, ...], frame: FrameType
@@ -350,7 +356,7 @@ class TrackingMode(TorchFunctionMode):
             storages = tuple([weakref.ref(memory_of(tensor)) for tensor, _ in changed])
             self._add_change(Change(line, operation, storages, tuple([pair for _, pair in changed])))
             for tensor, _ in changed:
-                data_changed(self.log, tensor, name, frame)
+                note_data_change(self.log, tensor, name, frame)
 
 
 _COPY = torch.Tensor.copy_
@@ -358,7 +364,7 @@ _CODE_OF_SET_GRAD_ENABLED = torch.set_grad_enabled.__init__.__code__
 _CODE_OF_BLOCKS = (torch.set_grad_enabled.__enter__.__code__, torch.set_grad_enabled.__call__.__code__)
 _sequence_number = torch._C._autograd._get_sequence_nr
 _new, _getframe, _reference, _Tensor = tuple.__new__, sys._getframe, weakref.ref, torch.Tensor
-_NOBODY: Instruction = (sys._getframe().f_code, -1)
+_NO_CALLER: Instruction = (sys._getframe().f_code, -1)
 _HAVE_NO_TENSORS = (bool, int, float, type(None), torch.Size)
 
 

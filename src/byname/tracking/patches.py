@@ -27,7 +27,7 @@ from byname.reading.functions import MAKING
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import dynamo_skip, torch_function_disabled
 from byname.source.location import is_library
-from byname.source.tracebacks import clean, meant_frame
+from byname.source.tracebacks import meant_frame, strip_byname_frames
 from byname.tracking.depth import RECURSION_LIMIT
 from byname.tracking.log import Called
 from byname.tracking.mode import TrackingMode
@@ -35,69 +35,69 @@ from byname.tracking.unwatched import Compiled, OptimizerSteps
 from byname.undo import Patch, Shared
 
 
-def start(watch: TrackingMode) -> None:
-    FUNCTIONS.push(watch)
-    if watch.allocating is not None:
-        DISPATCHES.push(watch.allocating)
-    _UNSEEN.watch(watch)
+def start(mode: TrackingMode) -> None:
+    FUNCTIONS.push(mode)
+    if mode.allocating is not None:
+        DISPATCHES.push(mode.allocating)
+    _CALL_PATCHES.watch(mode)
 
 
-def stop(watch: TrackingMode) -> None:
+def stop(mode: TrackingMode) -> None:
     """Stop a tracking mode and restore everything, even if other modes were entered since and have not been left.
 
     The call is also valid if `start` succeeded only in part, and again if `stop` was interrupted.
     """
     try:  # whatever one of these raises, the others run; signals wait already
-        watch.disable()
+        mode.disable()
     finally:
         try:
-            _UNSEEN.unwatch(watch)
+            _CALL_PATCHES.unwatch(mode)
         finally:
             try:
-                FUNCTIONS.remove(watch)
+                FUNCTIONS.remove(mode)
             finally:
-                if watch.allocating is not None:
-                    DISPATCHES.remove(watch.allocating)
+                if mode.allocating is not None:
+                    DISPATCHES.remove(mode.allocating)
 
 
-class _Unseen:
+class _CallPatches:
     """The calls that a function mode does not see, wrapped while any thread is watched."""
 
     def __init__(self) -> None:
         self._watched = Shared(self._install, self._remove)
-        self._watches: dict[int, list[TrackingMode]] = {}
-        self._compiled = Compiled(self._watches, self._hide, self._show)
-        self._steps = OptimizerSteps(self._watches)
+        self._tracking_modes: dict[int, list[TrackingMode]] = {}
+        self._compiled = Compiled(self._tracking_modes, self._hide, self._show)
+        self._steps = OptimizerSteps(self._tracking_modes)
         self._patches = [
-            Patch(torch.autograd.Function, "apply", _once(self._noted, classmethod)),
-            Patch(nn.Parameter, "__new__", _once(self._noted, staticmethod)),
-            Patch(torch, "from_numpy", _once(self._noted)),
-            Patch(nn.Module, "_call_impl", _once(self._running)),
-            Patch(torch, "compile", _once(self._compiling)),
-            Patch(torch.jit, "trace", _once(self._unwatched)),
-            Patch(torch.autograd.profiler.record_function, "__enter__", _once(self._steps.beginning)),
-            Patch(torch.autograd.profiler.record_function, "__exit__", _once(self._steps.ending)),
-            Patch(torch._utils.ExceptionWrapper, "__init__", _once(_cleaning)),
-            Patch(warnings, "_showwarnmsg", _once(_about_the_program)),
+            Patch(torch.autograd.Function, "apply", _cached_wrapper(self._recording_wrapper, classmethod)),
+            Patch(nn.Parameter, "__new__", _cached_wrapper(self._recording_wrapper, staticmethod)),
+            Patch(torch, "from_numpy", _cached_wrapper(self._recording_wrapper)),
+            Patch(nn.Module, "_call_impl", _cached_wrapper(self._module_call_wrapper)),
+            Patch(torch, "compile", _cached_wrapper(self._compile_wrapper)),
+            Patch(torch.jit, "trace", _cached_wrapper(self._untracked_wrapper)),
+            Patch(torch.autograd.profiler.record_function, "__enter__", _cached_wrapper(self._steps.wrap_enter)),
+            Patch(torch.autograd.profiler.record_function, "__exit__", _cached_wrapper(self._steps.wrap_exit)),
+            Patch(torch._utils.ExceptionWrapper, "__init__", _cached_wrapper(_traceback_cleaner)),
+            Patch(warnings, "_showwarnmsg", _cached_wrapper(_warning_relocator)),
         ]
         self._hook: Any = None
 
-    def watch(self, watch: TrackingMode) -> None:
+    def watch(self, mode: TrackingMode) -> None:
         """Add a tracking mode; the first one installs the wrappers. If this raises, `unwatch` undoes it."""
         with self._watched.lock:
-            self._watches.setdefault(watch.log.thread, []).append(watch)
-            self._watched.hold(watch)
+            self._tracking_modes.setdefault(mode.log.thread, []).append(mode)
+            self._watched.hold(mode)
             self._compiled.watch()
 
-    def unwatch(self, watch: TrackingMode) -> None:
+    def unwatch(self, mode: TrackingMode) -> None:
         """Remove a tracking mode; the last one restores the originals. A second call does nothing."""
         with self._watched.lock:
-            watches = self._watches.get(watch.log.thread, [])
-            if watch in watches:
-                watches.remove(watch)
-            if not watches:
-                self._watches.pop(watch.log.thread, None)
-            self._watched.release(watch)
+            tracking_modes = self._tracking_modes.get(mode.log.thread, [])
+            if mode in tracking_modes:
+                tracking_modes.remove(mode)
+            if not tracking_modes:
+                self._tracking_modes.pop(mode.log.thread, None)
+            self._watched.release(mode)
 
     def _install(self) -> None:
         RECURSION_LIMIT.hold(self)
@@ -122,7 +122,7 @@ class _Unseen:
     def _show(self) -> None:
         """Put the wrappers back, unless no thread is watched any more."""
         with self._watched.lock:
-            if self._watches:
+            if self._tracking_modes:
                 self._register_hook()
             for patch in self._patches:
                 patch.show()
@@ -134,29 +134,29 @@ class _Unseen:
         else:
             self._hook.hooks_dict_ref()[self._hook.id] = self._steps.begin
 
-    def _noted(self, function: Any) -> Any:
+    def _recording_wrapper(self, function: Any) -> Any:
         called = Called(function.__name__.replace("__new__", "Parameter"), MAKING, False)
 
         @dynamo_skip
         def noted(*args: Any, **kwargs: Any) -> Any:
-            watches = self._watches.get(threading.get_ident())
-            if not watches or torch_function_disabled():
+            tracking_modes = self._tracking_modes.get(threading.get_ident())
+            if not tracking_modes or torch_function_disabled():
                 return function(*args, **kwargs)
             before = torch._C._autograd._get_sequence_nr()
             result = function(*args, **kwargs)
-            for watch in watches:
-                watch.note_unseen(called, args, result, before, sys._getframe(1))
+            for mode in tracking_modes:
+                mode.note_unseen(called, args, result, before, sys._getframe(1))
             return result
 
         return noted
 
-    def _running(self, call: Any) -> Any:
+    def _module_call_wrapper(self, call: Any) -> Any:
         @dynamo_skip
         def running(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            watches = self._watches.get(threading.get_ident())
-            if not watches:
+            tracking_modes = self._tracking_modes.get(threading.get_ident())
+            if not tracking_modes:
                 return call(module, *args, **kwargs)
-            entered = [(watch.log, watch.log.enter(module)) for watch in watches]
+            entered = [(mode.log, mode.log.enter(module)) for mode in tracking_modes]
             for log, depth in entered:
                 if log.listener is not None:
                     log.listener.ran(module, args, kwargs, depth, sys._getframe(1))
@@ -171,48 +171,48 @@ class _Unseen:
 
         return running
 
-    def _unwatched(self, function: Any) -> Any:
+    def _untracked_wrapper(self, function: Any) -> Any:
         """Return a wrapper that takes the modes off while a function inspects the Python stack and would find them."""
 
         @dynamo_skip
         def unwatched(*args: Any, **kwargs: Any) -> Any:
-            watches = list(self._watches.get(threading.get_ident(), ()))
-            functions = FUNCTIONS.take_off(watches)
-            dispatches = DISPATCHES.take_off([watch.allocating for watch in watches])
+            tracking_modes = list(self._tracking_modes.get(threading.get_ident(), ()))
+            functions = FUNCTIONS.remove_all(tracking_modes)
+            dispatches = DISPATCHES.remove_all([mode.allocating for mode in tracking_modes])
             try:
                 return function(*args, **kwargs)
             finally:
-                wanted = [watch for watch in watches if not watch.stopped]
-                FUNCTIONS.put_back(wanted, functions)
-                DISPATCHES.put_back([watch.allocating for watch in wanted], dispatches)
+                wanted = [mode for mode in tracking_modes if not mode.stopped]
+                FUNCTIONS.restore(wanted, functions)
+                DISPATCHES.restore([mode.allocating for mode in wanted], dispatches)
 
         return unwatched
 
-    def _compiling(self, compile_: Any) -> Any:
+    def _compile_wrapper(self, compile_: Any) -> Any:
         @dynamo_skip
         def compiling(*args: Any, **kwargs: Any) -> Any:
             compiled = compile_(*args, **kwargs)
             with self._watched.lock:
-                if self._watches:
+                if self._tracking_modes:
                     self._compiled.watch()
             return compiled
 
         return compiling
 
 
-def _cleaning(wrap: Any) -> Any:
+def _traceback_cleaner(wrap: Any) -> Any:
     """Return a wrapper that removes byname's frames from an error that another process or thread raises again."""
 
     def cleaning(*args: Any, **kwargs: Any) -> None:
         error = sys.exc_info()[1]
         if error is not None:
-            clean(error)
+            strip_byname_frames(error)
         wrap(*args, **kwargs)
 
     return cleaning
 
 
-def _about_the_program(show: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
+def _warning_relocator(show: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
     """Return a wrapper of ``warnings._showwarnmsg`` that reissues a warning about byname's line at the program's line.
 
     There the program's filters apply to it, and Python counts it as shown there.
@@ -245,7 +245,7 @@ def _forget(message: warnings.WarningMessage, frame: FrameType) -> None:
     vars(warnings).get("onceregistry", {}).pop(key, None)
 
 
-def _once(make: Callable[[Any], Any], bind: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:
+def _cached_wrapper(make: Callable[[Any], Any], bind: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:
     """Return a function that makes a wrapper of an attribute, bound as a `staticmethod` or the like if `bind` says so.
 
     The wrapper of a library's function is cached.
@@ -273,7 +273,7 @@ def _is_a_librarys(function: Any) -> bool:
     return is_library(code.co_filename) and set(code.co_freevars) <= {"__class__"}  # which `super()` refers to
 
 
-_UNSEEN = _Unseen()
+_CALL_PATCHES = _CallPatches()
 """One object for the process, because it wraps attributes of the process; it is empty while nothing tracks."""
 
 

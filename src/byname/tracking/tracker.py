@@ -65,31 +65,31 @@ class Tracker:
 
     def _enter(self, block: Undo) -> TrackingMode:
         allocating = None if self._allocations is None else AllocationMode(self._allocations)
-        watch = TrackingMode(self._log(), allocating)
-        block.add(self._leave, watch)
-        self._entered.append(watch)
-        start(watch)
-        return watch
+        mode = TrackingMode(self._log(), allocating)
+        block.add(self._leave, mode)
+        self._entered.append(mode)
+        start(mode)
+        return mode
 
     def _log(self) -> Log:
         """Return a log for this thread: an earlier log of this thread that is not in use, or a new one."""
         for log in self.logs:
-            if log.of_this_thread() and all(watch.log is not log for watch in self._entered):
+            if log.of_this_thread() and all(mode.log is not log for mode in self._entered):
                 return log
         log = Log(self._limit)
         log.listener = self.listener
         self.logs.append(log)
         return log
 
-    def _leave(self, watch: TrackingMode) -> None:
+    def _leave(self, mode: TrackingMode) -> None:
         """Stop a tracking mode. A second call does nothing."""
-        if watch not in self._entered:
+        if mode not in self._entered:
             return
-        stop(watch)
-        if watch.log.is_empty():  # a program may start thousands of threads that compute nothing
-            _drop(self.logs, watch.log)
-        _drop(self._in_threads, watch)
-        _drop(self._entered, watch)
+        stop(mode)
+        if mode.log.is_empty():  # a program may start thousands of threads that compute nothing
+            _drop(self.logs, mode.log)
+        _drop(self._in_threads, mode)
+        _drop(self._entered, mode)
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -103,16 +103,16 @@ class Tracker:
 
     def leave_threads(self) -> None:
         """Stop every tracking mode that `in_thread` has started and that is still active."""
-        for watch in self._in_threads[::-1]:
-            self._leave(watch)
+        for mode in self._in_threads[::-1]:
+            self._leave(mode)
 
     def resume(self, called: Undo) -> None:
         """Watch again inside a function that PyTorch calls without the modes of the stack, such as backward."""
         here = threading.get_ident()
-        for watch in self._entered[:]:
-            if watch.log.thread == here and not FUNCTIONS.holds(watch):
-                called.add(FUNCTIONS.remove, watch)
-                FUNCTIONS.push(watch)
+        for mode in self._entered[:]:
+            if mode.log.thread == here and not FUNCTIONS.holds(mode):
+                called.add(FUNCTIONS.remove, mode)
+                FUNCTIONS.push(mode)
 
     def mutations(self, tensor: torch.Tensor) -> tuple[Mutation, ...]:
         """Return the in-place operations seen on a tensor's storage, through whatever view, in the order they ran.

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from byname.reading.frames import NO_LINE, Line, line_of, programs_frame
+from byname.reading.frames import NO_LINE, Line, reported_frame, user_line
 from byname.reading.functions import MAKING, versions_of
 from byname.reading.modes import FUNCTIONS
 from byname.reading.modules import parameters_of
@@ -40,7 +40,7 @@ class _Step:
     frame: FrameType
     name: str
     line: Line
-    watches: list[TrackingMode]
+    tracking_modes: list[TrackingMode]
     parameters: list[torch.Tensor]
     versions: tuple[int | None, ...]
     modes: list[Any] | None
@@ -49,44 +49,46 @@ class _Step:
 class OptimizerSteps:
     """The optimizer steps in progress, at most one per thread; a step inside another counts as a part of it."""
 
-    def __init__(self, watches: Mapping[int, Sequence[TrackingMode]]) -> None:
-        self._watches = watches
+    def __init__(self, tracking_modes: Mapping[int, Sequence[TrackingMode]]) -> None:
+        self._tracking_modes = tracking_modes
         self._running: dict[int, _Step] = {}
 
     @dynamo_skip
     def begin(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Begin a step; this is PyTorch's global hook before it."""
         thread = threading.get_ident()
-        watches = [] if torch_function_disabled() else list(self._watches.get(thread, ()))
+        tracking_modes = [] if torch_function_disabled() else list(self._tracking_modes.get(thread, ()))
         frame = sys._getframe(1)
-        if watches and thread not in self._running and "record_function" in frame.f_code.co_names:
+        if tracking_modes and thread not in self._running and "record_function" in frame.f_code.co_names:
             closure = any(one is not None for one in [*args[1:], *kwargs.values()])
             watched = closure or bool(optimizer.defaults.get("differentiable"))
-            self._running[thread] = _begun(optimizer, watches, frame, watched)
+            self._running[thread] = _begin_step(optimizer, tracking_modes, frame, watched)
 
-    def beginning(self, enter: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_enter(self, enter: Callable[..., Any]) -> Callable[..., Any]:
         """Return a replacement for PyTorch's ``record_function.__enter__`` that takes the modes off in ``zero_grad()``.
 
         It makes two calls for each parameter, and there is nothing to record of a gradient that is only dropped.
         """
 
         @dynamo_skip
-        def beginning(record: Any) -> Any:
+        def wrap_enter(record: Any) -> Any:
             entered, frame = enter(record), sys._getframe(1)
             if frame.f_code is _ZERO_GRAD and frame.f_locals["set_to_none"]:
                 thread = threading.get_ident()
-                watches = list(self._watches.get(thread, ()))
-                if watches and thread not in self._running and not torch_function_disabled():
-                    self._running[thread] = _Step(frame, "", NO_LINE, watches, [], (), FUNCTIONS.take_off(watches))
+                tracking_modes = list(self._tracking_modes.get(thread, ()))
+                if tracking_modes and thread not in self._running and not torch_function_disabled():
+                    self._running[thread] = _Step(
+                        frame, "", NO_LINE, tracking_modes, [], (), FUNCTIONS.remove_all(tracking_modes)
+                    )
             return entered
 
-        return beginning
+        return wrap_enter
 
-    def ending(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_exit(self, leave: Callable[..., Any]) -> Callable[..., Any]:
         """Return a replacement for PyTorch's ``record_function.__exit__`` that ends what has begun after it."""
 
         @dynamo_skip
-        def ending(record: Any, *error: Any) -> Any:
+        def wrap_exit(record: Any, *error: Any) -> Any:
             try:
                 return leave(record, *error)
             finally:
@@ -95,33 +97,35 @@ class OptimizerSteps:
                     del self._running[threading.get_ident()]
                     _end(step)
 
-        return ending
+        return wrap_exit
 
 
 _ZERO_GRAD = inspect.unwrap(torch.optim.Optimizer.zero_grad).__code__
 
 
-def _begun(optimizer: torch.optim.Optimizer, watches: list[TrackingMode], frame: FrameType, watched: bool) -> _Step:
-    line = line_of(programs_frame(frame))
+def _begin_step(
+    optimizer: torch.optim.Optimizer, tracking_modes: list[TrackingMode], frame: FrameType, watched: bool
+) -> _Step:
+    line = user_line(reported_frame(frame))
     name = f"{type(optimizer).__name__}.step"
     number = torch._C._autograd._get_sequence_nr()
-    for watch in watches:
-        watch.log.steps.append(OptimizerStep(number, line, weakref.ref(optimizer), name))
-        watch.stepping = name
+    for mode in tracking_modes:
+        mode.log.steps.append(OptimizerStep(number, line, weakref.ref(optimizer), name))
+        mode.stepping = name
     if watched:
-        return _Step(frame, name, line, watches, [], (), None)
-    modes = FUNCTIONS.take_off(watches)
+        return _Step(frame, name, line, tracking_modes, [], (), None)
+    modes = FUNCTIONS.remove_all(tracking_modes)
     parameters = parameters_of(optimizer)
-    return _Step(frame, name, line, watches, parameters, versions_of(parameters), modes)
+    return _Step(frame, name, line, tracking_modes, parameters, versions_of(parameters), modes)
 
 
 def _end(step: _Step) -> None:
-    watching = [watch for watch in step.watches if not watch.stopped]
-    for watch in watching:
-        watch.stepping = None
+    watching = [mode for mode in step.tracking_modes if not mode.stopped]
+    for mode in watching:
+        mode.stepping = None
     if step.modes is None:
         return
-    FUNCTIONS.put_back(watching, step.modes)
+    FUNCTIONS.restore(watching, step.modes)
     storages: list[weakref.ref[Any]] = []
     versions: list[tuple[int, int]] = []
     with DisableTorchFunction():
@@ -130,8 +134,8 @@ def _end(step: _Step) -> None:
             if before is not None and after is not None and before != after:
                 storages.append(weakref.ref(memory_of(parameter)))
                 versions.append((before, after))
-    for watch in watching if storages else ():
-        watch.log.changes.append(Change(step.line, step.name, tuple(storages), tuple(versions)))
+    for mode in watching if storages else ():
+        mode.log.changes.append(Change(step.line, step.name, tuple(storages), tuple(versions)))
 
 
 _SWITCH = "_maybe_set_eval_frame"
@@ -141,7 +145,7 @@ _SWITCH = "_maybe_set_eval_frame"
 @dataclass(frozen=True, slots=True)
 class _Region:
     frame: FrameType
-    watches: list[TrackingMode]
+    tracking_modes: list[TrackingMode]
     modes: list[Any]
     before: int
 
@@ -150,14 +154,14 @@ class Compiled:
     """The compiled functions that are running in watched threads.
 
     Args:
-        watches: the tracking modes of each watched thread, by the thread's identifier.
+        tracking_modes: the tracking modes of each watched thread, by the thread's identifier.
         hide, show: functions that remove the patches and put them back.
     """
 
     def __init__(
-        self, watches: Mapping[int, Sequence[TrackingMode]], hide: Callable[[], None], show: Callable[[], None]
+        self, tracking_modes: Mapping[int, Sequence[TrackingMode]], hide: Callable[[], None], show: Callable[[], None]
     ) -> None:
-        self._watches = watches
+        self._tracking_modes = tracking_modes
         self._hide, self._show = hide, show
         self._regions: dict[int, _Region] = {}
         self._patch: Patch | None = None
@@ -168,7 +172,7 @@ class Compiled:
         if "torch._dynamo" not in sys.modules:
             return
         frames = sys.modules["torch._dynamo.eval_frame"]
-        if len(self._watches) > 1 or not self._can_switch(frames):
+        if len(self._tracking_modes) > 1 or not self._can_switch(frames):
             self._stance = self._stance or torch.compiler.set_stance("force_eager")
         elif self._patch is None:
             self._patch = Patch(frames, _SWITCH, self._switching)
@@ -197,9 +201,9 @@ class Compiled:
             thread = threading.get_ident()
             region, frame = self._regions.get(thread), sys._getframe(1)
             if region is None:
-                watches = list(self._watches.get(thread, ()))
-                if watches and callback is not None and frame.f_code.co_name not in ("__enter__", "__exit__"):
-                    self._begin(thread, frame, watches)
+                tracking_modes = list(self._tracking_modes.get(thread, ()))
+                if tracking_modes and callback is not None and frame.f_code.co_name not in ("__enter__", "__exit__"):
+                    self._begin(thread, frame, tracking_modes)
                 return original(callback)
             prior = original(callback)
             if region.frame is frame:
@@ -208,19 +212,19 @@ class Compiled:
 
         return switch
 
-    def _begin(self, thread: int, frame: FrameType, watches: list[TrackingMode]) -> None:
+    def _begin(self, thread: int, frame: FrameType, tracking_modes: list[TrackingMode]) -> None:
         before = torch._C._autograd._get_sequence_nr()
-        self._regions[thread] = _Region(frame, watches, FUNCTIONS.take_off(watches), before)
+        self._regions[thread] = _Region(frame, tracking_modes, FUNCTIONS.remove_all(tracking_modes), before)
         self._hide()
 
     def _end(self, thread: int, region: _Region) -> None:
         del self._regions[thread]
-        watching = [watch for watch in region.watches if not watch.stopped]
+        watching = [mode for mode in region.tracking_modes if not mode.stopped]
         self._show()
-        FUNCTIONS.put_back(watching, region.modes)
+        FUNCTIONS.restore(watching, region.modes)
         result = region.frame.f_locals.get("result")  # reading it keeps nothing alive: the frame is about to return
-        for watch in watching:
-            watch.note_unseen(_CALLED, (), result, region.before, region.frame)
+        for mode in watching:
+            mode.note_unseen(_CALLED, (), result, region.before, region.frame)
 
 
 _CALLED = Called("compiled", MAKING, False)

@@ -17,13 +17,13 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.module_tree import notes_on_fast_paths
 from byname.model.selectors import Selector
-from byname.model.spot import Meaning
-from byname.model.where import meaning_of, unwrapped
-from byname.tracing.eager import Uncompiled, notes_on_compiled
-from byname.watch.attachment import Before, Callback, Running
+from byname.model.spot import Resolution
+from byname.model.where import resolve_where, unwrapped
+from byname.tracing.eager import EagerExecution, notes_on_compiled
+from byname.watch.attachment import Attachment, Before, Callback
 from byname.watch.explicit_attention import checked_attention
 from byname.watch.following import Following
-from byname.watch.handle import Handle, Tap
+from byname.watch.handle import Handle, HookSet
 from byname.watch.late_binding import Binding
 from byname.watch.parameters import States
 
@@ -87,41 +87,43 @@ def attach(
     root = unwrapped(model)
     if not callable(callback):
         raise BadArgumentError(f"a callback is a function of an event; {type(callback).__name__} cannot be called")
-    running = Running(root, callback, before, reads=reads)
-    running.stamp, running.begun, running.unmatched, running.ended = stamp, begun, unmatched, ended
-    meaning, selectors = meaning_of(where, root, reads=reads)
-    running.ask(meaning, selectors)
-    explicit = checked_attention(attention, meaning, selectors)
-    binding = Binding(root, running, meaning, selectors, explicit=explicit)
+    attachment = Attachment(root, callback, before, reads=reads)
+    attachment.stamp, attachment.begun, attachment.unmatched, attachment.ended = stamp, begun, unmatched, ended
+    resolution, selectors = resolve_where(where, root, reads=reads)
+    attachment.add_request(resolution, selectors)
+    explicit = checked_attention(attention, resolution, selectors)
+    binding = Binding(root, attachment, resolution, selectors, explicit=explicit)
     if example is None:
-        binding.choose_online()
+        binding.prepare_first_forward()
     else:
         binding.bind(example)
-    return _handle(root, model, running, meaning, selectors, binding).switched(enabled)
+    return _handle(root, model, attachment, resolution, selectors, binding).switched(enabled)
 
 
 def _handle(
     root: nn.Module,
     given: nn.Module,
-    running: Running,
-    meaning: Meaning,
+    attachment: Attachment,
+    resolution: Resolution,
     selectors: Sequence[Selector],
     binding: Binding,
 ) -> Handle:
     """Return the handle of an attachment that is not installed yet."""
-    states = States(running)
-    places = Following(root, running, states, meaning, selectors, binding)
-    taps: list[Tap] = [Uncompiled(running.notes), running, states, places]
-    of_places = (spot.module for spot in meaning.spots if spot.kind in ("module", "input"))
+    states = States(attachment)
+    places = Following(root, attachment, states, resolution, selectors, binding)
+    hook_sets: list[HookSet] = [EagerExecution(attachment.notes), attachment, states, places]
+    of_places = (spot.module for spot in resolution.spots if spot.kind in ("module", "input"))
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
-    noticed = partial(_noticed, weakref.ref(root), weakref.ref(given), hooked, binding.listens_to_functions)
-    staying = (running, states)
-    handle = Handle(taps, running.paths, running.notes, running.requested, staying, noticed, places.forget)
-    binding.missing = handle.give_up
+    late_notes = partial(_model_notes, weakref.ref(root), weakref.ref(given), hooked, binding.needs_function_mode)
+    kept_when_paused = (attachment, states)
+    handle = Handle(
+        hook_sets, attachment.paths, attachment.notes, attachment.requested, kept_when_paused, late_notes, places.forget
+    )
+    binding.missing = handle.remove_silently
     return handle
 
 
-def _noticed(
+def _model_notes(
     root: weakref.ref[nn.Module], given: weakref.ref[nn.Module], hooked: set[int], mode: bool
 ) -> Iterator[str]:
     """Yield the notes on a whole model, and on its wrappers."""

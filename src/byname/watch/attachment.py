@@ -13,13 +13,13 @@ from torch import nn
 
 from byname.errors import NoMatchError, NothingSeenWarning
 from byname.model.selectors import Selector
-from byname.model.spot import Meaning
+from byname.model.spot import Resolution
 from byname.reading.frames import runs
 from byname.source.tracebacks import warn
 from byname.table import listed
-from byname.tracing.muted import UNDER_WAY, is_muted, muting, of_thread
+from byname.tracing.muted import MUTED_RUNS, is_muted, muting, thread_state
 from byname.watch.replacement import conversion_note
-from byname.watch.requested import WARNED, Notes, PlaceNote, Requested, in_words
+from byname.watch.requested import WARNED, Notes, PlaceNote, Requested, describe_request
 from byname.watch.value_gradients import LeafHooks
 
 
@@ -83,7 +83,7 @@ class ThreadState:
     """
 
     def __init__(self) -> None:
-        self.busy = of_thread.busy
+        self.active_callbacks = thread_state.active_callbacks
         self.iteration = -1
         self.depth = 0
         self.calls: dict[str, int] = {}
@@ -94,15 +94,15 @@ class ThreadState:
         self.open: dict[object, list[list[tuple[Any, Any]]]] = {}
         self.mode: Any = None
         self.whole = -1
-        self.ended_well = False
+        self.succeeded = False
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.here = ThreadState()
+        self.state = ThreadState()
 
 
-class Running:
+class Attachment:
     """The state of one attachment: it numbers the values and calls the callback with them.
 
     Its arguments, and `stamp`, `begun`, `unmatched` and `ended`, are those of `attach`.
@@ -111,10 +111,10 @@ class Running:
         reader: the read-only callback, or the object whose method it is; None if the callback may replace values.
         order: the number of the attachment.
         needs_forward: whether some of the requested places report only while the forward of the model runs.
-        listening: whether the callback may be called. Hooks on an earlier graph do nothing once this is False.
+        active: whether the callback may be called. Hooks on an earlier graph do nothing once this is False.
         everything: whether every call of a place is reported; False if only some calls were selected.
         hooked: hooks on leaf tensors, which outlive the graph.
-        standing_in: the tensors that replace parameters at the moment.
+        substitutes: the tensors that replace parameters at the moment.
         only: the numbers of the selected calls, for each place whose calls were selected by number.
     """
 
@@ -127,14 +127,14 @@ class Running:
         self.reader: object | None = getattr(callback, "__self__", callback) if reads else None
         self.reads = reads
         self.order = next(order_of_attaching)
-        self.listening = False
+        self.active = False
         self.stamp: Callable[[int], object] | None = None
         self.begun: Callable[[int], object] | None = None
         self.unmatched: Callable[[NoMatchError], None] | None = None
         self.ended: Callable[[Collection[str], str], None] | None = None
         self.needs_forward = False
         self.hooked = LeafHooks()
-        self.standing_in: list[Any] = []
+        self.substitutes: list[Any] = []
         self.notes: Notes = {}
         self.paths: dict[str, None] = {}
         self.requested = Requested(model, self.notes)
@@ -150,7 +150,7 @@ class Running:
 
         The backward of a GPU runs in such a thread.
         """
-        mine = self.thread.here.iteration
+        mine = self.thread.state.iteration
         return mine if mine >= 0 else self.latest
 
     @property
@@ -159,14 +159,14 @@ class Running:
         name = getattr(self.callback, "label", None) or getattr(self.callback, "__qualname__", None)
         return str(name or type(self.callback).__name__)
 
-    def ask(self, meaning: Meaning, selectors: Iterable[Selector]) -> None:
+    def add_request(self, resolution: Resolution, selectors: Iterable[Selector]) -> None:
         """Note the requested places, and add those that are known already to `paths`."""
-        for asked, spots in meaning.asked:
-            self.requested.ask(in_words(asked), spots)
+        for asked, spots in resolution.requests:
+            self.requested.add_request(describe_request(asked), spots)
         for selector in selectors:
-            self.requested.ask(in_words(selector), (), selector)
-        self.notes.update(dict.fromkeys(meaning.notes))
-        self.paths.update((spot.full, None) for spot in meaning.spots if not spot.items and spot.kind != "operation")
+            self.requested.add_request(describe_request(selector), (), selector)
+        self.notes.update(dict.fromkeys(resolution.notes))
+        self.paths.update((spot.full, None) for spot in resolution.spots if not spot.items and spot.kind != "operation")
 
     def note(self, place: str, reason: str) -> None:
         self.notes.setdefault(PlaceNote(place, reason))
@@ -182,34 +182,34 @@ class Running:
         warn(sentence.format(listed([f"`{path}`" for path in paths], WARNED)), NothingSeenWarning)
 
     def install(self) -> None:
-        self.listening = True
+        self.active = True
         self.everything = not self.only
 
     def remove(self) -> None:
-        if self.listening and self.needs_forward and self.latest < 0:
+        if self.active and self.needs_forward and self.latest < 0:
             self.notes.setdefault(
                 "the model's forward never ran while attached; operations, parameters and buffers are only reported "
                 "during a forward"
             )
-        self.listening = self.everything = False
+        self.active = self.everything = False
         self.hooked.remove()
 
     def unreached(self, paths: Iterable[str]) -> set[str]:
         """Return the places that were not reached in this thread's iteration, neither as a whole nor by an item."""
-        called = self.thread.here.calls
+        called = self.thread.state.calls
         missing = {path for path in paths if path not in called}
         return {one for one in missing if not any(path.startswith((f"{one}.", f"{one}[")) for path in called)}
 
     def enter(self) -> bool:
         """Note the beginning of a forward of the model; return whether it is an outermost one that is reported."""
-        thread = self.thread.here
+        thread = self.thread.state
         if thread.depth and not runs(self.model, 2):
             thread.depth = 0  # an interrupt came between the hooks of an earlier forward
         thread.depth += 1
         if thread.depth > 1:
             return False
-        busy = thread.busy
-        thread.inside = -1 if any(one.model is self.model for one in busy) else len(busy)
+        active_callbacks = thread.active_callbacks
+        thread.inside = -1 if any(one.model is self.model for one in active_callbacks) else len(active_callbacks)
         thread.converted.clear()
         if not self.observes():
             return False
@@ -220,7 +220,7 @@ class Running:
 
     def leave(self) -> bool:
         """Note the end of a forward of the model; return whether it was an outermost one that is reported."""
-        thread = self.thread.here
+        thread = self.thread.state
         if not thread.depth:  # it had begun when this was attached
             return False
         observes = self.observes()
@@ -234,20 +234,20 @@ class Running:
         that a callback of this model makes: they are not part of a forward. A callback may run another model, whose
         values are reported.
         """
-        thread = self.thread.here
-        busy = thread.busy
-        if UNDER_WAY and is_muted(self.reader):
+        thread = self.thread.state
+        active_callbacks = thread.active_callbacks
+        if MUTED_RUNS and is_muted(self.reader):
             return False
-        if not busy:
+        if not active_callbacks:
             return True
         if thread.depth:
-            return len(busy) <= thread.inside
-        return not any(one.model is self.model for one in busy)
+            return len(active_callbacks) <= thread.inside
+        return not any(one.model is self.model for one in active_callbacks)
 
-    def spoil(self, error: BaseException | None) -> None:
+    def annotate_error(self, error: BaseException | None) -> None:
         """Add notes to the error of an outermost forward: replacements of another dtype or device, a possible cause."""
         if isinstance(error, RuntimeError | TypeError | IndexError | ValueError):
-            for sentence in self.thread.here.converted:
+            for sentence in self.thread.state.converted:
                 if sentence not in getattr(error, "__notes__", ()):
                     error.add_note(sentence)
 
@@ -256,9 +256,9 @@ class Running:
         change = conversion_note(event.value, new)
         if change:
             self.note(event.path, change)
-            self.thread.here.converted.setdefault(f"byname: at `{event.path}` {change}")
+            self.thread.state.converted.setdefault(f"byname: at `{event.path}` {change}")
 
-    def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_before(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle the beginning of a matched call; return what the callback will find in ``event.before``."""
         if self.before is None or not self.observes():
             return None
@@ -267,7 +267,7 @@ class Running:
 
     def again(self) -> dict[str, int]:
         """Return how often each place was reached in this second run of a checkpoint."""
-        thread = self.thread.here
+        thread = self.thread.state
         task = graph_task()
         if task != thread.task:
             thread.task = task

@@ -8,20 +8,20 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.watch.value_gradients import Reshaped, ViewGeometry, hidden_home
+from byname.watch.value_gradients import Reshaped, ViewGeometry, hidden_base_target
 
 Edge: TypeAlias = tuple[Any, int]
 """A node and the number of one of its outputs, as in ``next_functions``."""
 
 
-class Entered(NamedTuple):
+class CallInputs(NamedTuple):
     """The inputs of a call, and the edges by which gradients flow back to them; the argument of `follow`.
 
     Attributes:
         edges: for the edge of each input with a ``grad_fn``, the number of the input; the first number for a tensor
             that is given twice.
         leaves: for the ``id`` of each input that is a leaf and requires grad, the number of the input.
-        windows: for the edge of the base of each input that is a view, the number of the input and its view geometry;
+        geometries: for the edge of the base of each input that is a view, the number of the input and its geometry;
             None if two inputs are views of the same base, or the geometry cannot be used.
         tensors: the inputs, kept alive until the call has ended so that their identities hold.
         since: the call makes the nodes with this sequence number or a higher one.
@@ -29,7 +29,7 @@ class Entered(NamedTuple):
 
     edges: dict[Edge, int]
     leaves: dict[int, int]
-    windows: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None]
+    geometries: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None]
     tensors: tuple[Tensor, ...]
     since: int
 
@@ -41,22 +41,22 @@ class BoundaryNode:
         node: the node; for a leaf, the one that accumulates its gradient.
         outputs: for each output whose gradient the node gets: the index of the gradient, the number of the output, and
             the view geometry if the gradient is that of a base.
-        doors: the gradients that the node passes on to inputs of the call.
-        passed: the gradients that the node gets for inputs that are outputs as well.
+        input_edges: the gradients that the node passes on to inputs of the call.
+        passthrough_edges: the gradients that the node gets for inputs that are outputs as well.
         leaf: the leaf, if the output is one.
     """
 
-    __slots__ = ("doors", "leaf", "node", "outputs", "passed")
+    __slots__ = ("input_edges", "leaf", "node", "outputs", "passthrough_edges")
 
     def __init__(self, node: Any, leaf: Tensor | None = None) -> None:
         self.node = node
         self.leaf = leaf
         self.outputs: list[tuple[int, int, ViewGeometry | Reshaped | None]] = []
-        self.doors: list[Door] = []
-        self.passed: list[Door] = []
+        self.input_edges: list[BoundaryEdge] = []
+        self.passthrough_edges: list[BoundaryEdge] = []
 
 
-class Door(NamedTuple):
+class BoundaryEdge(NamedTuple):
     """A boundary edge: the gradient of a node, at an index among its gradients, that belongs to an input of the call.
 
     The window is the view geometry of the input in the gradient; None if all of the gradient belongs to the input.
@@ -64,7 +64,7 @@ class Door(NamedTuple):
 
     slot: int
     input: int
-    window: ViewGeometry | Reshaped | None
+    geometry: ViewGeometry | Reshaped | None
 
 
 class BoundaryNodes:
@@ -75,13 +75,13 @@ class BoundaryNodes:
         views: outputs that are views; their gradients may bypass their own node and go to that of the base.
     """
 
-    def __init__(self, entered: Entered, outputs: Sequence[Tensor]) -> None:
-        self.entered = entered
+    def __init__(self, call_inputs: CallInputs, outputs: Sequence[Tensor]) -> None:
+        self.call_inputs = call_inputs
         self.views: list[Tensor] = []
         self._events: dict[Any, BoundaryNode] = {}
         self._leaves: list[BoundaryNode] = []
         roots = [self._output(number, output) for number, output in enumerate(outputs) if output.requires_grad]
-        if entered.edges or entered.leaves:
+        if call_inputs.edges or call_inputs.leaves:
             self._walk(list(dict.fromkeys(node for node in roots if node is not None)))
         made = [*self._events.values()]
         if len(made) > 1:
@@ -94,21 +94,21 @@ class BoundaryNodes:
         if node is None:
             event = BoundaryNode(_accumulator(output), output)
             event.outputs.append((0, number, None))
-            if id(output) in self.entered.leaves:
-                event.passed.append(Door(0, self.entered.leaves[id(output)], None))
+            if id(output) in self.call_inputs.leaves:
+                event.passthrough_edges.append(BoundaryEdge(0, self.call_inputs.leaves[id(output)], None))
             self._leaves.append(event)
             return None
-        passed = self.entered.edges.get((node, output.output_nr))
-        if passed is not None:
-            self._event(node).passed.append(Door(output.output_nr, passed, None))
+        passthrough_edges = self.call_inputs.edges.get((node, output.output_nr))
+        if passthrough_edges is not None:
+            self._event(node).passthrough_edges.append(BoundaryEdge(output.output_nr, passthrough_edges, None))
         self._home(number, output)
-        return node if node._sequence_nr() >= self.entered.since else None
+        return node if node._sequence_nr() >= self.call_inputs.since else None
 
     def _home(self, number: int, output: Tensor) -> None:
-        home = hidden_home(output) if output._is_view() else None
-        if home is not None and home[0]._sequence_nr() >= self.entered.since:
-            node, slot, window = home
-            self._event(node).outputs.append((slot, number, window))
+        home = hidden_base_target(output) if output._is_view() else None
+        if home is not None and home[0]._sequence_nr() >= self.call_inputs.since:
+            node, slot, geometry = home
+            self._event(node).outputs.append((slot, number, geometry))
         else:
             self._event(output.grad_fn).outputs.append((output.output_nr, number, None))
             if output._is_view():
@@ -116,7 +116,7 @@ class BoundaryNodes:
 
     def _walk(self, nodes: list[Any]) -> None:
         """Walk back through the nodes that the call has made, and note those that lead to an input."""
-        edges, leaves, windows, _, since = self.entered
+        edges, leaves, geometries, _, since = self.call_inputs
         seen = set(nodes)
         while nodes:
             node = nodes.pop()
@@ -125,14 +125,16 @@ class BoundaryNodes:
                 if following is None:
                     continue
                 if edge in edges:
-                    self._event(node).doors.append(Door(slot, edges[edge], None))
-                elif edge in windows and type(node).__name__ == "CopySlices":
-                    if (changed := windows[edge]) is not None:  # of two views of one base the parts are not separable
-                        self._event(node).doors.append(Door(slot, *changed))
+                    self._event(node).input_edges.append(BoundaryEdge(slot, edges[edge], None))
+                elif edge in geometries and type(node).__name__ == "CopySlices":
+                    if (
+                        changed := geometries[edge]
+                    ) is not None:  # of two views of one base the parts are not separable
+                        self._event(node).input_edges.append(BoundaryEdge(slot, *changed))
                 elif leaves and type(following).__name__ == "AccumulateGrad":
                     number = leaves.get(id(following.variable))
                     if number is not None:
-                        self._event(node).doors.append(Door(slot, number, None))
+                        self._event(node).input_edges.append(BoundaryEdge(slot, number, None))
                 elif following not in seen and following._sequence_nr() >= since:
                     seen.add(following)
                     nodes.append(following)

@@ -18,38 +18,45 @@ from torch import Tensor
 
 from byname.errors import InterjectionError
 from byname.reading.quiet import DisableTorchFunction
-from byname.watch.boundary_edges import BoundaryNode, BoundaryNodes, Door, Edge, Entered
-from byname.watch.value_gradients import Removable, Reshaped, ViewGeometry, on_gradient, watch_the_base, window_of
+from byname.watch.boundary_edges import BoundaryEdge, BoundaryNode, BoundaryNodes, CallInputs, Edge
+from byname.watch.value_gradients import (
+    Removable,
+    Reshaped,
+    ViewGeometry,
+    on_gradient,
+    view_geometry_of,
+    watch_the_base,
+)
 
 
-def note_arguments(inputs: Sequence[Tensor]) -> Entered:
+def note_arguments(inputs: Sequence[Tensor]) -> CallInputs:
     """Note the tensors among the arguments of a call that is about to begin; the call may change them in place."""
     edges: dict[Edge, int] = {}
     leaves: dict[int, int] = {}
-    windows: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None] = {}
+    geometries: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None] = {}
     with DisableTorchFunction():
         for number, tensor in enumerate(inputs):
             node = tensor.grad_fn
             if node is not None:
                 if edges.setdefault((node, tensor.output_nr), number) == number and tensor._is_view():
-                    _note_base(windows, number, tensor)
+                    _note_base(geometries, number, tensor)
             elif tensor.requires_grad:
                 leaves.setdefault(id(tensor), number)
-    return Entered(edges, leaves, windows, tuple(inputs), _sequence_number())
+    return CallInputs(edges, leaves, geometries, tuple(inputs), _sequence_number())
 
 
-def _note_base(windows: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None], number: int, tensor: Tensor) -> None:
+def _note_base(geometries: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None], number: int, tensor: Tensor) -> None:
     """Note the edge of the base of a view: if the call changes the view in place, the gradient flows there instead."""
     base = tensor._base
     if base is None or base.grad_fn is None or type(tensor) is not Tensor:
         return
     edge = (base.grad_fn, base.output_nr)
-    window = window_of(tensor, base)
-    windows[edge] = None if edge in windows or window is None else (number, window)
+    geometry = view_geometry_of(tensor, base)
+    geometries[edge] = None if edge in geometries or geometry is None else (number, geometry)
 
 
 def follow(
-    entered: Entered, outputs: Sequence[Tensor], receive: Receive, missed: Callable[[], object] | None = None
+    call_inputs: CallInputs, outputs: Sequence[Tensor], receive: Receive, missed: Callable[[], object] | None = None
 ) -> Followed | None:
     """Report the gradients of a call in every backward that passes through it.
 
@@ -66,18 +73,18 @@ def follow(
     through this call.
 
     >>> x = torch.ones(2, requires_grad=True) * 1
-    >>> entered = note_arguments([x])
+    >>> call_inputs = note_arguments([x])
     >>> y = x * 3
-    >>> followed = follow(entered, [y], lambda inputs, outputs: (inputs[0] * 10,))
+    >>> followed = follow(call_inputs, [y], lambda inputs, outputs: (inputs[0] * 10,))
     >>> (x + y).sum().backward(inputs=[x.grad_fn.next_functions[0][0].variable])
     >>> x.grad_fn.next_functions[0][0].variable.grad          # 1 from the sum, ten times 3 from the call
     tensor([31., 31.])
     """
     with DisableTorchFunction():
-        found = BoundaryNodes(entered, outputs)
+        found = BoundaryNodes(call_inputs, outputs)
         if not found.events:
             return None
-        followed = Followed(receive, entered, len(outputs), len(found.events))
+        followed = Followed(receive, call_inputs, len(outputs), len(found.events))
         _install(followed, found)
         for output in found.views if missed is not None else ():
             watch_the_base(output, missed)  # type: ignore[arg-type]
@@ -93,19 +100,19 @@ def _install(followed: Followed, found: BoundaryNodes) -> None:
         if event.leaf is not None:
             followed.watch_leaf(number, event)
         else:
-            register = event.node.register_hook if event.doors else event.node.register_prehook
-            register(followed.at(number, event, later))
+            register = event.node.register_hook if event.input_edges else event.node.register_prehook
+            register(followed.node_hook(number, event, later))
         later = number, event.node, later
-    if len(events) > 1 and not _reported_at_the_last_door(events):
-        for (node, slot), number in found.entered.edges.items():
-            node.register_prehook(followed.passing(number, slot))
+    if len(events) > 1 and not _all_at_last_node(events):
+        for (node, slot), number in found.call_inputs.edges.items():
+            node.register_prehook(followed.input_hook(number, slot))
 
 
-def _reported_at_the_last_door(events: Sequence[BoundaryNode]) -> bool:
+def _all_at_last_node(events: Sequence[BoundaryNode]) -> bool:
     """Return whether the gradients of all inputs leave by the node that runs last, where they can be changed."""
-    doors = {door.input for event in events for door in (*event.doors, *event.passed)}
-    last = {door.input for door in (events[-1].doors or events[-1].passed)}
-    return doors == last
+    input_edges = {edge.input for event in events for edge in (*event.input_edges, *event.passthrough_edges)}
+    last = {edge.input for edge in (events[-1].input_edges or events[-1].passthrough_edges)}
+    return input_edges == last
 
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -119,60 +126,62 @@ Receive: TypeAlias = Callable[[Gradients, Gradients], Gradients | None]
 """A function that is called with the gradients of the inputs and of the outputs; its result replaces the former."""
 
 
-class _Task:
+class _BackwardState:
     """The gradients of the call in one backward, as far as they are known.
 
     Attributes:
         done: the numbers of the boundary nodes that have run.
         inputs, outputs: the gradients; those of the inputs are sums of contributions.
-        shares: the number of contributions to the gradient of each input.
-        gone: the inputs whose gradients can no longer be changed.
+        contributions: the number of contributions to the gradient of each input.
+        final_inputs: the inputs whose gradients can no longer be changed.
         changes: for each input, the tensor that is still to be added to its gradient.
     """
 
-    __slots__ = ("changes", "done", "gone", "inputs", "outputs", "reported", "shares")
+    __slots__ = ("changes", "contributions", "done", "final_inputs", "inputs", "outputs", "reported")
 
     def __init__(self, inputs: int, outputs: int, leaves: frozenset[int]) -> None:
         self.done: set[int] = set()
         self.inputs: list[Tensor | None] = [None] * inputs
-        self.shares = [0] * inputs
+        self.contributions = [0] * inputs
         self.outputs: list[Tensor | None] = [None] * outputs
-        self.gone = set(leaves)  # the engine accumulates the gradient of a leaf as soon as it is complete
+        self.final_inputs = set(leaves)  # the engine accumulates the gradient of a leaf as soon as it is complete
         self.changes: dict[int, Tensor] = {}
         self.reported = False
 
-    def arrive(self, outputs: Sequence[tuple[int, int, ViewGeometry | Reshaped | None]], gradients: Gradients) -> None:
+    def add_output_grads(
+        self, outputs: Sequence[tuple[int, int, ViewGeometry | Reshaped | None]], gradients: Gradients
+    ) -> None:
         """Note the gradients of outputs that a node gets."""
-        for slot, output, window in outputs:
+        for slot, output, geometry in outputs:
             gradient = gradients[slot]
-            self.outputs[output] = gradient if window is None or gradient is None else window.cut(gradient)
+            self.outputs[output] = gradient if geometry is None or gradient is None else geometry.extract(gradient)
 
-    def pass_on(self, passed: Sequence[Door], gradients: Gradients) -> None:
+    def add_passthrough_grads(self, passthrough_edges: Sequence[BoundaryEdge], gradients: Gradients) -> None:
         """Note the gradients of inputs that are outputs as well."""
-        for slot, number, _ in passed:
-            self.inputs[number], self.shares[number] = gradients[slot], 1
+        for slot, number, _ in passthrough_edges:
+            self.inputs[number], self.contributions[number] = gradients[slot], 1
 
-    def leave(self, doors: Sequence[Door], gradients: Gradients) -> None:
+    def add_input_grads(self, input_edges: Sequence[BoundaryEdge], gradients: Gradients) -> None:
         """Add the contributions to the gradients of inputs that a node passes on."""
-        for slot, number, window in doors:
+        for slot, number, geometry in input_edges:
             share = gradients[slot]
             if share is not None:
-                share = share if window is None else window.cut(share)
+                share = share if geometry is None else geometry.extract(share)
                 known = self.inputs[number]
                 self.inputs[number] = share if known is None else known + share
-                self.shares[number] += 1
+                self.contributions[number] += 1
 
 
 class Followed:
     """A call whose gradients are reported, and the hooks that collect them."""
 
-    def __init__(self, receive: Receive, entered: Entered, outputs: int, events: int) -> None:
+    def __init__(self, receive: Receive, call_inputs: CallInputs, outputs: int, events: int) -> None:
         self._receive: Receive | None = receive
-        self._inputs = len(entered.tensors)
-        self._leaves = frozenset(entered.leaves.values())
+        self._inputs = len(call_inputs.tensors)
+        self._leaves = frozenset(call_inputs.leaves.values())
         self._outputs = outputs
         self._events = events
-        self._tasks: dict[int, _Task] = {}
+        self._tasks: dict[int, _BackwardState] = {}
         self._on_leaves: list[Removable | None] = []
 
     def remove(self) -> None:
@@ -195,40 +204,40 @@ class Followed:
 
     def watch_leaf(self, number: int, event: BoundaryNode) -> None:
         """Hook an output that is a leaf. Its gradient may come before or after those of the other nodes."""
-        outputs, doors = event.outputs, event.passed
+        outputs, passthrough_edges = event.outputs, event.passthrough_edges
 
         def hook(gradient: Tensor) -> Tensor | None:
             task = self._task()
             if task is None:
                 return None
-            task.arrive(outputs, (gradient,))
-            task.pass_on(doors, (gradient,))
+            task.add_output_grads(outputs, (gradient,))
+            task.add_passthrough_grads(passthrough_edges, (gradient,))
             task.done.add(number)
-            new = self._report(task, (gradient,), doors) if len(task.done) == self._events else None
+            new = self._report(task, (gradient,), passthrough_edges) if len(task.done) == self._events else None
             return None if new is None else new[0]
 
         if event.leaf is not None:
             self._on_leaves.append(on_gradient(event.leaf, hook))
 
-    def at(self, number: int, event: BoundaryNode, later: Later | None) -> Callable[..., Gradients | None]:
+    def node_hook(self, number: int, event: BoundaryNode, later: Later | None) -> Callable[..., Gradients | None]:
         """Return a hook, called with the gradients that a node passes on and gets; a pre-hook only with the latter."""
-        outputs, doors, passed = event.outputs, event.doors, event.passed
+        outputs, input_edges, passthrough_edges = event.outputs, event.input_edges, event.passthrough_edges
 
         def hook(gradients: Gradients, arrived: Gradients | None = None) -> Gradients | None:
             task = self._task()
             if task is None:
                 return None
             if arrived is None:
-                task.arrive(outputs, gradients)
-                task.pass_on(passed, gradients)
+                task.add_output_grads(outputs, gradients)
+                task.add_passthrough_grads(passthrough_edges, gradients)
             else:
-                task.arrive(outputs, arrived)
-                task.leave(doors, gradients)
-            return self._happened(task, number, later, gradients, doors or passed)
+                task.add_output_grads(outputs, arrived)
+                task.add_input_grads(input_edges, gradients)
+            return self._node_ran(task, number, later, gradients, input_edges or passthrough_edges)
 
         return hook
 
-    def passing(self, input: int, slot: int) -> Callable[[Gradients], Gradients | None]:
+    def input_hook(self, input: int, slot: int) -> Callable[[Gradients], Gradients | None]:
         """Return a pre-hook on the node of an input, called with its whole gradient.
 
         It adds the change of a contribution that had left the call before the change was known.
@@ -240,30 +249,35 @@ class Followed:
                 return None
             change = task.changes.pop(input, None)
             if change is None:
-                task.gone.add(input)
+                task.final_inputs.add(input)
                 return None
             whole = gradients[slot]
             return _with(gradients, slot, change if whole is None else whole + change)
 
         return hook
 
-    def _task(self) -> _Task | None:
+    def _task(self) -> _BackwardState | None:
         """Return the gradients of the backward that is running; None once reporting has stopped."""
         if self._receive is None:
             return None
         if self._events == 1:  # one node brings all gradients, so nothing has to be kept
-            return _Task(self._inputs, self._outputs, self._leaves)
+            return _BackwardState(self._inputs, self._outputs, self._leaves)
         number = _graph_task()
         task = self._tasks.get(number)
         if task is not None and task.reported:
             raise InterjectionError(_OUT_OF_ORDER)
         if task is None:
-            task = self._tasks[number] = _Task(self._inputs, self._outputs, self._leaves)
+            task = self._tasks[number] = _BackwardState(self._inputs, self._outputs, self._leaves)
             _engine.queue_callback(lambda: self._ended(number))
         return task
 
-    def _happened(
-        self, task: _Task, number: int, later: Later | None, gradients: Gradients, doors: Sequence[Door]
+    def _node_ran(
+        self,
+        task: _BackwardState,
+        number: int,
+        later: Later | None,
+        gradients: Gradients,
+        input_edges: Sequence[BoundaryEdge],
     ) -> Gradients | None:
         """Report the gradients if they are complete; return what replaces those of the node, or None."""
         task.done.add(number)
@@ -271,9 +285,11 @@ class Followed:
             other, node, later = later
             if other not in task.done and _will_run(node):
                 return None
-        return self._report(task, gradients, doors)
+        return self._report(task, gradients, input_edges)
 
-    def _report(self, task: _Task, gradients: Gradients, doors: Sequence[Door]) -> Gradients | None:
+    def _report(
+        self, task: _BackwardState, gradients: Gradients, input_edges: Sequence[BoundaryEdge]
+    ) -> Gradients | None:
         """Call `receive`, and apply the replacements that it returns."""
         receive = self._receive
         task.reported = True
@@ -281,7 +297,7 @@ class Followed:
         task.inputs, task.outputs = [], []
         try:
             new = None if receive is None else receive(inputs, outputs)
-            return None if new is None else _deliver(task, inputs, new, gradients, doors)
+            return None if new is None else _deliver(task, inputs, new, gradients, input_edges)
         except BaseException:
             self._tasks.clear()
             raise
@@ -299,13 +315,13 @@ class Followed:
 
 
 def _deliver(
-    task: _Task, old: Gradients, new: Gradients, gradients: Gradients, doors: Sequence[Door]
+    task: _BackwardState, old: Gradients, new: Gradients, gradients: Gradients, input_edges: Sequence[BoundaryEdge]
 ) -> Gradients | None:
     """Change the gradients of inputs: at once if they leave by this node, otherwise when the input's node runs."""
     if type(new) is not tuple or len(new) != len(old):
         got = f"{len(new)}" if type(new) is tuple else type(new).__name__
         raise InterjectionError(f"expected a tuple of {len(old)} gradients, one for each input, got {got}")
-    here = {door.input: door for door in doors}
+    here = {edge.input: edge for edge in input_edges}
     changed = gradients
     for input, (was, wanted) in enumerate(zip(old, new, strict=True)):
         if wanted is None or wanted is was:
@@ -313,25 +329,25 @@ def _deliver(
         if was is None:
             raise InterjectionError(f"input {input} has no gradient to change: none flows to it")
         if input in here:
-            changed = _changed_here(changed, here[input], None if task.shares[input] == 1 else was, wanted)
-        elif input in task.gone:
+            changed = _changed_here(changed, here[input], None if task.contributions[input] == 1 else was, wanted)
+        elif input in task.final_inputs:
             raise InterjectionError(_too_late(input))
         else:
             task.changes[input] = wanted - was
     return None if changed is gradients else changed
 
 
-def _changed_here(gradients: Gradients, door: Door, was: Tensor | None, wanted: Tensor) -> Gradients:
+def _changed_here(gradients: Gradients, edge: BoundaryEdge, was: Tensor | None, wanted: Tensor) -> Gradients:
     """Return the gradients of a node, one of them changed so that the sum of all contributions is `wanted`.
 
     `was` is the sum so far, or None if this contribution is the only one.
     """
-    share = gradients[door.slot]
+    share = gradients[edge.slot]
     if share is None:
-        raise InterjectionError(_too_late(door.input))
+        raise InterjectionError(_too_late(edge.input))
     if was is not None:
-        wanted = wanted - (was - (share if door.window is None else door.window.cut(share)))
-    return _with(gradients, door.slot, wanted if door.window is None else door.window.pasted(share, wanted))
+        wanted = wanted - (was - (share if edge.geometry is None else edge.geometry.extract(share)))
+    return _with(gradients, edge.slot, wanted if edge.geometry is None else edge.geometry.with_part(share, wanted))
 
 
 def _with(gradients: Gradients, index: int, new: Tensor) -> Gradients:

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.model.items import items_in, lacking, put, tensors_in
+from byname.model.items import describe_missing, items_in, replace_item, tensors_in
 from byname.model.spot import Spot
 from byname.place import Segments
 from byname.reading.frames import runs
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.text import note_on
-from byname.tracing.muted import UNDER_WAY
-from byname.watch.attachment import Event, Number, Running, graph_task
+from byname.tracing.muted import MUTED_RUNS
+from byname.watch.attachment import Attachment, Event, Number, graph_task
 from byname.watch.hooks import AFTER, ALWAYS, BEFORE, Hook, Hooks
-from byname.watch.replacement import is_fixed, overwrite
+from byname.watch.replacement import cannot_overwrite, overwrite
 from byname.watch.requested import MISSED, NO_GRADIENT
 from byname.watch.value_gradients import on_gradient
 
@@ -39,8 +39,8 @@ class ReportedPlace(Hook):
 
     __slots__ = ("hook", "kind", "module", "parts", "path", "reported", "spot")
 
-    def __init__(self, running: Running, spot: Spot, path: str) -> None:
-        self.running = running
+    def __init__(self, attachment: Attachment, spot: Spot, path: str) -> None:
+        self.attachment = attachment
         self.spot = spot
         self.path = path
         self.module = spot.module
@@ -71,63 +71,64 @@ class ReportedPlace(Hook):
             inputs = (*inputs, *kwargs.values())
         if self.parts is not None:
             return self.parts(self, value, inputs, before)
-        running, path = self.running, self.path
-        here = running.thread.here
-        busy = here.busy
-        if (busy or UNDER_WAY) and not running.observes():
+        attachment, path = self.attachment, self.path
+        here = attachment.thread.state
+        active_callbacks = here.active_callbacks
+        if (active_callbacks or MUTED_RUNS) and not attachment.observes():
             return value
         if number is not None:
             call, iteration, recomputed = number
         else:
             recomputed = graph_task() != -1
-            calls = running.again() if recomputed else here.calls
+            calls = attachment.again() if recomputed else here.calls
             call = calls.get(path, 0)
             calls[path] = call + 1
-            iteration = here.iteration if here.iteration >= 0 else running.latest
+            iteration = here.iteration if here.iteration >= 0 else attachment.latest
             if self.hook is not None:
                 self.hook(self, value, inputs, (call, iteration, recomputed))
                 return value
-        if not (self.reported and running.everything) and not self._asked_for(call):
+        if not (self.reported and attachment.everything) and not self._asked_for(call):
             return value
         event = Event(path, self.module, value, inputs, call, recomputed, iteration, before, self.kind)
         try:
-            busy.append(running)
-            callback = running.callback  # reading the attribute before calling it is faster
+            active_callbacks.append(attachment)
+            callback = attachment.callback  # reading the attribute before calling it is faster
             new = callback(event)
         except Exception as error:
             note_on(error, f"byname: at `{path}` (call {call} of iteration {iteration})")
             raise
         finally:
-            if busy and busy[-1] is running:  # an interrupt may have come before it was appended
-                busy.pop()
+            # an interrupt may have come before it was appended
+            if active_callbacks and active_callbacks[-1] is attachment:
+                active_callbacks.pop()
         if new is None or new is value:
             return value
-        running.replaced(event, new)
-        return new if module is None else _put(running, module, inputs, value, new)
+        attachment.replaced(event, new)
+        return new if module is None else _put(attachment, module, inputs, value, new)
 
     __call__ = report
 
     def _asked_for(self, call: int) -> bool:
         """Return whether a value is reported, and note that its place has reported something."""
-        path, running = self.path, self.running
-        if not running.listening or (running.only and call not in running.only.get(path, (call,))):
+        path, attachment = self.path, self.attachment
+        if not attachment.active or (attachment.only and call not in attachment.only.get(path, (call,))):
             return False
         self.reported = True
-        running.requested.reached.add(path)
-        running.paths.setdefault(path)
+        attachment.requested.reached.add(path)
+        attachment.paths.setdefault(path)
         return True
 
 
-def reported_place(running: Running, spot: Spot) -> ReportedPlace:
+def reported_place(attachment: Attachment, spot: Spot) -> ReportedPlace:
     """Return the place at which an attachment reports values."""
-    return PlaceOfItems(running, spot) if spot.items else _place(running, spot, ())
+    return PlaceOfItems(attachment, spot) if spot.items else _place(attachment, spot, ())
 
 
-def _place(running: Running, spot: Spot, items: Segments) -> ReportedPlace:
+def _place(attachment: Attachment, spot: Spot, items: Segments) -> ReportedPlace:
     return (
-        _PlaceOfGradient(running, spot, items)
+        _PlaceOfGradient(attachment, spot, items)
         if spot.gradient
-        else ReportedPlace(running, spot, spot.of_item(items) if items else spot.path)
+        else ReportedPlace(attachment, spot, spot.of_item(items) if items else spot.path)
     )
 
 
@@ -136,8 +137,8 @@ class PlaceOfItems(ReportedPlace):
 
     __slots__ = ("_places",)
 
-    def __init__(self, running: Running, spot: Spot) -> None:
-        super().__init__(running, spot, spot.full)
+    def __init__(self, attachment: Attachment, spot: Spot) -> None:
+        super().__init__(attachment, spot, spot.full)
         self._places: dict[Segments, ReportedPlace] = {}
         self.parts = PlaceOfItems._report_items
 
@@ -145,24 +146,24 @@ class PlaceOfItems(ReportedPlace):
         for segments, one in self.found(value):
             new = self.report_item(segments, one, inputs, before)
             if new is not one:
-                value = put(value, segments, new)
+                value = replace_item(value, segments, new)
         return value
 
     def found(self, value: Any) -> list[tuple[Segments, Any]]:
         """Return the items of a value that the path asks for; if there are none, note it."""
-        spot, noted = self.spot, self.running.requested.lacking
+        spot, noted = self.spot, self.attachment.requested.missing_items
         found, known = items_in(value, spot.items), noted.get(self.path)
         if found and known != "":
             noted[self.path] = ""
-        elif not found and known is None and self.running.observes():
-            noted[self.path] = lacking(value, spot.items, spot.path)
+        elif not found and known is None and self.attachment.observes():
+            noted[self.path] = describe_missing(value, spot.items, spot.path)
         return items_in(value, spot.items, spot.without) if spot.without else found
 
     def report_item(self, segments: Segments, one: Any, inputs: tuple[Any, ...] = (), before: Any = None) -> Any:
         place = self._places.get(segments)
         if place is None:
-            place = self._places[segments] = _place(self.running, self.spot, segments)
-            self.running.requested.mean(place.path, self.path)
+            place = self._places[segments] = _place(self.attachment, self.spot, segments)
+            self.attachment.requested.add_match(place.path, self.path)
         return place.report(None, inputs, None, one, before)
 
 
@@ -171,8 +172,8 @@ class _PlaceOfGradient(ReportedPlace):
 
     __slots__ = ("_inner", "_items", "_older", "_waited", "_waiting")
 
-    def __init__(self, running: Running, spot: Spot, items: Segments) -> None:
-        super().__init__(running, spot, spot.of_item(items))
+    def __init__(self, attachment: Attachment, spot: Spot, items: Segments) -> None:
+        super().__init__(attachment, spot, spot.of_item(items))
         self._items = items
         self._inner: dict[Segments, ReportedPlace] = {}
         self._waiting: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -181,7 +182,7 @@ class _PlaceOfGradient(ReportedPlace):
         self.hook = _PlaceOfGradient._hook
 
     def _hook(self, value: Any, inputs: tuple[Any, ...], number: Number) -> None:
-        running, older = self.running, self._older  # than the call in which the value is observed
+        attachment, older = self.attachment, self._older  # than the call in which the value is observed
         if not is_tensor(value):
             return self._hook_tensors_in(value, inputs)
         for one in inputs:
@@ -189,23 +190,23 @@ class _PlaceOfGradient(ReportedPlace):
         if older and self._was_there_before(value, number):
             return None
         waiting = ValueGradient(self, number)
-        hook = on_gradient(value, waiting, waiting.missed, partial(running.hooked.keep, (self.path, number[0])))
+        hook = on_gradient(value, waiting, waiting.missed, partial(attachment.hooked.keep, (self.path, number[0])))
         if hook is None:
-            running.requested.waited.setdefault(self.spot.full, NO_GRADIENT)
-            return running.note(self.path, NO_GRADIENT) if torch.is_grad_enabled() else None
+            attachment.requested.missing_gradients.setdefault(self.spot.full, NO_GRADIENT)
+            return attachment.note(self.path, NO_GRADIENT) if torch.is_grad_enabled() else None
         if not self._waited:
             self._waited = True
-            running.requested.waited[self.spot.full] = "no backward reached its value"
+            attachment.requested.missing_gradients[self.spot.full] = "no backward reached its value"
         return None
 
     def _hook_tensors_in(self, value: Any, inputs: tuple[Any, ...]) -> None:
         if not (found := tensors_in(value, of_dataclasses=True)):
-            self.running.requested.waited.setdefault(self.spot.full, "no tensor passed there")
+            self.attachment.requested.missing_gradients.setdefault(self.spot.full, "no tensor passed there")
         for segments, tensor in found:
             place = self._inner.get(segments)
             if place is None:
-                place = self._inner[segments] = _PlaceOfGradient(self.running, self.spot, (*self._items, *segments))
-                self.running.requested.mean(place.path, self.spot.full)
+                place = self._inner[segments] = _PlaceOfGradient(self.attachment, self.spot, (*self._items, *segments))
+                self.attachment.requested.add_match(place.path, self.spot.full)
             place.report(None, inputs, None, tensor)
 
     def _was_there_before(self, tensor: torch.Tensor, number: Number) -> bool:
@@ -230,7 +231,7 @@ class ValueGradient:
     def __init__(self, place: ReportedPlace, number: Number) -> None:
         self.place = place
         self.number = number
-        stamp = place.running.stamp
+        stamp = place.attachment.stamp
         self.stamp = None if stamp is None else stamp(number[1])
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -239,7 +240,7 @@ class ValueGradient:
 
     def missed(self) -> None:
         """Note that a gradient of a backward could not be observed."""
-        self.place.running.note(self.place.path, MISSED)
+        self.place.attachment.note(self.place.path, MISSED)
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -260,13 +261,13 @@ def _by_module(places: Iterable[ReportedPlace]) -> Iterator[tuple[nn.Module, lis
     return ((group[0].module, group) for group in groups.values())
 
 
-def hook_inputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]) -> None:
+def hook_inputs(hooks: Hooks, attachment: Attachment, places: Sequence[ReportedPlace]) -> None:
     for module, found in _by_module(places):
-        hooks.call(BEFORE, module, partial(_report_inputs, running, found))
+        hooks.call(BEFORE, module, partial(_report_inputs, attachment, found))
 
 
 def _report_inputs(
-    running: Running,
+    attachment: Attachment,
     found: list[ReportedPlace],
     module: nn.Module,
     args: tuple[Any, ...],
@@ -283,8 +284,10 @@ def _report_inputs(
         elif now:
             first = next(iter(now))
             now[first] = place.report(None, inputs, None, now[first])
-        elif running.observes():
-            running.requested.lacking.setdefault(place.path, f"{type(module).__name__} was called without an argument")
+        elif attachment.observes():
+            attachment.requested.missing_items.setdefault(
+                place.path, f"{type(module).__name__} was called without an argument"
+            )
     if all(now[key] is one for key, one in given.items()):
         return None
     return tuple(now[at] for at in range(len(args))), {name: now[name] for name in kwargs}
@@ -294,20 +297,22 @@ Wanting = Callable[[], Sequence[ReportedPlace]]
 """A function that returns the places that match a call."""
 
 
-def hook_outputs(hooks: Hooks, running: Running, places: Sequence[ReportedPlace]) -> None:
-    if running.before is None and len({id(one.module) for one in places if one.parts is None}) == len(places):
-        hooks.wanted += [(one.module, one, AFTER) for one in places]
+def hook_outputs(hooks: Hooks, attachment: Attachment, places: Sequence[ReportedPlace]) -> None:
+    if attachment.before is None and len({id(one.module) for one in places if one.parts is None}) == len(places):
+        hooks.pending += [(one.module, one, AFTER) for one in places]
         return
     for module, found in _by_module(places):
-        hook_calls(hooks, running, module, partial(list, found), at_end=running.before is None)
+        hook_calls(hooks, attachment, module, partial(list, found), at_end=attachment.before is None)
 
 
-def hook_calls(hooks: Hooks, running: Running, module: nn.Module, wanting: Wanting, *, at_end: bool = False) -> None:
+def hook_calls(
+    hooks: Hooks, attachment: Attachment, module: nn.Module, wanting: Wanting, *, at_end: bool = False
+) -> None:
     """Add hooks that report the output of a module at the places that match when the call begins, or when it ends."""
-    hook = OutputHook(running, wanting)
+    hook = OutputHook(attachment, wanting)
     if not at_end:
         hooks.call(BEFORE, module, hook.begin)
-    hooks.wanted.append((module, hook, AFTER))
+    hooks.pending.append((module, hook, AFTER))
     if not at_end:
         hooks.call(ALWAYS, module, hook.end)
 
@@ -320,8 +325,8 @@ class OutputHook(Hook):
 
     __slots__ = ("_wanting",)
 
-    def __init__(self, running: Running, wanting: Wanting) -> None:
-        self.running = running
+    def __init__(self, attachment: Attachment, wanting: Wanting) -> None:
+        self.attachment = attachment
         self._wanting = wanting
 
     @dynamo_skip
@@ -329,35 +334,35 @@ class OutputHook(Hook):
         """Report the output; do nothing if the hook was removed meanwhile: PyTorch then passes no output."""
         if output is _GONE:
             return None
-        running, new, inputs = self.running, output, (*args, *kwargs.values()) if kwargs else args
+        attachment, new, inputs = self.attachment, output, (*args, *kwargs.values()) if kwargs else args
         for place, before in self._found():
             new = place.report(None, inputs, None, new, before)
-        return None if new is output else _put(running, module, args, output, new)
+        return None if new is output else _put(attachment, module, args, output, new)
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the matching places when a call begins, and call ``before`` for each."""
-        open_calls, begins = self.running.thread.here.open.setdefault(self, []), self.running.begins
+        open_calls, run_before = self.attachment.thread.state.open.setdefault(self, []), self.attachment.run_before
         if open_calls and not runs(module, 2):  # an interrupt came between the hooks of an earlier call
             open_calls.clear()
-        found = self._wanting() if self.running.observes() else ()
-        open_calls.append([(place, begins(place.spot.full, module, args, kwargs)) for place in found])
+        found = self._wanting() if self.attachment.observes() else ()
+        open_calls.append([(place, run_before(place.spot.full, module, args, kwargs)) for place in found])
 
     def _found(self) -> Iterable[tuple[ReportedPlace, Any]]:
         """Return how the innermost call reports its output; it may have begun before the hooks were installed."""
-        if open_calls := self.running.thread.here.open.get(self):
+        if open_calls := self.attachment.thread.state.open.get(self):
             return open_calls[-1]
-        return [(place, None) for place in self._wanting()] if self.running.observes() else ()
+        return [(place, None) for place in self._wanting()] if self.attachment.observes() else ()
 
     def end(self, *_: Any) -> None:
         """Forget the call when it has ended or raised."""
-        calls = self.running.thread.here.open
+        calls = self.attachment.thread.state.open
         if len(calls.get(self, ())) > 1:
             calls[self].pop()
         else:
             calls.pop(self, None)
 
 
-def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
+def _put(attachment: Attachment, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
     """Return what replaces an output.
 
     The caller of a module that works in place may ignore the output and use its argument, so that is overwritten.
@@ -365,8 +370,8 @@ def _put(running: Running, module: nn.Module, args: tuple[Any, ...], output: Any
     in_place = module.__dict__.get("inplace") is True and args and args[0] is output and is_tensor(output)
     if not in_place:
         return new
-    if is_fixed(output):
-        running.notes.setdefault(
+    if cannot_overwrite(output):
+        attachment.notes.setdefault(
             f"a {type(module).__name__} works in place on a view, or in a checkpoint: code that uses its return value "
             "gets the replacement; code that keeps using the input tensor does not"
         )

@@ -16,20 +16,20 @@ from byname.errors import BadArgumentError
 from byname.model.call_graph import ModelCall
 from byname.model.called_functions import functions_called, functions_named, is_of_program
 from byname.model.methods import function_of, methods_of
-from byname.model.module_tree import is_script, under
-from byname.model.operations import is_elementary, is_operation, taken
+from byname.model.module_tree import is_script, join_path
+from byname.model.operations import is_leaf_module, is_operation, taken
 from byname.model.scopes import watchable_variables
 from byname.reading.modules import state_of as named_state
 from byname.reading.quiet import DisableTorchFunction
-from byname.source.code import ThisCode, stands_for
+from byname.source.code import CodeKey, original_code
 from byname.source.location import Instruction, Site, locate
 from byname.table import Column, Tabled
 from byname.tracing.eager import EAGERLY
 from byname.tracing.preserve import distinct_tensors
 from byname.tracing.tensor_ids import shape_of
-from byname.tracing.tracer import line_in_the_model, trace
+from byname.tracing.tracer import model_instruction, trace
 from byname.undo import Undo
-from byname.watch.variables.subscribe import RETURN, FunctionReceiver, Listening
+from byname.watch.variables.subscribe import RETURN, FunctionReceiver, Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class Point(Tabled):
     columns = (
         Column("path"),
         Column("kind"),
-        Column("operation", spare=4),
-        Column("module", spare=3),
+        Column("operation", drop_order=4),
+        Column("module", drop_order=3),
         Column("shape"),
-        Column("calls", spare=2),
-        Column("site", spare=5),
-        Column("source", spare=1, read=lambda one: one.source or None, show=lambda one: _shortened(one.source)),
+        Column("calls", drop_order=2),
+        Column("site", drop_order=5),
+        Column("source", drop_order=1, read=lambda one: one.source or None, show=lambda one: _shortened(one.source)),
     )
 
 
@@ -117,7 +117,7 @@ def code_of(module: nn.Module, reached: set[str]) -> Iterator[Code]:
 
     PyTorch's own are left out, and functions that are only in tables: most of those never run.
     """
-    if is_elementary(module) or is_script(module):
+    if is_leaf_module(module) or is_script(module):
         return
     for name in dict.fromkeys(["forward", *methods_of(module)]):
         function = function_of(module, name) if name in reached else None
@@ -164,13 +164,13 @@ class ExampleRun:
         self._paths = {id(module): path for path, module in modules.items()}
         self._seen: dict[tuple[int, str, str], _ValueCount] = {}
         self._counted: set[tuple[int, str]] = set()
-        written = [one for one in modules.values() if not (is_elementary(one) or is_script(one))]
+        written = [one for one in modules.values() if not (is_leaf_module(one) or is_script(one))]
         named = {id(one): found for one in written if (found := functions_named(one))}
         in_tables = {id(one): _in_tables(one, code[id(one)], named.get(id(one), {})) for one in written}
         counted = [(one, each) for one in written for each in (*code[id(one)], *in_tables[id(one)].values())]
         with self._counting(counted if counting else ()):
             codes = {
-                key: {name: ThisCode(stands_for[one.__code__]) for name, one in named[key].items()} for key in named
+                key: {name: CodeKey(original_code[one.__code__]) for name, one in named[key].items()} for key in named
             }
             self.flow = trace(root, example, codes)
         sources = set(self.flow.sources.values())
@@ -208,7 +208,7 @@ class ExampleRun:
                     names = [name for _, name in code.variables] + [RETURN] * (code.kind != "forward")
                     receive = FunctionReceiver(self._receiver(module, code))
                     by_caller = code.kind == "function"
-                    one = Listening(code.function, module, names, receive, exits=False, by_caller=by_caller)
+                    one = Subscription(code.function, module, names, receive, exits=False, by_caller=by_caller)
                     undo.add(one.remove)
                     try:
                         one.begin()
@@ -256,7 +256,7 @@ class ExampleRun:
         for label, shapes in call.given:
             if shapes or not label:
                 shape = shapes[0] if shapes else None
-                yield replace(row, path=under(path, f"input{label}"), shape=shape, shapes=shapes)
+                yield replace(row, path=join_path(path, f"input{label}"), shape=shape, shapes=shapes)
 
 
 _NEVER = _ValueCount()
@@ -275,7 +275,7 @@ def _site(line: Instruction | None) -> Site | None:
 
 def _line_of_the_call(function: FunctionType, frame: FrameType | None) -> Instruction | None:
     """Return the instruction of the model that called a function; the frame is that of the function or inside it."""
-    own = stands_for[function.__code__]
-    while frame is not None and stands_for[frame.f_code] is not own:
+    own = original_code[function.__code__]
+    while frame is not None and original_code[frame.f_code] is not own:
         frame = frame.f_back
-    return None if frame is None else line_in_the_model(frame.f_back)
+    return None if frame is None else model_instruction(frame.f_back)

@@ -20,18 +20,18 @@ from byname.errors import BadArgumentError
 from byname.model.operations import is_part_of_attention
 from byname.model.predicates import means_parts
 from byname.model.selectors import Selector
-from byname.model.spot import Meaning
+from byname.model.spot import Resolution
 from byname.reading.objects import attributes_of
 
-See = Callable[[str, Tensor], Tensor]
+ReplacePart = Callable[[str, Tensor], Tensor]
 """A function ``(part, value)`` that returns the replacement of the scores or of the pattern."""
 
 
-def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequence[Selector]) -> bool:
+def checked_attention(attention: str | None, resolution: Resolution, selectors: Sequence[Selector]) -> bool:
     """Return whether attention may run step by step; raise an error if steps are asked for and it may not."""
     if attention not in (None, "explicit"):
         raise BadArgumentError(f'attention= takes "explicit" or None, not {attention!r:.40}')
-    asked = chain.from_iterable(meaning.operations.values())
+    asked = chain.from_iterable(resolution.operations.values())
     steps = [f"`{spot.full}`" for spot in asked if is_part_of_attention(spot.method, spot.name)]
     selected = [str(one) for one in selectors if means_parts(one)]
     if attention is None and (steps or selected):
@@ -44,7 +44,7 @@ def checked_attention(attention: str | None, meaning: Meaning, selectors: Sequen
 
 
 def explicit_attention(
-    see: See,
+    replace_part: ReplacePart,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -62,30 +62,31 @@ def explicit_attention(
     >>> torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(query, query, query), atol=1e-6), shapes
     (True, [('scores', torch.Size([1, 2, 3, 3])), ('pattern', torch.Size([1, 2, 3, 3]))])
 
-    `see` is called with ``"scores"`` and the scaled and masked products before the softmax, of shape ``(..., heads,
-    queries, keys)``, and with ``"pattern"`` and the probabilities before dropout. The results replace these tensors.
+    `replace_part` is called with ``"scores"`` and the scaled and masked products before the softmax, of shape
+    ``(..., heads, queries, keys)``, and with ``"pattern"`` and the probabilities before dropout. The results replace
+    these tensors.
     """
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = see("scores", _masked((query * scale) @ key.mT, attn_mask, is_causal))
-    pattern = see("pattern", _probabilities(scores))
+    scores = replace_part("scores", _masked((query * scale) @ key.mT, attn_mask, is_causal))
+    pattern = replace_part("pattern", _probabilities(scores))
     if dropout_p:
         pattern = torch.dropout(pattern, dropout_p, True)
     return pattern @ value
 
 
-def explicit_multi_head(see: See, function: FunctionType, *args: Any, **kwargs: Any) -> Any:
+def explicit_multi_head(replace_part: ReplacePart, function: FunctionType, *args: Any, **kwargs: Any) -> Any:
     """Return the result of `torch.nn.functional.multi_head_attention_forward`, up to rounding.
 
     PyTorch's own code runs, with an attention and a softmax that take steps: whether it calls the one or the other
-    depends on ``need_weights``. The shapes that `see` gets are ``(batch, heads, queries, keys)``.
+    depends on ``need_weights``. The shapes that `replace_part` gets are ``(batch, heads, queries, keys)``.
     """
     heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
     places = {
-        "scaled_dot_product_attention": partial(explicit_attention, see),
-        "softmax": partial(_softmax, see, heads),
+        "scaled_dot_product_attention": partial(explicit_attention, replace_part),
+        "softmax": partial(_softmax, replace_part, heads),
         "has_torch_function": lambda tensors: False,  # function modes have seen the call already
     }
     copied = FunctionType(
@@ -112,10 +113,10 @@ def with_all_heads(module: nn.Module, value: Tensor, change: Callable[[Tensor], 
     return change(unpacked).expand_as(unpacked).reshape(value.shape)
 
 
-def _softmax(see: See, heads: int, scores: Tensor, dim: int) -> Tensor:
+def _softmax(replace_part: ReplacePart, heads: int, scores: Tensor, dim: int) -> Tensor:
     """Return the softmax of scores of shape ``(batch * heads, queries, keys)``."""
-    scores = see("scores", torch.unflatten(scores, 0, (-1, heads)))
-    return see("pattern", torch.softmax(scores, dim)).flatten(0, 1)
+    scores = replace_part("scores", torch.unflatten(scores, 0, (-1, heads)))
+    return replace_part("pattern", torch.softmax(scores, dim)).flatten(0, 1)
 
 
 def _masked(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:

@@ -18,22 +18,22 @@ from torch.nn.modules.module import (
 )
 
 from byname.errors import BynameError
-from byname.model.module_tree import REGISTRY, children_of, inside_of, modules_by_path
+from byname.model.module_tree import REGISTRY, children_of, modules_by_path, unwrap_module
 from byname.model.selectors import Selector
-from byname.model.spot import Meaning, Spot, each_once
-from byname.model.where import meaning_of
+from byname.model.spot import Resolution, Spot, deduplicate
+from byname.model.where import resolve_where
 from byname.place import NameSegment, Place, parse
 from byname.reading.interrupts import defer_signals
-from byname.undo import Undo, weakly
-from byname.watch.attachment import Running
+from byname.undo import Undo, weak_callback
+from byname.watch.attachment import Attachment
 from byname.watch.delivery import ReportedPlace, hook_inputs, hook_outputs, reported_place
 from byname.watch.forwards import Iterations
-from byname.watch.handle import CHANGING, Tap, remove_all
+from byname.watch.handle import HOOK_LOCK, HookSet, remove_all
 from byname.watch.hooks import Hooks
 from byname.watch.late_binding import Binding
 from byname.watch.parameters import States
 from byname.watch.requested import NOT_REACHED
-from byname.watch.variables.assigned import Assigned
+from byname.watch.variables.assigned import VariableHooks
 
 
 class Following:
@@ -47,51 +47,52 @@ class Following:
     def __init__(
         self,
         root: nn.Module,
-        running: Running,
+        attachment: Attachment,
         states: States,
-        meaning: Meaning,
+        resolution: Resolution,
         selectors: Sequence[Selector],
         binding: Binding,
     ) -> None:
-        self._root, self._running, self._states = root, running, states
+        self._root, self._attachment, self._states = root, attachment, states
         self._asked = [
-            [spot.path for spot in spots] if isinstance(asked, nn.Module) else asked for asked, spots in meaning.asked
+            [spot.path for spot in spots] if isinstance(asked, nn.Module) else asked
+            for asked, spots in resolution.requests
         ]
         self._selectors = selectors
-        self._open = bool(selectors) or not all(spot.alone for spot in meaning.spots)
+        self._open = bool(selectors) or not all(spot.exact for spot in resolution.spots)
         self._of_states = any(
-            isinstance(asked, Selector) or (isinstance(asked, str | Place) and not all(spot.alone for spot in spots))
-            for asked, spots in meaning.asked  # among them only the selectors that may mean parameters and buffers
+            isinstance(asked, Selector) or (isinstance(asked, str | Place) and not all(spot.exact for spot in spots))
+            for asked, spots in resolution.requests  # only the selectors that may select parameters and buffers
         )
         self._stale = False
         self._doubted: set[str] = set()
         self._registrations = Undo()
         self._end: weakref.finalize[[], Following] | None = None
-        self._iterations = Iterations(running, states, self.reset, self.end, follow=self.follow)
-        self._observe(meaning, binding)
+        self._iterations = Iterations(attachment, states, self.reset, self.end, follow=self.follow)
+        self._observe(resolution, binding)
 
-    def _observe(self, meaning: Meaning, binding: Binding) -> None:
+    def _observe(self, resolution: Resolution, binding: Binding) -> None:
         """Make the hook sets for the modules and values that the places name now."""
-        running, self.spots, self.binding = self._running, meaning.spots, binding
-        outputs = Hooks(running)
+        attachment, self.spots, self.binding = self._attachment, resolution.spots, binding
+        outputs = Hooks(attachment)
         wanted: defaultdict[str, list[ReportedPlace]] = defaultdict(list)
-        for spot in meaning.spots:
-            wanted["state" if spot.kind in REGISTRY else spot.kind].append(reported_place(running, spot))
+        for spot in resolution.spots:
+            wanted["state" if spot.kind in REGISTRY else spot.kind].append(reported_place(attachment, spot))
         states, computed = wanted["state"], wanted["computed"]
-        running.needs_forward = binding.wanted or any(not one.spot.gradient for one in states + computed)
+        attachment.needs_forward = binding.wanted or any(not one.spot.gradient for one in states + computed)
         self._states.observe(states)
         self._iterations.begin_with(outputs)
-        hook_inputs(outputs, running, wanted["input"])
-        hook_outputs(outputs, running, wanted["module"])
+        hook_inputs(outputs, attachment, wanted["input"])
+        hook_outputs(outputs, attachment, wanted["module"])
         self._states.hook_computed(outputs, computed)
-        self.variables = Assigned(running, wanted["variable"])
-        last = Hooks(running) if binding.asked else outputs
+        self.variables = VariableHooks(attachment, wanted["variable"])
+        last = Hooks(attachment) if binding.asked else outputs
         self._iterations.end_with(last)
         first = (self.variables,) if wanted["variable"] else ()
-        self._taps: list[Tap] = [*first, outputs, *((binding, last) if binding.asked else ())]
-        self._look()
+        self._hook_sets: list[HookSet] = [*first, outputs, *((binding, last) if binding.asked else ())]
+        self._note_modules()
 
-    def _look(self) -> None:
+    def _note_modules(self) -> None:
         """Note the modules at the names on the way to the places."""
         self._steps = _steps_to(self._root, (*(spot.path for spot in self.spots), *self.binding.chosen))
         self._held = [
@@ -119,13 +120,16 @@ class Following:
 
     def _put_on(self) -> None:
         """Install what may change, and PyTorch's hook on the registration of modules if it may have something to do."""
-        if self._open or self.binding.listens_to_functions:
+        if self._open or self.binding.needs_function_mode:
             self._await_modules()
-        for tap in self._taps:
+        for tap in self._hook_sets:
             tap.install()
 
     def _await_modules(self) -> None:
-        arrives, held = weakly(self._arrives), weakly(self._is_held)  # so that the model can be freed
+        arrives, held = (
+            weak_callback(self._on_module_registered),
+            weak_callback(self._on_state_registered),
+        )  # so that the model can be freed
         if self._end is None:  # the compiler, which looks into whatever runs inside compiled code, cannot read one
             self._end = weakref.finalize(self, self._registrations)
             self._end.atexit = False
@@ -136,13 +140,13 @@ class Following:
 
     def remove(self) -> None:
         try:
-            remove_all((*self._taps, self._iterations))
+            remove_all((*self._hook_sets, self._iterations))
         finally:
             self._registrations()
 
     def forget(self) -> None:
         """Let go of the hooks, which hold this, after the removal for good."""
-        self._taps = []
+        self._hook_sets = []
         vars(self).pop("_iterations", None)
 
     @cached_property
@@ -150,14 +154,14 @@ class Following:
         """The paths of the modules, by ``id``. Made when the first new module arrives, before it is registered."""
         return {id(module): path for path, module in modules_by_path(self._root).items()}
 
-    def _arrives(self, module: nn.Module, name: str, arriving: nn.Module | None) -> None:
-        if arriving is not None and id(module) in self._paths and id(inside_of(arriving)[0]) not in self._paths:
-            with CHANGING:  # another thread may be removing the hook sets
+    def _on_module_registered(self, module: nn.Module, name: str, arriving: nn.Module | None) -> None:
+        if arriving is not None and id(module) in self._paths and id(unwrap_module(arriving)[0]) not in self._paths:
+            with HOOK_LOCK:  # another thread may be removing the hook sets
                 if len(self._registrations):
                     self._stale = self._open
-                    self.binding.leave_out(arriving)
+                    self.binding.exclude_new_modules(arriving)
 
-    def _is_held(self, module: nn.Module, name: str, state: torch.Tensor | None) -> None:
+    def _on_state_registered(self, module: nn.Module, name: str, state: torch.Tensor | None) -> None:
         """Look again for parameters and buffers that patterns and selectors match."""
         self._stale = self._stale or id(module) in self._paths
 
@@ -165,53 +169,55 @@ class Following:
         """Observe what the places name now, when a forward begins; return whether hooks were made anew."""
         if not self._changed():
             return False
-        with defer_signals(), CHANGING:
-            if not self._running.listening:  # another thread has removed it meanwhile
+        with defer_signals(), HOOK_LOCK:
+            if not self._attachment.active:  # another thread has removed it meanwhile
                 return False
-            self._stale, meaning = False, self._meaning()
-            anew = bool(self._selectors) or [*map(_key, meaning.spots)] != [*map(_key, self.spots)]
+            self._stale, resolution = False, self._resolution()
+            anew = bool(self._selectors) or [*map(_key, resolution.spots)] != [*map(_key, self.spots)]
             if anew:
-                self._note_ends(meaning)
-                self._running.requested.renew([spots for _, spots in meaning.asked])
-                remove_all(self._taps)
+                self._note_ends(resolution)
+                self._attachment.requested.renew([spots for _, spots in resolution.requests])
+                remove_all(self._hook_sets)
                 self._registrations()
-                self._observe(meaning, self._bound(meaning))
+                self._observe(resolution, self._bound(resolution))
                 self._put_on()
-            self._look()
+            self._note_modules()
         return anew
 
-    def _bound(self, meaning: Meaning) -> Binding:
+    def _bound(self, resolution: Resolution) -> Binding:
         """Return a binding that finds its calls in this forward; the places of selectors that cannot do so end."""
         try:
-            return self.binding.again(meaning, self._selectors)
+            return self.binding.rebind(resolution, self._selectors)
         except BynameError as error:
-            known = self._running.requested
-            self._running.end({path for path in known.reached if known.means(path, self._selectors)}, str(error))
-            return self.binding.again(meaning, ())
+            known = self._attachment.requested
+            self._attachment.end(
+                {path for path in known.reached if known.matches_any(path, self._selectors)}, str(error)
+            )
+            return self.binding.rebind(resolution, ())
 
-    def _meaning(self) -> Meaning:
+    def _resolution(self) -> Resolution:
         """Return what the parts of ``where`` mean now: no place, if nothing matches one any more."""
-        found = [(asked, self._meaning_of(asked)) for asked in self._asked]
-        spots, _, _ = each_once(chain.from_iterable(one.spots for _, one in found), reads=self._running.reads)
+        found = [(asked, self._resolve_request(asked)) for asked in self._asked]
+        spots, _, _ = deduplicate(chain.from_iterable(one.spots for _, one in found), reads=self._attachment.reads)
         operations = {path: spots for _, one in found for path, spots in one.operations.items()}
-        return Meaning(spots, [], operations, [(asked, one.spots) for asked, one in found])
+        return Resolution(spots, [], operations, [(asked, one.spots) for asked, one in found])
 
-    def _meaning_of(self, asked: Any) -> Meaning:
+    def _resolve_request(self, asked: Any) -> Resolution:
         try:
-            return meaning_of(asked, self._root, reads=self._running.reads)[0]
+            return resolve_where(asked, self._root, reads=self._attachment.reads)[0]
         except BynameError:
-            return Meaning([])
+            return Resolution([])
 
-    def _note_ends(self, meaning: Meaning) -> None:
+    def _note_ends(self, resolution: Resolution) -> None:
         """Report the places at which nothing of the kind stands any more, as far as it is known before the forward."""
-        requested, before, now = self._running.requested, self.binding.modules, modules_by_path(self._root)
-        standing = {spot.full for spot in meaning.spots if spot.kind != "operation"}
-        gone = {spot.full for spot in self.spots} - {spot.full for spot in meaning.spots}
+        requested, before, now = self._attachment.requested, self.binding.modules, modules_by_path(self._root)
+        standing = {spot.full for spot in resolution.spots if spot.kind != "operation"}
+        gone = {spot.full for spot in self.spots} - {spot.full for spot in resolution.spots}
         called = {path: _owner(path, before) for path in requested.reached - standing} if before else {}
-        ended = {path for path in requested.reached if path in gone or requested.means(path, gone)}
+        ended = {path for path in requested.reached if path in gone or requested.matches_any(path, gone)}
         ended |= {path for path, owner in called.items() if owner not in now}
         self._doubted = {path for path, owner in called.items() if now.get(owner) is not before[owner]} - ended
-        self._running.end(ended)
+        self._attachment.end(ended)
 
     def reset(self) -> None:
         """Discard what a forward may have left, when an outermost forward begins and when it has ended."""
@@ -221,26 +227,28 @@ class Following:
     def end(self) -> None:
         """Note what a forward that has ended did not reach: in the first one, and at modules that are new."""
         self.variables.look()
-        if not self._running.iteration:
+        if not self._attachment.iteration:
             self._note_unreached()
         if self._doubted:
             modules, doubted, self._doubted = self.binding.modules, self._doubted, set()
-            self._running.end({path for path in doubted if self.binding.unmet(path, modules[_owner(path, modules)])})
+            self._attachment.end(
+                {path for path in doubted if self.binding.ran_without_match(path, modules[_owner(path, modules)])}
+            )
         if self.binding.end():
-            self._look()
+            self._note_modules()
 
     def _note_unreached(self) -> None:
         """Note the places that the first forward did not reach; a later one may reach them."""
-        running, spots = self._running, self.spots
-        unreached = running.unreached(spot.path for spot in spots if spot.kind in ("module", "input", "variable"))
-        lacked = running.requested.lacking
+        attachment, spots = self._attachment, self.spots
+        unreached = attachment.unreached(spot.path for spot in spots if spot.kind in ("module", "input", "variable"))
+        lacked = attachment.requested.missing_items
         found = "" in lacked.values()  # one place that a pattern matched had the item; others need not
         for spot in spots:
-            lacking = lacked.get(spot.full)
-            if lacking and (spot.alone or not found):
-                running.note(spot.full, lacking)
-            elif lacking is None and spot.path in unreached:
-                running.note(spot.full, NOT_REACHED)
+            missing_items = lacked.get(spot.full)
+            if missing_items and (spot.exact or not found):
+                attachment.note(spot.full, missing_items)
+            elif missing_items is None and spot.path in unreached:
+                attachment.note(spot.full, NOT_REACHED)
 
 
 _REGISTRY = {**REGISTRY, "computed": "__dict__"}
@@ -288,7 +296,7 @@ def _step(module: nn.Module, name: str, steps: list[_Step]) -> nn.Module | None:
         return None if around is None else _step(around, name, steps)
     child = modules.get(name)
     steps.append((module, name, child))
-    return None if child is None else inside_of(child)[0]
+    return None if child is None else unwrap_module(child)[0]
 
 
 def _plain(path: str) -> str:

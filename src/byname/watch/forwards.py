@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from byname.watch.attachment import Running
+from byname.watch.attachment import Attachment
 from byname.watch.handle import Handle
 from byname.watch.hooks import AFTER, ALWAYS, BEFORE, Hook, Hooks
 from byname.watch.parameters import States
 
 
-def follow_forwards(
+def watch_forwards(
     model: nn.Module,
     begun: Callable[[int], object],
     ended: Callable[[], object],
@@ -29,7 +29,7 @@ def follow_forwards(
 
         >>> import torch
         >>> model = torch.nn.Linear(2, 3)
-        >>> handle = follow_forwards(model, lambda number: print("forward", number), lambda: print("ended"))
+        >>> handle = watch_forwards(model, lambda number: print("forward", number), lambda: print("ended"))
         >>> handle.enabled = True
         >>> _ = model(torch.ones(1, 2))
         forward 0
@@ -43,13 +43,13 @@ def follow_forwards(
             end. Its errors are raised from the forward.
         follow: called before `begun`; returns whether it has installed hooks of attachments for this forward.
     """
-    running = Running(model, do_nothing, reads=True)
-    running.begun = begun
-    iterations = Iterations(running, States(running), do_nothing, well or do_nothing, ended, follow)
-    first, last = Hooks(running), Hooks(running)
+    attachment = Attachment(model, do_nothing, reads=True)
+    attachment.begun = begun
+    iterations = Iterations(attachment, States(attachment), do_nothing, well or do_nothing, ended, follow)
+    first, last = Hooks(attachment), Hooks(attachment)
     iterations.begin_with(first)
     iterations.end_with(last)
-    return Handle([running, first, last, iterations], running.paths, running.notes)
+    return Handle([attachment, first, last, iterations], attachment.paths, attachment.notes)
 
 
 def do_nothing(*_: object) -> None:
@@ -69,14 +69,14 @@ class Iterations:
 
     def __init__(
         self,
-        running: Running,
+        attachment: Attachment,
         states: States,
         reset: Callable[[], None],
         ended: Callable[[], None],
         over: Callable[[], object] = do_nothing,
         follow: Callable[[], bool] = bool,
     ) -> None:
-        self._running = running
+        self._attachment = attachment
         self._states = states
         self._reset = reset
         self._ended = ended
@@ -96,23 +96,23 @@ class Iterations:
 
     def begin_with(self, hooks: Hooks) -> None:
         """Register the hook that must run before all others of the attachment."""
-        hooks.call(BEFORE, self._running.model, self._begin)
+        hooks.call(BEFORE, self._attachment.model, self._begin)
 
     def end_with(self, hooks: Hooks) -> None:
         """Register the hooks that must run after all others of the attachment."""
-        hooks.call(AFTER, self._running.model, self._well)
-        hooks.call(ALWAYS, self._running.model, self._end)
+        hooks.call(AFTER, self._attachment.model, self._well)
+        hooks.call(ALWAYS, self._attachment.model, self._end)
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if self._running.listening and self._running.enter():
+        if self._attachment.active and self._attachment.enter():
             first = RemovableHandle.next_id
             again = self._follow()
             if again:
                 self.install()
-            if self._running.begun is not None:
-                self._running.begun(self._running.iteration)
-            here = self._running.thread.here
-            here.ended_well = False
+            if self._attachment.begun is not None:
+                self._attachment.begun(self._attachment.iteration)
+            here = self._attachment.thread.state
+            here.succeeded = False
             here.whole = self._time if self._whole else -1
             self._reset()
             self._states.begin()
@@ -127,19 +127,19 @@ class Iterations:
         return args, kwargs
 
     def _well(self, *_: Any) -> None:
-        here = self._running.thread.here
-        here.ended_well = here.depth == 1 or here.ended_well
+        here = self._attachment.thread.state
+        here.succeeded = here.depth == 1 or here.succeeded
 
     def _end(self, *_: Any) -> None:
-        outermost = self._running.leave()
+        outermost = self._attachment.leave()
         if outermost:
             self._reset()  # calls may be open: another thread may have removed hooks once it knew which are needed
             self._states.put_back()
-            here = self._running.thread.here
-            if not here.ended_well:
-                self._running.spoil(sys.exception())
+            here = self._attachment.thread.state
+            if not here.succeeded:
+                self._attachment.annotate_error(sys.exception())
             else:
-                here.ended_well = False
+                here.succeeded = False
                 self._states.end()
                 if self._whole and here.whole == self._time:  # otherwise a thread installed or removed it
                     self._ended()

@@ -20,20 +20,26 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from byname.errors import InterjectionError
-from byname.model.module_tree import under
+from byname.model.module_tree import join_path
 from byname.model.operations import ATTENTIONS, PARTS_OF_ATTENTION, main_result, operation_name, operation_path, taken
-from byname.reading.frames import CODE_OF_A_MODULES_CALL, runs
+from byname.reading.frames import MODULE_CALL_CODE, runs
 from byname.reading.functions import is_in_place
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import dynamo_skip
-from byname.source.code import ThisCode
-from byname.tracing.muted import of_thread
+from byname.source.code import CodeKey
+from byname.tracing.muted import thread_state
 from byname.tracing.tracer import OpenCalls, functions_running
-from byname.watch.attachment import Running
+from byname.watch.attachment import Attachment
 from byname.watch.delivery import ReportedPlace
-from byname.watch.explicit_attention import See, explicit_attention, explicit_multi_head, with_all_heads
+from byname.watch.explicit_attention import ReplacePart, explicit_attention, explicit_multi_head, with_all_heads
 from byname.watch.hooks import ALWAYS_FIRST, BEFORE, Hook, Hooks
-from byname.watch.replacement import IN_CHECKPOINT, changed_tensor, overwrite, runs_again, saved_as_copies
+from byname.watch.replacement import (
+    IN_CHECKPOINT,
+    changed_tensor,
+    copying_saved_tensors,
+    is_checkpoint_frame,
+    overwrite,
+)
 
 Parts = Mapping[str, Sequence[ReportedPlace]]
 
@@ -81,7 +87,7 @@ class Owner:
         self.ran = False
         self.idle = False
         self.explicit = explicit
-        self.functions: dict[str, ThisCode] = {}
+        self.functions: dict[str, CodeKey] = {}
         self.decided: dict[tuple[str, int], ReportedOperation] = {}
 
 
@@ -90,17 +96,17 @@ class _Frame:
 
     Attributes:
         counts: how often each name was called.
-        busy: the number of callbacks running when it began; what those that run now call is not counted.
+        active_callbacks: the number of callbacks running when it began; what those that run now call is not counted.
         caller: the code that called an operation last, and is known to run inside of it.
         callers: each code that is known to do so, by its ``id``: the hash of a code object takes longer than its
             operation. None if the call is not visible on Python's stack, since another library replaced PyTorch's code.
     """
 
-    __slots__ = ("busy", "caller", "callers", "counts", "owner")
+    __slots__ = ("active_callbacks", "caller", "callers", "counts", "owner")
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
-        self.busy = len(of_thread.busy)
+        self.active_callbacks = len(thread_state.active_callbacks)
         self.caller: CodeType | None = None
         self.callers: dict[int, CodeType] | None = {} if runs(owner.module) else None
         self.counts: dict[str, int] = {}
@@ -128,9 +134,9 @@ class _Mode(TorchFunctionMode):
     def __init__(self, functions: ObservedOperations) -> None:
         super().__init__()
         self.functions = functions
-        self.order = functions.running.order
+        self.order = functions.attachment.order
         self.thread = threading.get_ident()
-        self.busy = of_thread.busy
+        self.active_callbacks = thread_state.active_callbacks
         self.frame: _Frame | None = None
         self.frames: OpenCalls[tuple[_Frame | None, bool]] = OpenCalls()
         self.on = False
@@ -139,7 +145,11 @@ class _Mode(TorchFunctionMode):
     @dynamo_skip
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = self.frame
-        if frame is not None and len(self.busy) == frame.busy and (name := operation_name(func)) is not None:
+        if (
+            frame is not None
+            and len(self.active_callbacks) == frame.active_callbacks
+            and (name := operation_name(func)) is not None
+        ):
             owner, counts = frame.owner, frame.counts
             k = counts.get(name, 0)
             counts[name] = k + 1
@@ -154,7 +164,7 @@ class _Mode(TorchFunctionMode):
             if owner.functions:
                 found = self.functions.with_called(frame, found, name, func)
             if found.asked:
-                if kwargs or found.special or self.functions.running.before is not None:
+                if kwargs or found.special or self.functions.attachment.before is not None:
                     return self.functions.report(owner, found, func, args, kwargs or {})
                 result = func(*args)
                 whole = value = main_result(func, result) if type(result) is tuple else result
@@ -167,8 +177,8 @@ class _Mode(TorchFunctionMode):
 class ObservedOperations:
     """The operations that one attachment observes."""
 
-    def __init__(self, running: Running, decide: Decide) -> None:
-        self.running = running
+    def __init__(self, attachment: Attachment, decide: Decide) -> None:
+        self.attachment = attachment
         self._decide = decide
         self._listening = False
         self._modes: list[weakref.ref[_Mode]] = []  # weak: when a thread ends, its mode is freed
@@ -176,26 +186,26 @@ class ObservedOperations:
     def hook(self, hooks: Hooks, owners: Sequence[Owner], others: Sequence[nn.Module]) -> None:
         """Hook the modules that own operations, and others that may run inside them."""
         self._listening = True
-        pause, close = Hook(self._pause, 3, self.running), Hook(self._close, 3, self.running)
+        pause, close = Hook(self._pause, 3, self.attachment), Hook(self._close, 3, self.attachment)
         for owner in owners:
             hooks.call(BEFORE, owner.module, partial(self._open, owner))
-        hooks.wanted += [(module, pause, BEFORE) for module in others]
-        hooks.wanted += [(one, close, ALWAYS_FIRST) for one in (*(owner.module for owner in owners), *others)]
+        hooks.pending += [(module, pause, BEFORE) for module in others]
+        hooks.pending += [(one, close, ALWAYS_FIRST) for one in (*(owner.module for owner in owners), *others)]
 
     def remove(self) -> None:
         """Stop reporting, also in a forward that is running; its thread's mode stack is restored once it has ended."""
         self._listening = False
         for mode in self._known_modes():
-            running = mode.frames[0][0] if mode.frames else self.running.model
+            outermost = mode.frames[0][0] if mode.frames else self.attachment.model
             mode.gone = True
             mode.frame = None
             here = mode.thread == threading.get_ident()
-            if mode.on and not (here and (FUNCTIONS.holds(mode) or not runs(running))):
-                _take_off_later(running, mode)
+            if mode.on and not (here and (FUNCTIONS.holds(mode) or not runs(outermost))):
+                _take_off_later(outermost, mode)
             elif here:  # an interrupt may have come before `on` was set
                 _take_off(mode)
                 if not mode.frames:  # so that it does not keep this attachment, and its model
-                    self.running.thread.here.mode = None
+                    self.attachment.thread.state.mode = None
         self._modes.clear()
 
     def _forget(self, one: weakref.ref[_Mode]) -> None:
@@ -207,12 +217,12 @@ class ObservedOperations:
 
     def in_other_threads(self) -> bool:
         """Return whether owners are running in other threads."""
-        mine = self.running.thread.here.mode
+        mine = self.attachment.thread.state.mode
         return any(mode.frames for mode in self._known_modes() if mode is not mine)
 
     def reset(self) -> None:
         """Discard frames that an earlier forward has left, for example because of an interrupt."""
-        mode: _Mode | None = self.running.thread.here.mode
+        mode: _Mode | None = self.attachment.thread.state.mode
         if mode is not None and (mode.frames or mode.on):
             mode.frames.clear()
             mode.frame = None
@@ -238,7 +248,7 @@ class ObservedOperations:
             counts[label] = k + 1
             decided = owner.decided.get((label, k))
             if decided is None:
-                place = operation_path(under(owner.path, function), name, k)
+                place = operation_path(join_path(owner.path, function), name, k)
                 wanted = self._decide(owner, place, name, func)
                 decided = owner.decided[label, k] = ReportedOperation(place, wanted, found.in_place)
             if decided.places:
@@ -247,12 +257,12 @@ class ObservedOperations:
 
     def report(self, owner: Owner, found: ReportedOperation, func: Any, args: Any, kwargs: Any) -> Any:
         """Run and report an operation that may work in place, runs step by step, or is announced to ``before``."""
-        running, inputs = self.running, (*args, *kwargs.values())
+        attachment, inputs = self.attachment, (*args, *kwargs.values())
         if found.parts is not None:
             func = _step_by_step(found.parts, func, owner.module)
-        before = [running.begins(found.path, owner.module, args, kwargs) for _ in found.places]
+        before = [attachment.run_before(found.path, owner.module, args, kwargs) for _ in found.places]
         changed = changed_tensor(func, args, kwargs) if kwargs or found.in_place else None
-        with nullcontext() if changed is None else saved_as_copies(changed):
+        with nullcontext() if changed is None else copying_saved_tensors(changed):
             result = func(*args, **kwargs)
             node = None if changed is None else changed.grad_fn
             whole: Any = changed if result is None else main_result(func, result)
@@ -268,7 +278,7 @@ class ObservedOperations:
         return result
 
     def _open(self, owner: Owner, module: nn.Module, *_: Any) -> None:
-        if owner.idle or not self.running.observes():
+        if owner.idle or not self.attachment.observes():
             self._pause(module)
             return
         mode = self._mode()
@@ -290,7 +300,7 @@ class ObservedOperations:
             _take_off(mode)
 
     def _close(self, module: nn.Module, *_: Any) -> None:
-        mode: _Mode | None = self.running.thread.here.mode
+        mode: _Mode | None = self.attachment.thread.state.mode
         if mode is None or (before := mode.frames.end(module)) is None:
             return
         mode.frame, on = before
@@ -300,7 +310,7 @@ class ObservedOperations:
             _take_off(mode)
 
     def _mode(self) -> _Mode:
-        here = self.running.thread.here
+        here = self.attachment.thread.state
         mode: _Mode | None = here.mode
         if mode is None or mode.gone or mode.functions is not self:
             mode = here.mode = _Mode(self)
@@ -309,23 +319,23 @@ class ObservedOperations:
         return mode
 
 
-class _InSteps:
+class _StepwiseAttention:
     """A function of PyTorch's that computes attention, run step by step.
 
     Other attachments, whose modes are below on the stack, are called with it as with the function itself.
     """
 
-    def __init__(self, function: Any, see: See) -> None:
+    def __init__(self, function: Any, replace_part: ReplacePart) -> None:
         self.__name__ = function.__name__
         self.function = function
-        self.see = see
+        self.replace_part = replace_part
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if any(type(mode) is _Mode for mode in FUNCTIONS.modes()):
             return handle_torch_function(self, (), *args, **kwargs)
         if self.__name__ == ATTENTIONS[0]:
-            return explicit_attention(self.see, *args, **kwargs)
-        return explicit_multi_head(self.see, self.function, *args, **kwargs)
+            return explicit_attention(self.replace_part, *args, **kwargs)
+        return explicit_multi_head(self.replace_part, self.function, *args, **kwargs)
 
 
 def _replaced(owner: Owner, path: str, result: Any, whole: Any, value: Any) -> Any:
@@ -337,28 +347,26 @@ def _replaced(owner: Owner, path: str, result: Any, whole: Any, value: Any) -> A
 def _refuse_in_checkpoint(owner: Owner, path: str) -> None:
     """Refuse a replacement where a checkpoint of a function in the owner's forward will run again without the mode."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not (
-        frame.f_code is CODE_OF_A_MODULES_CALL and frame.f_locals.get("self") is owner.module
-    ):
-        if runs_again(frame):
+    while frame is not None and not (frame.f_code is MODULE_CALL_CODE and frame.f_locals.get("self") is owner.module):
+        if is_checkpoint_frame(frame):
             raise InterjectionError(f"`{path}` {IN_CHECKPOINT}")
         frame = frame.f_back
 
 
-def _step_by_step(parts: Parts, func: Any, module: nn.Module) -> _InSteps:
+def _step_by_step(parts: Parts, func: Any, module: nn.Module) -> _StepwiseAttention:
     """Return a function that computes attention in steps, and reports the requested ones."""
-    later = func.see if type(func) is _InSteps else None
+    later = func.replace_part if type(func) is _StepwiseAttention else None
 
     def report(part: str, value: Any) -> Any:
         for place in parts[part]:
             value = place.report(None, (), None, value)
         return value
 
-    def see(part: str, value: Any) -> Any:
+    def replace_part(part: str, value: Any) -> Any:
         value = with_all_heads(module, value, partial(report, part))
         return later(part, value) if later is not None else value
 
-    return _InSteps(func.function if type(func) is _InSteps else func, see)
+    return _StepwiseAttention(func.function if type(func) is _StepwiseAttention else func, replace_part)
 
 
 def _put_on(mode: _Mode) -> None:
@@ -370,7 +378,7 @@ def _put_on(mode: _Mode) -> None:
         FUNCTIONS.push(mode)
     else:
         FUNCTIONS.put_in(mode, level)
-    of_thread.modes.append(mode)
+    thread_state.modes.append(mode)
     mode.on = True
     if mode.gone:
         _take_off(mode)
@@ -384,11 +392,11 @@ def _take_off_later(module: nn.Module, mode: _Mode) -> None:
             handle.remove()
             _take_off(mode)
 
-    handle = module.register_forward_hook(Hook(ended, 3, mode.functions.running), always_call=True)
+    handle = module.register_forward_hook(Hook(ended, 3, mode.functions.attachment), always_call=True)
 
 
 def _take_off(mode: _Mode) -> None:
     FUNCTIONS.remove(mode)
-    if mode in of_thread.modes:
-        of_thread.modes.remove(mode)
+    if mode in thread_state.modes:
+        thread_state.modes.remove(mode)
     mode.on = False

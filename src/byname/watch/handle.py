@@ -15,12 +15,12 @@ from byname.text import printable
 from byname.undo import Undo
 from byname.watch.requested import Notes, PlaceNote, Requested
 
-CHANGING = threading.RLock()
+HOOK_LOCK = threading.RLock()
 """Process-wide: PyTorch numbers hooks by a counter that two threads may read at once. Then one hook would overwrite the
 other (PyTorch 2.13)."""
 
 
-class Tap(Protocol):
+class HookSet(Protocol):
     """A hook set: one way to observe values, such as hooks on modules, rewritten source or a function mode."""
 
     def install(self) -> None:
@@ -46,17 +46,17 @@ class Handle:
 
     def __init__(
         self,
-        taps: list[Tap],
+        hook_sets: list[HookSet],
         paths: dict[str, None],
         notes: Notes,
         requested: Requested | None = None,
-        staying: Collection[Tap] = (),
-        noticed: Callable[[], Iterable[str]] = tuple,
+        kept_when_paused: Collection[HookSet] = (),
+        late_notes: Callable[[], Iterable[str]] = tuple,
         forget: Callable[[], object] = tuple,
     ) -> None:
-        self._noticed: Callable[[], Iterable[str]] | None = noticed
-        self._taps = taps
-        self._staying = staying
+        self._late_notes: Callable[[], Iterable[str]] | None = late_notes
+        self._hook_sets = hook_sets
+        self._kept_when_paused = kept_when_paused
         self._forget = forget
         self._off = Undo()
         self._paused = False
@@ -79,24 +79,24 @@ class Handle:
         A side effect is, for example, a fast path of PyTorch that is not taken meanwhile. The first call searches the
         whole model for some of them.
         """
-        if self._noticed is not None:
-            noticed, self._noticed = self._noticed, None
+        if self._late_notes is not None:
+            late_notes, self._late_notes = self._late_notes, None
             known = [*self._notes]
             self._notes.clear()  # the dict is kept, since others add to it
-            self._notes.update(dict.fromkeys([*noticed(), *known]))
+            self._notes.update(dict.fromkeys([*late_notes(), *known]))
         return tuple(printable(str(note)) for note in self._notes)
 
     def note(self, note: str | PlaceNote) -> None:
         """Add a fact or a sentence to the notes, once."""
         self._notes.setdefault(note)
 
-    def add(self, tap: Tap) -> None:
+    def add(self, hook_set: HookSet) -> None:
         """Add a hook set that is installed and removed together with the others."""
-        with defer_signals(), CHANGING:
-            self._taps.append(tap)
+        with defer_signals(), HOOK_LOCK:
+            self._hook_sets.append(hook_set)
             if self._installed:
-                self._off.add(tap.remove)
-                _put_on([tap])
+                self._off.add(hook_set.remove)
+                _put_on([hook_set])
 
     def switched(self, enabled: bool) -> Handle:
         """Set `enabled` and return this handle. An error or interrupt meanwhile removes everything from the model."""
@@ -122,15 +122,15 @@ class Handle:
 
     @enabled.setter
     def enabled(self, wanted: bool) -> None:
-        with defer_signals(), CHANGING:
+        with defer_signals(), HOOK_LOCK:
             if self._removed and wanted:
                 raise RuntimeError("this handle was removed; attach again instead")
             if not (wanted and self._installed):
                 self._take_off()  # an interrupt may have left something installed
             if wanted and not self._installed:
-                for tap in self._taps:
-                    self._off.add(tap.remove)
-                _put_on(self._taps)
+                for hook_set in self._hook_sets:
+                    self._off.add(hook_set.remove)
+                _put_on(self._hook_sets)
                 self._installed = True
 
     @property
@@ -140,9 +140,9 @@ class Handle:
 
     @paused.setter
     def paused(self, wanted: bool) -> None:
-        with defer_signals(), CHANGING:
+        with defer_signals(), HOOK_LOCK:
             if self._installed and wanted != self._paused:
-                passing = [tap for tap in self._taps if tap not in self._staying]
+                passing = [hook_set for hook_set in self._hook_sets if hook_set not in self._kept_when_paused]
                 self._paused = True
                 remove_all(passing)
                 if not wanted:
@@ -154,18 +154,18 @@ class Handle:
 
         Every hook set is removed, even if another one raises or is interrupted. The first error is raised at the end.
         """
-        with defer_signals(), CHANGING:
+        with defer_signals(), HOOK_LOCK:
             enabled = self._installed
             self._removed = True
             try:
                 self._take_off()
                 self._forget()
             finally:
-                self._taps, self._staying, self._forget = [], (), tuple  # they hold the model
+                self._hook_sets, self._kept_when_paused, self._forget = [], (), tuple  # they hold the model
         if silent := self.requested.end(enabled=enabled, failed=self._failed):
             warn(silent, NothingSeenWarning)
 
-    def give_up(self) -> None:
+    def remove_silently(self) -> None:
         """Remove everything without a warning, since an error says already what was missing."""
         self.requested.says = False
         self.remove()
@@ -195,19 +195,19 @@ class Handle:
         self._off()
 
 
-def _put_on(taps: Sequence[Tap]) -> None:
+def _put_on(hook_sets: Sequence[HookSet]) -> None:
     """Install hook sets, all of them or none."""
     try:
-        for tap in taps:
-            tap.install()
+        for hook_set in hook_sets:
+            hook_set.install()
     except BaseException:
-        remove_all(taps)
+        remove_all(hook_sets)
         raise
 
 
-def remove_all(taps: Iterable[Any]) -> None:
+def remove_all(hook_sets: Iterable[Any]) -> None:
     """Remove hook sets, the latest first, each even if another one raises or is interrupted."""
-    left, errors = [*taps], list[BaseException]()
+    left, errors = [*hook_sets], list[BaseException]()
     try:
         _remove(left, errors)
     finally:

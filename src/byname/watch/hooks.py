@@ -18,18 +18,18 @@ from torch.utils.hooks import RemovableHandle
 
 from byname.model.module_tree import is_script
 from byname.reading.quiet import dynamo_skip
-from byname.watch.attachment import Running
+from byname.watch.attachment import Attachment
 
 
 class Hook:
     """A hook of an attachment, which passes PyTorch's arguments to a function if they are as many as expected."""
 
-    __slots__ = ("expected", "function", "running")
+    __slots__ = ("attachment", "expected", "function")
 
-    def __init__(self, function: Callable[..., Any], expected: int, running: Running) -> None:
+    def __init__(self, function: Callable[..., Any], expected: int, attachment: Attachment) -> None:
         self.function = function
         self.expected = expected
-        self.running = running
+        self.attachment = attachment
 
     @property
     def __name__(self) -> str:
@@ -41,10 +41,10 @@ class Hook:
         return self.function(*args) if len(args) == self.expected else None
 
     def __reduce__(self) -> Any:
-        return _Spent, ()
+        return _DiscardedHook, ()
 
 
-class _Spent:
+class _DiscardedHook:
     """A hook in a copy that the ``__deepcopy__`` of a user's class made. It removes itself at its first call."""
 
     @dynamo_skip
@@ -56,13 +56,13 @@ class _Spent:
                     module.__dict__[name].pop(key, None)
 
 
-class MethodStandIn:
+class MethodOverride:
     """A replacement for a method of one module, in its ``__dict__``. Copies of the module have the method below it.
 
     One module may have several, which can be removed in any order.
 
     Attributes:
-        below: the function that was there before; None for the method of the class.
+        overridden: the function that was there before; None for the method of the class.
     """
 
     method = "forward"
@@ -70,17 +70,17 @@ class MethodStandIn:
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
         self._on = False
-        self.below: Any = None
+        self.overridden: Any = None
         self.__wrapped__ = getattr(type(module), self.method)  # a path to a variable finds the function by this
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.below or MethodType(self.__wrapped__, self))
+        return inspect.signature(self.overridden or MethodType(self.__wrapped__, self))
 
     def install(self) -> None:
         module = self._module()
         if module is not None and not self._on:
-            self.below = module.__dict__.get(self.method)
+            self.overridden = module.__dict__.get(self.method)
             self._on = True
             module.__dict__[self.method] = self
 
@@ -90,48 +90,48 @@ class MethodStandIn:
         if module is None:
             return
         above, held = None, module.__dict__.get(self.method)
-        while isinstance(held, MethodStandIn) and held is not self:
-            above, held = held, held.below
+        while isinstance(held, MethodOverride) and held is not self:
+            above, held = held, held.overridden
         if held is not self:
             return
         if above is not None:
-            above.below = self.below
-        elif self.below is not None:
-            module.__dict__[self.method] = self.below
+            above.overridden = self.overridden
+        elif self.overridden is not None:
+            module.__dict__[self.method] = self.overridden
         else:
             del module.__dict__[self.method]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as the method: call `instead`, or the function below once this one is removed."""
-        return self.instead(args, kwargs) if self._on else self.beneath(args, kwargs)
+        """Run as the method: call `call_replacement`, or the overridden function once this one is removed."""
+        return self.call_replacement(args, kwargs) if self._on else self.call_original(args, kwargs)
 
-    def beneath(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.below is not None:
-            return self.below(*args, **kwargs)
+    def call_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.overridden is not None:
+            return self.overridden(*args, **kwargs)
         return self.__wrapped__(self._module(), *args, **kwargs)
 
-    def instead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_replacement(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
 
-Moment: TypeAlias = tuple[str, str, bool]
+HookPoint: TypeAlias = tuple[str, str, bool]
 """When a hook runs: the registry of the module, PyTorch's flag for the hook, and whether it runs before all others."""
 
-BEFORE: Moment = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", False)
+BEFORE: HookPoint = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", False)
 """Before the forward; the hook is called with ``(module, args, kwargs)``."""
 
-AFTER: Moment = ("_forward_hooks", "_forward_hooks_with_kwargs", False)
+AFTER: HookPoint = ("_forward_hooks", "_forward_hooks_with_kwargs", False)
 """After the forward; the hook is called with ``(module, args, kwargs, output)``."""
 
-ALWAYS: Moment = ("_forward_hooks", "_forward_hooks_always_called", False)
+ALWAYS: HookPoint = ("_forward_hooks", "_forward_hooks_always_called", False)
 """After it, also if it raised, and even if another thread removed the hook just then: ``(module, args, output)``."""
 
-ALWAYS_FIRST: Moment = (*ALWAYS[:2], True)
+ALWAYS_FIRST: HookPoint = (*ALWAYS[:2], True)
 
-SAVED: Moment = ("_state_dict_pre_hooks", "_state_dict_pre_hooks", False)
+BEFORE_STATE_DICT: HookPoint = ("_state_dict_pre_hooks", "_state_dict_pre_hooks", False)
 """Before ``state_dict``, which has no flags: ``(module, prefix, keep_vars)``."""
 
-Wanted: TypeAlias = tuple[nn.Module, Hook, Moment]
+Wanted: TypeAlias = tuple[nn.Module, Hook, HookPoint]
 
 
 class Hooks:
@@ -141,29 +141,29 @@ class Hooks:
     taken out, wherever an interrupt came, and a hook costs a tenth of what it costs with a handle of PyTorch.
     """
 
-    def __init__(self, running: Running) -> None:
-        self._running = running
-        self.wanted: list[Wanted] = []
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self.pending: list[Wanted] = []
         self._placed: dict[int, Wanted] = {}
         self._classes: list[type[nn.Module]] = []
 
-    def call(self, moment: Moment, module: nn.Module, function: Callable[..., Any]) -> None:
-        self.wanted.append((module, Hook(function, 4 if moment is AFTER else 3, self._running), moment))
+    def call(self, point: HookPoint, module: nn.Module, function: Callable[..., Any]) -> None:
+        self.pending.append((module, Hook(function, 4 if point is AFTER else 3, self._attachment), point))
 
     def install(self) -> None:
         """Install the hooks, before those of later attachments; none on scripted modules, which run no hooks."""
-        classes = {type(module): None for module, *_ in self.wanted}
+        classes = {type(module): None for module, *_ in self.pending}
         if any(issubclass(kind, ScriptModule) for kind in classes):
-            self.wanted = [one for one in self.wanted if not is_script(one[0])]
-            classes = {type(module): None for module, *_ in self.wanted}
-        if not self.wanted:
+            self.pending = [one for one in self.pending if not is_script(one[0])]
+            classes = {type(module): None for module, *_ in self.pending}
+        if not self.pending:
             return
         keys = RemovableHandle.next_id
-        RemovableHandle.next_id = keys + len(self.wanted)
-        self._placed = dict(enumerate(self.wanted, keys))
+        RemovableHandle.next_id = keys + len(self.pending)
+        self._placed = dict(enumerate(self.pending, keys))
         self._classes = [*classes]
         _unhooked_copies.add(self, self._classes)
-        order = self._running.order
+        order = self._attachment.order
         for key, (module, hook, (registry, flag, first)) in self._placed.items():
             held = module.__dict__
             held[flag][key] = True
@@ -183,10 +183,10 @@ class Hooks:
     def keep(self, modules: Container[int]) -> None:
         """Remove the hooks from all modules except these, given by ``id``."""
         kept = {}
-        for key, wanted in self._placed.items():
-            module, _, (registry, flag, _) = wanted
+        for key, pending in self._placed.items():
+            module, _, (registry, flag, _) = pending
             if id(module) in modules:
-                kept[key] = wanted
+                kept[key] = pending
             else:
                 module.__dict__[registry].pop(key, None)
                 module.__dict__[flag].pop(key, None)
@@ -195,16 +195,16 @@ class Hooks:
 
 def _in_order(hooks: OrderedDict[int, Any], order: int) -> None:
     now = [*hooks.items()]  # other threads may attach and remove meanwhile
-    later = [(key, hook) for key, hook in now if issubclass(type(hook), Hook) and hook.running.order > order]
-    for key, _ in sorted(later, key=lambda found: found[1].running.order):
+    later = [(key, hook) for key, hook in now if issubclass(type(hook), Hook) and hook.attachment.order > order]
+    for key, _ in sorted(later, key=lambda found: found[1].attachment.order):
         with suppress(KeyError):
             hooks.move_to_end(key)
 
 
-def attachments_of(model: nn.Module) -> list[Running]:
+def attachments_of(model: nn.Module) -> list[Attachment]:
     """Return the attachments of a model, in the order of attaching."""
     hooks = model.__dict__["_forward_pre_hooks"].values()
-    found = {hook.running.order: hook.running for hook in hooks if issubclass(type(hook), Hook)}
+    found = {hook.attachment.order: hook.attachment for hook in hooks if issubclass(type(hook), Hook)}
     return [found[order] for order in sorted(found) if found[order].model is model]
 
 
@@ -257,11 +257,11 @@ def _without_hooks(module: nn.Module) -> Any:
         return reduced
     state = dict(reduced[2])
     for name in reduced[2]:
-        while isinstance(state.get(name), MethodStandIn):
-            below = state.pop(name).below
-            state.update({} if below is None else {name: below})
+        while isinstance(state.get(name), MethodOverride):
+            overridden = state.pop(name).overridden
+            state.update({} if overridden is None else {name: overridden})
     held, saved = reduced[2].get("_parameters") or {}, reversed((state.get("_state_dict_pre_hooks") or {}).values())
-    replaced = [one for hook in saved if issubclass(type(hook), Hook) for one in hook.running.standing_in[::-1]]
+    replaced = [one for hook in saved if issubclass(type(hook), Hook) for one in hook.attachment.substitutes[::-1]]
     if own := {one.name: one.value for one in replaced if one.registry is held}:  # of several the first one's
         state["_parameters"] = {**held, **own}
     for registry, flags in _REGISTRIES.items():

@@ -18,10 +18,10 @@ from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
-from byname.watch.boundary_edges import Entered
+from byname.watch.boundary_edges import CallInputs
 from byname.watch.call_gradients import Followed, Gradients, follow, note_arguments
 from byname.watch.handle import Handle
-from byname.watch.replacement import same_gradients, same_kind
+from byname.watch.replacement import check_gradients, check_replacement
 from byname.watch.requested import MISSED, NO_GRADIENT, PlaceNote
 from byname.watch.value_gradients import LeafHooks, Removable, on_gradient
 
@@ -98,7 +98,7 @@ class _PutIn:
         wrapped = self._wrapped
         new = process(event.path, module, event.inputs, value) if wrapped else process(event.path, module, value)
         if new is not None and new is not value:
-            same_kind(event.path, value, new)
+            check_replacement(event.path, value, new)
         return new
 
 
@@ -121,7 +121,7 @@ class _PutInBothWays(_PutIn):
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the inputs of a call that begins."""
-        return entered_with((*inputs, *kwargs.values()) if kwargs else inputs)
+        return note_inputs((*inputs, *kwargs.values()) if kwargs else inputs)
 
     def __call__(self, event: Event) -> Any:
         self._await_gradients(event, event.module if event.kind == "module" else None)
@@ -164,7 +164,7 @@ def _alone(receive: Callable[[Gradients, Gradients], object], number: int, of: i
 
 
 @dynamo_skip
-def entered_with(inputs: Any) -> Entered | None:
+def note_inputs(inputs: Any) -> CallInputs | None:
     """Return the noted inputs of a call that begins, for `follow`; None without grad mode."""
     return note_arguments(tensors_of(inputs)) if torch.is_grad_enabled() else None
 
@@ -181,7 +181,7 @@ def gradients_from(
     try:
         new = process(path, module, inputs, outputs)
         if new is not None:
-            same_gradients(path, inputs, new)
+            check_gradients(path, inputs, new)
     except Exception as error:
         note_on(error, f"byname: in the backward of `{path}`{which}")
         raise

@@ -17,20 +17,20 @@ from torch import nn
 from byname.errors import NoMatchError
 from byname.model.call_graph import Flow, ModelCall, with_parts_of_attention
 from byname.model.called_functions import called_function
-from byname.model.families import inside_of_others
-from byname.model.module_tree import all_inside, inside_of, is_called, modules_by_path
-from byname.model.operations import ATTENTIONS, is_elementary, is_multi_head, is_part_of_attention
-from byname.model.predicates import goes_by_class, means_parts
-from byname.model.selectors import Selector, is_counted, no_match
-from byname.model.spot import Meaning, Spot, each_once, output_of
+from byname.model.families import containing_call_hint
+from byname.model.module_tree import has_forward, modules_by_id, modules_by_path, unwrap_module
+from byname.model.operations import ATTENTIONS, is_leaf_module, is_multi_head, is_part_of_attention
+from byname.model.predicates import depends_on_class_only, means_parts
+from byname.model.selectors import Selector, is_indexed, no_match
+from byname.model.spot import Resolution, Spot, deduplicate, output_of
 from byname.model.where import calls_of
 from byname.place import NameSegment, parse
 from byname.reading.modules import modules_in
-from byname.source.code import ThisCode, stands_for
+from byname.source.code import CodeKey, original_code
 from byname.table import listed
 from byname.tracing.muted import muting
 from byname.tracing.tracer import trace
-from byname.watch.attachment import Running
+from byname.watch.attachment import Attachment
 from byname.watch.delivery import ReportedPlace, Wanting, hook_calls, hook_outputs, reported_place
 from byname.watch.function_mode import ObservedOperations, Owner
 from byname.watch.handle import remove_all
@@ -41,8 +41,8 @@ class Binding:
     """The operations and selected calls that one attachment observes.
 
     Args:
-        meaning: the places that the paths match. Names of operations may have wildcards. Its modules are not reported
-            a second time for a selector.
+        resolution: the places that the paths match. Names of operations may have wildcards. Its modules are not
+            reported a second time for a selector.
         explicit: whether calls of attention may run step by step.
 
     Attributes:
@@ -53,19 +53,19 @@ class Binding:
     def __init__(
         self,
         model: nn.Module,
-        running: Running,
-        meaning: Meaning,
+        attachment: Attachment,
+        resolution: Resolution,
         selectors: Sequence[Selector],
         *,
         explicit: bool = False,
     ) -> None:
         self.missing: Callable[[], None] = lambda: None
-        self._tell = running.unmatched
+        self._report_unmatched = attachment.unmatched
         self._model = model
-        self._running = running
+        self._attachment = attachment
         self._patterns = {  # without the modules that another thread has removed since the paths were read
             pattern: [spot for spot in spots if id(spot.module) in self._paths]
-            for pattern, spots in meaning.operations.items()
+            for pattern, spots in resolution.operations.items()
         }
         self._selectors = list(selectors)
         self._online: list[tuple[Selector, Any]] = []
@@ -77,16 +77,16 @@ class Binding:
             self._own(spot.module)
             function = called_function(spot.module, spot.method) if spot.method else None
             if function is not None:
-                self._owners[id(spot.module)].functions[spot.method] = ThisCode(stands_for[function.__code__])
+                self._owners[id(spot.module)].functions[spot.method] = CodeKey(original_code[function.__code__])
         self._modules: dict[int, list[ReportedPlace]] = {}
         self._reported = {
-            id(spot.module) for spot in meaning.spots if spot.kind == "module" and not (spot.items or spot.gradient)
+            id(spot.module) for spot in resolution.spots if spot.kind == "module" and not (spot.items or spot.gradient)
         }
         self._matched: set[Any] = set()
         self._exact: dict[str, Spot] = {}
         self._called: dict[str, ModelCall] = {}
-        self._asking = self._outputs = self._hooks = self._left_out = Hooks(running)
-        self._bound = not (meaning.operations or selectors)
+        self._asking = self._outputs = self._hooks = self._left_out = Hooks(attachment)
+        self._bound = not (resolution.operations or selectors)
         self.asked = not self._bound
         self._asked_of: dict[int, None] = {}
         self._wide = False
@@ -97,7 +97,7 @@ class Binding:
 
     @cached_property
     def functions(self) -> ObservedOperations:
-        return ObservedOperations(self._running, self._decide)
+        return ObservedOperations(self._attachment, self._decide)
 
     @cached_property
     def _paths(self) -> dict[int, tuple[str, nn.Module]]:
@@ -106,7 +106,7 @@ class Binding:
 
     @cached_property
     def _leaves(self) -> set[int]:
-        return {key for key, (_, module) in self._paths.items() if is_elementary(module)}
+        return {key for key, (_, module) in self._paths.items() if is_leaf_module(module)}
 
     @property
     def wanted(self) -> bool:
@@ -114,7 +114,7 @@ class Binding:
         return bool(self._patterns or self._exact or self._modules or self._online)
 
     @property
-    def listens_to_functions(self) -> bool:
+    def needs_function_mode(self) -> bool:
         """Whether a function mode will be active."""
         return bool(self._owners)
 
@@ -135,20 +135,20 @@ class Binding:
         chosen = {*self._matched, *(key for key, found in self._modules.items() if found)}
         return [path for key, (path, _) in self._paths.items() if path and key in chosen] if chosen else []
 
-    def again(self, meaning: Meaning, selectors: Sequence[Selector]) -> Binding:
+    def rebind(self, resolution: Resolution, selectors: Sequence[Selector]) -> Binding:
         """Return a binding for the model as it is now. What matched before need not match in the next forward."""
-        new = Binding(self._model, self._running, meaning, selectors, explicit=self._explicit)
+        new = Binding(self._model, self._attachment, resolution, selectors, explicit=self._explicit)
         new._matched.update(self._matched)
-        new._tell = lambda error: self._running.notes.update({str(error): None})
-        new.choose_online()
+        new._report_unmatched = lambda error: self._attachment.notes.update({str(error): None})
+        new.prepare_first_forward()
         return new
 
-    def unmet(self, path: str, module: nn.Module) -> bool:
+    def ran_without_match(self, path: str, module: nn.Module) -> bool:
         """Return whether a module ran in this forward, and neither matched nor made this call."""
         key, owner = id(module), self._owners.get(id(module))
         known = key in self._modules or owner is not None
         ran = self._modules.get(key) == [] or (owner is not None and owner.ran)
-        return (ran or not (known or key in self._asked_of)) and path not in self._running.thread.here.calls
+        return (ran or not (known or key in self._asked_of)) and path not in self._attachment.thread.state.calls
 
     def bind(self, example: Any) -> None:
         """Find the matching calls by one run of an example."""
@@ -160,7 +160,7 @@ class Binding:
             if call.kind == "operation":
                 self._called.setdefault(call.path, call._replace(function=None))
                 matched = self._match_patterns(call)
-                self._running.paths.update((spot.full, None) for spot in matched if not spot.items)
+                self._attachment.paths.update((spot.full, None) for spot in matched if not spot.items)
         for selector in self._selectors:
             self._match(selector, flow)
         for pattern, spots in self._patterns.items():
@@ -169,7 +169,7 @@ class Binding:
                 raise NoMatchError(self._unmatched(pattern))
         self._selectors, self._online, self._bound = [], [], True
 
-    def choose_online(self) -> None:
+    def prepare_first_forward(self) -> None:
         """Prepare to find the matching calls in the first forward."""
         self._online = [(selector, selector.online()) for selector in self._selectors]
         modules = self._module_calls() if self._online else []
@@ -177,8 +177,8 @@ class Binding:
         for selector, online in self._online:
             if not selector.only_modules:
                 self._own_all_that(selector)
-                found = [call for call in modules if online.see(call)] if goes_by_class(selector) else modules
-            elif is_counted(selector):  # by the order of the run
+                found = [call for call in modules if online.see(call)] if depends_on_class_only(selector) else modules
+            elif is_indexed(selector):  # by the order of the run
                 found = modules if any(map(selector.online().see, modules)) else []
             else:
                 found = [call for call in modules if online.see(call)]
@@ -198,11 +198,11 @@ class Binding:
                 self._own(module)
 
     def install(self) -> None:
-        self._asking, self._hooks = Hooks(self._running), Hooks(self._running)
+        self._asking, self._hooks = Hooks(self._attachment), Hooks(self._attachment)
         self._own_what_nests()
         self._hook_chosen()
         self._hook_asked()
-        inside = all_inside(owner.module for owner in self._owners.values())
+        inside = modules_by_id(owner.module for owner in self._owners.values())
         others = [module for key, module in inside.items() if key not in self._owners]
         self.functions.hook(self._hooks, [*self._owners.values()], others)
         self._asking.install()
@@ -225,30 +225,32 @@ class Binding:
         One hook at the end of the call is enough for a leaf module if all selectors go by class and there is no
         ``before``. A leaf module calls no other module, so the order of the places stays the same.
         """
-        by_class = self._running.before is None and all(goes_by_class(selector) for selector, _ in self._online)
+        by_class = self._attachment.before is None and all(
+            depends_on_class_only(selector) for selector, _ in self._online
+        )
         for path, module in self._paths.values() if self._online else ():
             if id(module) in self._asked_of and id(module) not in self._modules:
                 at_end = by_class and id(module) in self._leaves
-                hook_calls(self._asking, self._running, module, self._asked(path, module), at_end=at_end)
+                hook_calls(self._asking, self._attachment, module, self._asked(path, module), at_end=at_end)
 
     def _hook_chosen(self) -> None:
         self._outputs.remove()
-        self._outputs = Hooks(self._running)
-        hook_outputs(self._outputs, self._running, [one for found in self._modules.values() for one in found])
+        self._outputs = Hooks(self._attachment)
+        hook_outputs(self._outputs, self._attachment, [one for found in self._modules.values() for one in found])
         self._outputs.install()
 
     def remove(self) -> None:
         remove_all((self.functions, self._asking, self._outputs, self._hooks, self._left_out))
-        self._asking = self._outputs = self._hooks = self._left_out = Hooks(self._running)
+        self._asking = self._outputs = self._hooks = self._left_out = Hooks(self._attachment)
         vars(self).pop("functions")  # these hold this, which would then be freed by the garbage collector alone
 
-    def leave_out(self, arriving: nn.Module) -> None:
+    def exclude_new_modules(self, arriving: nn.Module) -> None:
         """Hook modules that were added since, so that their calls are not counted for the owner around them."""
         if self._owners:
             self._left_out.remove()
             inside = {id(one): one for module in (self._model, arriving) for one in modules_in(module)}
-            arrived = [one for key, one in inside.items() if key not in self._paths and inside_of(one)[0] is one]
-            self._left_out = Hooks(self._running)
+            arrived = [one for key, one in inside.items() if key not in self._paths and unwrap_module(one)[0] is one]
+            self._left_out = Hooks(self._attachment)
             self.functions.hook(self._left_out, [], arrived)
             self._left_out.install()
 
@@ -266,18 +268,18 @@ class Binding:
         for pattern, spots in self._patterns.items():
             if pattern not in self._matched:
                 if any(self._owners[id(spot.module)].ran for spot in spots):
-                    self._give_up(self._unmatched(pattern))
-                self._running.note(pattern, "its module did not run in the first forward")
+                    self._report_no_match(self._unmatched(pattern))
+                self._attachment.note(pattern, "its module did not run in the first forward")
         for selector, _ in self._online:
             if selector not in self._matched:
                 calls = [*self._module_calls(), *self._called.values()]
-                self._give_up(f"in the first forward {no_match(selector, calls)}")
+                self._report_no_match(f"in the first forward {no_match(selector, calls)}")
         self._narrow()
         return True
 
-    def _give_up(self, why: str) -> None:
-        if self._tell is not None:
-            return self._tell(NoMatchError(why))
+    def _report_no_match(self, why: str) -> None:
+        if self._report_unmatched is not None:
+            return self._report_unmatched(NoMatchError(why))
         self.missing()
         raise NoMatchError(f"{why}. Nothing stays attached")
 
@@ -289,7 +291,7 @@ class Binding:
         for key, owner in self._owners.items():
             owner.idle = owner.ran and key not in self._matched
         self._owners = {key: owner for key, owner in self._owners.items() if not owner.idle}
-        self._hooks.keep(all_inside(owner.module for owner in self._owners.values()))
+        self._hooks.keep(modules_by_id(owner.module for owner in self._owners.values()))
         if self._online:
             self._asking.keep({key for key in self._paths if key not in self._modules})
             self._hook_chosen()
@@ -305,7 +307,7 @@ class Binding:
         if spots:
             self._matched.add(id(owner.module))
             owner.idle = False
-        return [reported_place(self._running, spot) for spot in each_once(spots)[0]]
+        return [reported_place(self._attachment, spot) for spot in deduplicate(spots)[0]]
 
     def _match_patterns(self, call: ModelCall) -> list[Spot]:
         """Return the places of one operation, one for each requested path that matches it."""
@@ -315,7 +317,7 @@ class Binding:
             if spot.method == function and NameSegment(spot.name).matches(name):
                 self._matched.add(pattern)
                 found.append(spot._replace(path=call.path))
-                self._running.requested.mean(found[-1].full, spot.full)
+                self._attachment.requested.add_match(found[-1].full, spot.full)
         return found
 
     def _label(self, call: ModelCall) -> tuple[str, str]:
@@ -333,7 +335,7 @@ class Binding:
         in_function = function and not is_part_of_attention(function, name)  # a step of attention is the module's
         if in_function or (self._bound and not self._online):
             return []
-        inside = call.kind == "operation" and is_elementary(call.module)
+        inside = call.kind == "operation" and is_leaf_module(call.module)
         path = self._paths[id(call.module)][0]
         with muting(self._model):  # a predicate may call PyTorch
             wanting = [
@@ -348,7 +350,7 @@ class Binding:
         self._matched.update(selectors)
         module = call.module if call.kind == "module" else None
         for selector in selectors:
-            self._running.requested.select(call.path or "forward", module, selector)
+            self._attachment.requested.select(call.path or "forward", module, selector)
 
     def _match(self, selector: Selector, flow: Flow) -> None:
         matched = [flow.calls[index] for index in selector.matches(flow)]
@@ -360,16 +362,16 @@ class Binding:
                 self._choose(call.path, call.module)
             else:
                 self._exact[call.path] = Spot("operation", call.path, call.module, call.operation)
-                self._running.paths.setdefault(call.path)
+                self._attachment.paths.setdefault(call.path)
                 self._own(call.module)
 
     def _note_calls(self, call: ModelCall, wanted: set[int], every: int) -> None:
         """Note the numbers of the selected calls of a place, unless all of its calls are selected."""
-        path, only = call.path or "forward", self._running.only
+        path, only = call.path or "forward", self._attachment.only
         chosen = path in self._exact if call.kind == "operation" else id(call.module) in self._modules
         if path in only:
             only[path] |= wanted
-        elif not chosen and path not in self._running.paths:
+        elif not chosen and path not in self._attachment.paths:
             only[path] = wanted
         if len(only.get(path, ())) == every:
             del only[path]
@@ -391,17 +393,17 @@ class Binding:
         found = self._modules.setdefault(id(module), [])
         if id(module) not in self._reported:
             self._reported.add(id(module))
-            found.append(reported_place(self._running, output_of(path, module, alone=True)))
-            self._running.paths.setdefault(path or "forward")
+            found.append(reported_place(self._attachment, output_of(path, module, exact=True)))
+            self._attachment.paths.setdefault(path or "forward")
 
     def _unmatched(self, pattern: str) -> str:
         close = difflib.get_close_matches(pattern, [*self._called], n=3, cutoff=0.4)
-        known = [*self._called, *(path for path, module in self._paths.values() if path and is_called(module))]
+        known = [*self._called, *(path for path, module in self._paths.values() if path and has_forward(module))]
         named = listed([f"`{one}`" for one in close or known], 6)
         hint = f"; {'close to it:' if close else 'there are'} {named}" if named else ""
         last = parse(pattern).segments[-1]
         calls = [*self._module_calls(), *self._called.values()]
-        inside = isinstance(last, NameSegment) and inside_of_others(last.plain, calls)
+        inside = isinstance(last, NameSegment) and containing_call_hint(last.plain, calls)
         hint += f"; {inside}" if inside else ""
         kernel = ATTENTIONS[0]
         if f".{kernel}" in f".{pattern}" and not any(call.operation in ATTENTIONS for call in self._called.values()):

@@ -12,11 +12,11 @@ from torch import nn
 from byname.errors import BadArgumentError, NoMatchError
 from byname.model.call_graph import ModelCall, is_place
 from byname.model.methods import names_reached
-from byname.model.module_tree import REGISTRY, is_called, is_script, modules_by_path, own_state, under
+from byname.model.module_tree import REGISTRY, has_forward, is_script, join_path, modules_by_path, own_state
 from byname.model.predicates import OfModule
 from byname.model.resolve import resolve
 from byname.model.scopes import variable_sites
-from byname.model.selectors import Selector, is_counted, no_match
+from byname.model.selectors import Selector, is_indexed, no_match
 from byname.model.spot import Spot
 from byname.model.states import states_of
 from byname.model.where import calls_of, parts_of, unwrapped
@@ -55,8 +55,8 @@ class Points(Rows[Point]):
         The width is in characters; by default that of the terminal on standard output, or 160 if that is no terminal.
         """
         (title, ran), *others = self._tables()
-        more = [text(rows, title=name, spare=self._spare(), width=width, most=most) for name, rows in others]
-        table = text(ran, title=title, spare=self._spare(), width=width, most=most)
+        more = [text(rows, title=name, drop_order=self._drop_order(), width=width, most=most) for name, rows in others]
+        table = text(ran, title=title, drop_order=self._drop_order(), width=width, most=most)
         return "\n".join([table, *(f"\n{one}" for one in more), *map(printable, self.notes)])
 
     def _repr_html_(self) -> str:
@@ -141,7 +141,7 @@ class _Listing:
 
     def __init__(self, root: nn.Module, modules: dict[str, nn.Module], example: Any, *, counting: bool) -> None:
         self._root = root
-        self._modules = {path: module for path, module in modules.items() if is_called(module)}
+        self._modules = {path: module for path, module in modules.items() if has_forward(module)}
         reached = names_reached(modules.values())
         self._code = {id(module): [*code_of(module, reached)] for module in modules.values()}
         self._run = None if example is None else ExampleRun(root, modules, self._code, example, counting=counting)
@@ -181,7 +181,7 @@ class _Listing:
             for key, tensor in own_state(module, kind).items():
                 used = None if run is None else first is not None or id(tensor) in run.used
                 with DisableTorchFunction():
-                    yield Point(under(path, key), kind, "", name, tuple(fact(tensor, "shape")), ran=used)
+                    yield Point(join_path(path, key), kind, "", name, tuple(fact(tensor, "shape")), ran=used)
         if run is not None and first is not None:
             yield from run.inputs(path, first)
         yield from self._in_code(path, module)
@@ -201,7 +201,7 @@ class _Listing:
 
     def _places(self, path: str, module: nn.Module, code: Code) -> Iterator[Point]:
         """Yield what a method or function returns, its arguments and its variables; a forward returns the output."""
-        owner, sites, within = type(module).__name__, variable_sites(code.function), under(path, code.name)
+        owner, sites, within = type(module).__name__, variable_sites(code.function), join_path(path, code.name)
         rows = [] if code.kind == "forward" else [(Point(within, code.kind, "", owner), RETURN)]
         for kind, name in code.variables:
             rows.append((Point(f"{within}.{name}", kind, "", owner, site=sites.get(name)), name))
@@ -269,7 +269,7 @@ class _Listing:
     def _called(self, selector: Selector) -> list[Point]:
         if self._flow is not None:
             return self._of_calls([self._flow.calls[index] for index in selector.matches(self._flow)])
-        if is_counted(selector):
+        if is_indexed(selector):
             raise BadArgumentError(f"{selector} needs the order of the run: pass example= with an input of the model")
         try:
             return self._of_calls(self._modules_of(selector))

@@ -25,7 +25,7 @@ IN_CHECKPOINT = (
 """Why an operation in a checkpoint of a function cannot be replaced: its second run is not in the module's forward."""
 
 
-def runs_again(frame: FrameType) -> bool:
+def is_checkpoint_frame(frame: FrameType) -> bool:
     """Return whether a frame is that of a checkpoint, which will run its function again for the backward."""
     if frame.f_globals.get("__name__") != "torch.utils.checkpoint":
         return False
@@ -33,13 +33,12 @@ def runs_again(frame: FrameType) -> bool:
     return torch.is_grad_enabled() or any(node is not None for node, _ in getattr(context, "next_functions", ()))
 
 
-def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
+def check_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
     """Refuse replacements of gradients that differ in number, shape, dtype or device; None keeps a gradient."""
     if not isinstance(new, tuple) or len(new) != len(old):
         hint = "" if old else ", since the place is not a call. Change the value's gradient at its `.grad`"
         raise InterjectionError(
-            f"process_backward at `{path}`: expected None or a tuple of {len(old)} gradients{hint}; "
-            f"got {described(new)}"
+            f"process_backward at `{path}`: expected None or a tuple of {len(old)} gradients{hint}; got {describe(new)}"
         )
     for number, (was, wanted) in enumerate(zip(old, new, strict=True)):
         if wanted is None or wanted is was:
@@ -47,12 +46,12 @@ def same_gradients(path: str, old: Sequence[Tensor | None], new: Any) -> None:
         if was is None:
             raise InterjectionError(
                 f"process_backward at `{path}`: expected None for input {number}, to which no gradient flows; "
-                f"got {described(wanted)}"
+                f"got {describe(wanted)}"
             )
         if not is_tensor(wanted) or _facts(wanted) != _facts(was):
             raise InterjectionError(
                 f"process_backward at `{path}`: expected {_in_full(was)} for input {number}; got "
-                f"{_in_full(wanted) if is_tensor(wanted) else described(wanted)}"
+                f"{_in_full(wanted) if is_tensor(wanted) else describe(wanted)}"
             )
 
 
@@ -75,7 +74,7 @@ def _kind(tensor: Tensor) -> str:
     return f"{fact(tensor, 'dtype')} on {fact(tensor, 'device')}"
 
 
-def same_kind(path: str, old: Any, new: Any, at: str = "") -> None:
+def check_replacement(path: str, old: Any, new: Any, at: str = "") -> None:
     """Refuse a replacement of another shape or structure; the path, and the item `at` in it, are for the message."""
     if new is old:
         return
@@ -86,17 +85,17 @@ def same_kind(path: str, old: Any, new: Any, at: str = "") -> None:
         if type(new) is not type(old) or len(new) != len(old):
             _refuse(path, at, old, new)
         for number, (one, other) in enumerate(zip(old, new, strict=True)):
-            same_kind(path, one, other, f"{at}[{number}]")
+            check_replacement(path, one, other, f"{at}[{number}]")
     elif isinstance(old, dict):
         if type(new) is not type(old) or list(new) != list(old):
             _refuse(path, at, old, new)
         for key, one in old.items():
-            same_kind(path, one, new[key], f"{at}[{key!r}]")
+            check_replacement(path, one, new[key], f"{at}[{key!r}]")
 
 
 def _refuse(path: str, at: str, old: Any, new: Any) -> None:
     where = f"`{path}`" + (f", in {at}" if at else "")
-    raise InterjectionError(f"interjection at {where}: expected {described(old)}; got {described(new)}")
+    raise InterjectionError(f"interjection at {where}: expected {describe(old)}; got {describe(new)}")
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...] | None:
@@ -108,10 +107,10 @@ def _facts(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _in_full(tensor: Tensor) -> str:
-    return f"{described(tensor)} of {tensor.dtype} on {tensor.device}"
+    return f"{describe(tensor)} of {tensor.dtype} on {tensor.device}"
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return a value in words, without its contents."""
     if is_tensor(value):
         shape = _shape(value)
@@ -133,7 +132,7 @@ def changed_tensor(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 @contextmanager
-def saved_as_copies(changed: Tensor) -> Iterator[None]:
+def copying_saved_tensors(changed: Tensor) -> Iterator[None]:
     """Have autograd save copies of what lies on the memory of a tensor that may be overwritten after the block.
 
     Elsewhere `overwrite` makes the copies. But the node of a view that was changed in place lies inside a CopySlices,
@@ -168,8 +167,8 @@ def _hooks_on_saved() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def is_fixed(output: Tensor) -> bool:
-    """Return whether the output of a module that worked in place cannot be overwritten: see `saved_as_copies`."""
+def cannot_overwrite(output: Tensor) -> bool:
+    """Return whether the output of a module that worked in place cannot be overwritten: see `copying_saved_tensors`."""
     tracked = torch.is_grad_enabled() and output.requires_grad
     return tracked and (output._is_view() or _hooks_on_saved() is not None or _in_transform(output))
 

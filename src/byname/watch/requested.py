@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import nn
 
-from byname.model.methods import callable_instead
+from byname.model.methods import other_entry_points
 from byname.model.spot import Spot
 from byname.table import counted, listed
 from byname.text import printable
@@ -58,9 +58,9 @@ class Requested:
 
     Attributes:
         reached: the paths of the places that have reported something.
-        waited: for each requested gradient whose value was reached, why it may not have come.
-        lacking: for each place that is an item, a sentence about what the value holds instead; an empty string once a
-            value had the item.
+        missing_gradients: for each requested gradient whose value was reached, why it may not have come.
+        missing_items: for each place that is an item, a sentence about what the value holds instead; an empty string
+            once a value had the item.
         forwards: the number of outermost forwards that have begun.
         seen: a function that says why the user got nothing from a place that has reported, for example because a filter
             dropped it; it returns an empty string if the user got something.
@@ -70,8 +70,8 @@ class Requested:
 
     def __init__(self, model: nn.Module | None, notes: Notes) -> None:
         self.reached: set[str] = set()
-        self.waited: dict[str, str] = {}
-        self.lacking: dict[str, str] = {}
+        self.missing_gradients: dict[str, str] = {}
+        self.missing_items: dict[str, str] = {}
         self.forwards = 0
         self.seen: Callable[[Entry], str] | None = None
         self.says = True
@@ -79,9 +79,9 @@ class Requested:
         self._model = model
         self._notes = notes
         self._asked: list[tuple[str, Sequence[Spot], object]] = []
-        self._meant: dict[str, set[object]] = {}
+        self._matches: dict[str, set[object]] = {}
 
-    def ask(self, asked: str, spots: Sequence[Spot], selector: object = None) -> None:
+    def add_request(self, asked: str, spots: Sequence[Spot], selector: object = None) -> None:
         """Note one part of ``where``, in words, with its places or its selector."""
         self._asked.append((asked, spots, selector))
 
@@ -94,26 +94,28 @@ class Requested:
                 found.setdefault(id(spot.module), set()).add(spot.full)
         return found
 
-    def mean(self, path: str, key: object) -> None:
+    def add_match(self, path: str, key: object) -> None:
         """Note that `key`, a requested path or a selector, matches a place."""
         if path != key:
-            self._meant.setdefault(path, set()).add(key)
+            self._matches.setdefault(path, set()).add(key)
 
     def renew(self, meant: Iterable[Sequence[Spot]]) -> None:
         """Note the places that the parts of ``where`` mean since modules of the model were replaced, in their order."""
         for at, (spots, (asked, before, selector)) in enumerate(zip(meant, self._asked, strict=False)):
             known = {one.full: one._replace(module=nn.Identity()) for one in before}  # frees replaced modules
             self._asked[at] = asked, [*(known | {one.full: one for one in spots}).values()], selector
-            self.lacking = {full: reason for full, reason in self.lacking.items() if reason or full not in known}
+            self.missing_items = {
+                full: reason for full, reason in self.missing_items.items() if reason or full not in known
+            }
 
-    def means(self, path: str, keys: Iterable[object]) -> bool:
+    def matches_any(self, path: str, keys: Iterable[object]) -> bool:
         """Return whether one of these requested paths or selectors matches a place."""
-        return not self._meant.get(path, set()).isdisjoint(keys)
+        return not self._matches.get(path, set()).isdisjoint(keys)
 
     def select(self, path: str, module: nn.Module | None, selector: object) -> None:
         """Note that a selector matches a call; a module that is given may be reported under other paths as well."""
         for one in {path, *self._paths_of.get(id(module), ())}:
-            self.mean(one, selector)
+            self.add_match(one, selector)
 
     def entries(self) -> list[Entry]:
         return [self._entry(*one) for one in self._asked]
@@ -131,10 +133,10 @@ class Requested:
         if self._model is not None and enabled:
             missed = {spot.full: spot for _, spots, _ in self._asked for spot in spots if spot.full not in self.reached}
             for note in [one for one in self._notes if type(one) is PlaceNote and one.place in missed]:
-                if note.reason in (self.lacking.get(note.place), NOT_REACHED):
+                if note.reason in (self.missing_items.get(note.place), NOT_REACHED):
                     del self._notes[note]  # the sentence below says the same
             for path, spot in missed.items() if self.reached else ():
-                if spot.gradient and not spot.alone and self._of_gradient(spot) == NO_BACKWARD:
+                if spot.gradient and not spot.exact and self._of_gradient(spot) == NO_BACKWARD:
                     self._notes.setdefault(PlaceNote(path, NO_BACKWARD))
             silent = self._silent() if self.says else []
             self._notes.update(dict.fromkeys(sentences_by_reason("seen", silent)))
@@ -150,15 +152,15 @@ class Requested:
     def _entry(self, asked: str, spots: Sequence[Spot], selector: object) -> Entry:
         keys = {selector} if selector is not None else {spot.full for spot in spots}
         reached = sorted(self.reached)
-        paths = tuple(path for path in reached if path in keys or not keys.isdisjoint(self._meant.get(path, ())))
+        paths = tuple(path for path in reached if path in keys or not keys.isdisjoint(self._matches.get(path, ())))
         # An item that two paths match is reported under one of them only.
-        paths = paths or tuple(one.full for one in spots if self.lacking.get(one.full) == "" and not one.gradient)
+        paths = paths or tuple(one.full for one in spots if self.missing_items.get(one.full) == "" and not one.gradient)
         return Entry(asked, paths, "" if paths else self._reason(spots))
 
     def _reason(self, spots: Sequence[Spot]) -> str:
         for spot in spots:
-            if self.lacking.get(spot.full):
-                return self.lacking[spot.full]
+            if self.missing_items.get(spot.full):
+                return self.missing_items[spot.full]
         for spot in spots:
             if spot.gradient and (reason := self._of_gradient(spot)):
                 return reason
@@ -180,7 +182,7 @@ class Requested:
         name = type(self._model).__name__
         if self.reached:
             return f"the forward of {name} never ran, though parts of it did; attach to the part that runs"
-        found = callable_instead(self._model) if self._model is not None else ()
+        found = other_entry_points(self._model) if self._model is not None else ()
         others = [f"`{one}`" for one in found if not one.startswith("_")][:_METHODS]
         hint = f"another method of it ({', '.join(others)}) or " if others else ""
         return (
@@ -192,7 +194,7 @@ class Requested:
         if PlaceNote(spot.full, NO_GRADIENT_OF_PARAMETER) in self._notes:
             return NO_GRADIENT_OF_PARAMETER
         others = {"parameter": NO_BACKWARD, "buffer": "gradients of buffers are not observed"}
-        return self.waited.get(spot.full, others.get(spot.kind, ""))
+        return self.missing_gradients.get(spot.full, others.get(spot.kind, ""))
 
 
 def sentences_by_reason(verb: str, found: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
@@ -220,7 +222,7 @@ def _not_called(spot: Spot) -> str:
     return f'the model has attn_implementation="{printable(str(backend))}"{called} and not `{spot.method}`'
 
 
-def in_words(asked: object) -> str:
+def describe_request(asked: object) -> str:
     if isinstance(asked, type):
         return f"modules of class {printable(asked.__name__)}"
     if isinstance(asked, nn.Module):

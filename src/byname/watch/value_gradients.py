@@ -25,7 +25,7 @@ OnGradient: TypeAlias = Callable[[Tensor], Tensor | None]
 _Do: TypeAlias = Callable[..., object]
 
 
-HOOKING = threading.RLock()
+TENSOR_HOOK_LOCK = threading.RLock()
 """Two threads that hook one tensor at once would lose a hook: PyTorch 2.13 makes the registry with the first hook."""
 
 
@@ -59,13 +59,13 @@ class Removable:
             if new is not None and new is not gradient:
                 parameter.grad = new
 
-        with DisableTorchFunction(), HOOKING:
+        with DisableTorchFunction(), TENSOR_HOOK_LOCK:
             self.handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
         """Remove the hook. A second call does nothing."""
         leaf = None if self._leaf is None else self._leaf()
-        with HOOKING:
+        with TENSOR_HOOK_LOCK:
             if self.handle is not None:
                 self.handle.remove()
             if leaf is None or torch._C._current_graph_task_id() != -1:  # PyTorch may be iterating over the hooks now
@@ -94,16 +94,16 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: _Do | None = None, k
         if not value.requires_grad:
             return None
         if value._is_view():
-            home = hidden_home(value)
+            home = hidden_base_target(value)
             if home is not None:
-                node, slot, window = home
-                return Removable(node.register_prehook(_AtHome(slot, window, receive)))
+                node, slot, geometry = home
+                return Removable(node.register_prehook(_BaseGradHook(slot, geometry, receive)))
             if missed is not None:
                 watch_the_base(value, missed)
         if value.grad_fn is not None:
-            with HOOKING:
+            with TENSOR_HOOK_LOCK:
                 return Removable(value.register_hook(receive))  # type: ignore[no-untyped-call]
-        with defer_signals(), HOOKING:  # a hook of a leaf that is not kept would never go
+        with defer_signals(), TENSOR_HOOK_LOCK:  # a hook of a leaf that is not kept would never go
             hook = Removable(value.register_hook(receive), value, "_backward_hooks")  # type: ignore[no-untyped-call]
             keep(hook)
         return hook
@@ -166,11 +166,11 @@ def watch_the_base(view: Tensor, missed: Callable[[], object]) -> None:
     base.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
-Home: TypeAlias = "tuple[Any, int, ViewGeometry | Reshaped]"
+GradientTarget: TypeAlias = "tuple[Any, int, ViewGeometry | Reshaped]"
 """Where the gradient of a value arrives: a node, the index among its gradients, and the view geometry in that one."""
 
 
-def hidden_home(view: Tensor) -> Home | None:
+def hidden_base_target(view: Tensor) -> GradientTarget | None:
     """Return the home of the gradient of a view whose base is hidden: only this view, made just now, references it.
 
     ``nn.Linear`` returns such a view for an input of three dimensions. The view may be changed in place later, for
@@ -191,16 +191,16 @@ def hidden_home(view: Tensor) -> Home | None:
     if behind is None:
         return None
     newest = _sequence_number()
-    window: ViewGeometry | Reshaped | None
+    geometry: ViewGeometry | Reshaped | None
     if (
         type(node).__name__ == "ViewBackward0"
         and node._sequence_nr() - newest == -1 == behind._sequence_nr() - newest + 1
     ):
-        window = Reshaped(view.shape, base.shape)  # the most frequent case, found faster
+        geometry = Reshaped(view.shape, base.shape)  # the most frequent case, found faster
     else:
         whole = _just_made(node, behind, newest) and view.numel() == base.numel()
-        window = window_of(view, base) if whole else None
-    return None if window is None else (behind, base.output_nr, window)
+        geometry = view_geometry_of(view, base) if whole else None
+    return None if geometry is None else (behind, base.output_nr, geometry)
 
 
 @functools.cache
@@ -236,26 +236,26 @@ _MOST_VIEWS = 8
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
-class _AtHome:
+class _BaseGradHook:
     """A pre-hook of the node of a base: it reports the view's part of one of the gradients that the node gets."""
 
-    __slots__ = ("receive", "slot", "window")
+    __slots__ = ("geometry", "receive", "slot")
 
-    def __init__(self, slot: int, window: ViewGeometry | Reshaped, receive: OnGradient) -> None:
+    def __init__(self, slot: int, geometry: ViewGeometry | Reshaped, receive: OnGradient) -> None:
         self.slot = slot
-        self.window = window
+        self.geometry = geometry
         self.receive = receive
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        slot, window = self.slot, self.window
+        slot, geometry = self.slot, self.geometry
         whole = gradients[slot]
         if whole is None:
             return None
-        seen = window.cut(whole)
+        seen = geometry.extract(whole)
         new = self.receive(seen)
         if new is None or new is seen:
             return None
-        return (*gradients[:slot], window.pasted(whole, new), *gradients[slot + 1 :])
+        return (*gradients[:slot], geometry.with_part(whole, new), *gradients[slot + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +268,13 @@ class ViewGeometry:
     base_size: torch.Size
     base_strides: tuple[int, ...]
 
-    def cut(self, gradient: Tensor) -> Tensor:
+    def extract(self, gradient: Tensor) -> Tensor:
         """Return the part of a gradient of the base that belongs to the view."""
         if gradient.stride() != self.base_strides:
             gradient = self._laid_out(gradient)
         return gradient.as_strided(self.size, self.strides, gradient.storage_offset() + self.offset)
 
-    def pasted(self, gradient: Tensor, new: Tensor) -> Tensor:
+    def with_part(self, gradient: Tensor, new: Tensor) -> Tensor:
         """Return a copy of a gradient of the base, with the part of the view replaced."""
         whole = self._laid_out(gradient)
         whole.as_strided(self.size, self.strides, self.offset).copy_(new)
@@ -294,14 +294,14 @@ class Reshaped:
         self.size = size
         self.base_size = base_size
 
-    def cut(self, gradient: Tensor) -> Tensor:
+    def extract(self, gradient: Tensor) -> Tensor:
         return gradient.reshape(self.size)
 
-    def pasted(self, gradient: Tensor, new: Tensor) -> Tensor:
+    def with_part(self, gradient: Tensor, new: Tensor) -> Tensor:
         return new.reshape(self.base_size)
 
 
-def window_of(view: Tensor, base: Tensor) -> ViewGeometry | Reshaped | None:
+def view_geometry_of(view: Tensor, base: Tensor) -> ViewGeometry | Reshaped | None:
     """Return the view geometry; None unless the elements of the view are plain elements of the base, each once."""
     if view.dtype != base.dtype or view.layout != torch.strided or base.layout != torch.strided:
         return None

@@ -12,7 +12,7 @@ from torch import nn
 
 import byname
 from byname.analyse import Evaluation
-from byname.analyse.evaluation import followed
+from byname.analyse.evaluation import with_progress
 
 
 class Clock:
@@ -55,7 +55,7 @@ def terminal(monkeypatch):
 
 def test_a_long_pass_has_a_bar_in_a_terminal_that_is_gone_afterwards(terminal):
     read = terminal()
-    assert list(followed([7, 8, 9], "snapshot at step 5", clock=Clock(0.6))) == [7, 8, 9]
+    assert list(with_progress([7, 8, 9], "snapshot at step 5", clock=Clock(0.6))) == [7, 8, 9]
     written = read()
     assert "snapshot at step 5" in written
     assert "1/3" in written and "2/3" in written and "3/3" in written
@@ -64,15 +64,15 @@ def test_a_long_pass_has_a_bar_in_a_terminal_that_is_gone_afterwards(terminal):
 
 def test_a_short_pass_has_none(terminal):
     read = terminal()
-    assert list(followed(iter(range(3)), "snapshot", clock=Clock(0.1))) == [0, 1, 2]
-    assert list(followed([1], "snapshot", wanted=False, clock=Clock(9))) == [1]
+    assert list(with_progress(iter(range(3)), "snapshot", clock=Clock(0.1))) == [0, 1, 2]
+    assert list(with_progress([1], "snapshot", wanted=False, clock=Clock(9))) == [1]
     assert read() == ""
 
 
 def test_where_standard_error_is_no_terminal_there_is_none(monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    assert list(followed([1, 2, 3], "snapshot", clock=Clock(9))) == [1, 2, 3]
+    assert list(with_progress([1, 2, 3], "snapshot", clock=Clock(9))) == [1, 2, 3]
     assert stream.getvalue() == ""
 
 

@@ -52,7 +52,14 @@ def noted(contexts, enter):
             F.mse_loss(model(torch.randn(4, 4)), torch.zeros(4, 2)).backward()
             optimizer.step()
     return [
-        (len(log.calls), len(log.changes), len(log.cuts), len(log.carriers), len(log.steps), len(log.grad_reads))
+        (
+            len(log.calls),
+            len(log.changes),
+            len(log.detaches),
+            len(log.tensor_records),
+            len(log.steps),
+            len(log.grad_reads),
+        )
         for log in seen.logs
     ]
 

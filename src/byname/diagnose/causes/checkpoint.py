@@ -10,11 +10,11 @@ from typing import Any
 from torch.utils.checkpoint import CheckpointFunction
 
 from byname.autograd.slots import packed_in
-from byname.diagnose.cause import Cause, Facts, Raised, Subject, tell
+from byname.diagnose.cause import Cause, Facts, Raised, Subject, render
 from byname.diagnose.context import FailureContext, assigned_on
 from byname.diagnose.engine import engine_call
 from byname.naming.name import Name, at, unnamed
-from byname.source.code import ThisCode
+from byname.source.code import CodeKey
 from byname.table import counted
 from byname.text import shape_text
 from byname.tracking.log import Call, logs
@@ -98,7 +98,7 @@ def _beginning(then: Sequence[Call], now: Sequence[Call]) -> int:
     return max(starts, key=lambda start: (fits(start), start), default=0)
 
 
-def _key(call: Call) -> tuple[ThisCode | None, int, str, int]:
+def _key(call: Call) -> tuple[CodeKey | None, int, str, int]:
     module = None if call.module is None else call.module()
     # The line that led to a layer of PyTorch's is the forward's the first time, and the backward's the second.
     layer = type(module).__module__.startswith("torch.nn.")
@@ -116,7 +116,7 @@ def _differing(left_out: Sequence[Call], added: Sequence[Call]) -> Facts:
     if mode:
         how += f". The first time {mode[0]} was in {mode[1]} mode, and it is in {mode[2]} mode now"
         remedy = {"remedy": "call train() and eval() after the backward or before the forward, not between the two"}
-    return {"how": tell(f"{_SAME}: {how}", one=subjects), **remedy}
+    return {"how": render(f"{_SAME}: {how}", one=subjects), **remedy}
 
 
 def _mode(left_out: Sequence[Call], added: Sequence[Call]) -> tuple[str, str, str] | None:
@@ -133,7 +133,7 @@ def _mode(left_out: Sequence[Call], added: Sequence[Call]) -> tuple[str, str, st
 
 def _branches_by_mode(call: Call) -> bool:
     """Return whether a call stands in a branch of an ``if self.training:``."""
-    node: Any = None if call.line.spot is None else call.line.spot.node
+    node: Any = None if call.line.expr is None else call.line.expr.node
     while node is not None:
         if isinstance(node, ast.If | ast.IfExp) and ast.unparse(node.test).removeprefix("not ") == "self.training":
             return True
@@ -148,7 +148,7 @@ def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | Non
     node = None if number is None else nodes[number]
     if number is None or node is None:
         return {"how": "the checkpointed part saved a different number of tensors when backward recomputed it"}
-    how = tell(
+    how = render(
         _SAME + ": what was saved for {tensor} was {then} the first time and is {now} the second time",
         tensor=Subject(context.variable(node), context.site(node)),
         then=_shape(then[number]),
@@ -191,7 +191,7 @@ def _reduced_twice(context: FailureContext) -> Iterator[Facts]:
             "times": counted(len(numbers), "time"),
             "where": at(sites[0] if sites else None),
             "sites": sites,
-            "noticed": outer.noticed,
+            "noticed": outer.error_site,
         }
 
 

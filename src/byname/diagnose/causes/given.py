@@ -14,11 +14,11 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
-from byname.diagnose.cause import Cause, Facts, Raised, Sentence, tell, variable
+from byname.diagnose.cause import Cause, Facts, Raised, Sentence, render, variable
 from byname.diagnose.context import FailingExpression, FailureContext, made_at, parsed
 from byname.memory.blocks import cuda_is_in_use
 from byname.naming.name import Name
-from byname.reading.functions import flat
+from byname.reading.functions import tensors_among
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import modes_disabled
 from byname.reading.tensor import fact, is_tensor, storage_of
@@ -38,7 +38,7 @@ def _made_in_inference_mode(context: FailureContext) -> Iterator[Facts]:
         path = next((word for one, word in reversed(refused) if one is tensor and word), path)  # x in x.T
         copy = f"put `{path} = {path}.clone()` on the line before this one"
         copy = "build the module outside of torch.inference_mode()" if issubclass(type(tensor), nn.Parameter) else copy
-        cuts = [cut.line.site for log in logs() for cut in log.cuts_of(tensor) if cut.reason == "inference"]
+        cuts = [cut.line.site for log in logs() for cut in log.detaches_of(tensor) if cut.reason == "inference"]
         name, made, view = variable(path) if path else context.name(tensor), made_at(tensor), ""
         for shown, whole in _viewed_at(context, tensor, made)[-1:]:  # x of x[0]
             name, made, view = variable(shown), made_at(whole), f", of which `{path}` is a view,"
@@ -65,7 +65,7 @@ _MODULES = str(Path(nn.__file__).parent)
 def _tensors_given(context: FailureContext) -> list[torch.Tensor]:
     """Return the tensors that the failing call was given, as far as its source names them."""
     failing = _failing_call(context)
-    given = [] if failing is None else flat(map(failing.value, _given_to(failing.node)))
+    given = [] if failing is None else tensors_among(map(failing.value, _given_to(failing.node)))
     return [*{id(one): one for one in given}.values()]
 
 
@@ -122,8 +122,8 @@ _DEVICE = re.compile(r"\b(?:cpu|meta|(?:cuda|xpu|mps|hpu|npu):\d+)\b")
 def _on(device: str, names: list[Name], unnamed: str) -> Sentence:
     """Return the clause that says which tensors are on a device."""
     if known := [name for name in names if name.path]:
-        return tell("{known} {known:is|are} on {device}", known=known, device=device)
-    return tell("{unnamed} is on {device}", unnamed=unnamed, device=device)
+        return render("{known} {known:is|are} on {device}", known=known, device=device)
+    return render("{unnamed} is on {device}", unnamed=unnamed, device=device)
 
 
 def _bring(context: FailureContext, name: Name, tensor: torch.Tensor, there: str) -> str:
@@ -223,7 +223,7 @@ def _names_of(context: FailureContext, indices: torch.Tensor, indexed: torch.Ten
     words = {"classes": ("the tensor of labels", "the tensor of scores"), "rows": ("the tensor of ids", "the weight")}
     unnamed = words.get(kind, ("the tensor of indices", "what it indexes"))
     index, target = (
-        tell("{name}", name=name) if name.path else word
+        render("{name}", name=name) if name.path else word
         for name, word in zip(context.names([indices, indexed]), unnamed, strict=True)
     )
     return {"indices": index, "made": made_at(indices), "indexed": target}
@@ -248,7 +248,7 @@ def _refused_on_gpu(context: FailureContext) -> Iterator[Facts]:
             yield {"what": _LATE, "remedy": _BLOCKING}
         else:
             facts = {**_names_of(context, indices, indexed), "shape": str(tuple(indexed.shape))}
-            what = tell("an index in {indices}{made:-} is out of range for {indexed}, of shape {shape}", **facts)
+            what = render("an index in {indices}{made:-} is out of range for {indexed}, of shape {shape}", **facts)
             yield {"what": what, "remedy": "run it on the CPU, and byname shows the index"}
 
 
@@ -286,13 +286,13 @@ _MATH = "call it under `with torch.nn.attention.sdpa_kernel(torch.nn.attention.S
 
 def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
     """Yield the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""
-    outwards = itertools.dropwhile(lambda one: one.code.co_name != "vmap_impl", context.passed)
-    outside = next((one for one in outwards if not is_torch(one.file)), None)
+    stack_frames = itertools.dropwhile(lambda one: one.code.co_name != "vmap_impl", context.passed)
+    outside = next((one for one in stack_frames if not is_torch(one.file)), None)
     mapped = None if outside is None else locate(outside.code, outside.instruction).site
     for norm in itertools.islice(context.selves(nn.modules.batchnorm._NormBase), 1):
         part = "running_mean" if norm.weight is None else "weight"
         name = context.name(getattr(norm, part))
-        facts = {"kind": type(norm).__name__, "updated": context.noticed, "mapped": mapped, "noticed": None}
+        facts = {"kind": type(norm).__name__, "updated": context.error_site, "mapped": mapped, "noticed": None}
         yield {**facts, "norm": replace(name, path=name.path.removesuffix(f".{part}"))}
 
 

@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 from byname.autograd.saved import SavedTensor, find_saved, rows_among
-from byname.autograd.slots import Slot, doubtful, slots_of, versions_in, versions_of
-from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, tell
-from byname.diagnose.causes.iterations import CarriedOver, carrier_of, letting_go
-from byname.diagnose.causes.out_of_place import instead_of
+from byname.autograd.slots import Slot, parse_versions, slots_of, suspect_nodes, versions_in_error
+from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, render
+from byname.diagnose.causes.iterations import CarriedOver, detach_advice, find_carried_over
+from byname.diagnose.causes.out_of_place import out_of_place_advice
 from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
 from byname.diagnose.engine import first_run
 from byname.naming.name import Name, unnamed
 from byname.naming.names import Searches
 from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
-from byname.reading.tensor import STORAGE, fact, facts_of, is_tensor, memory_of
+from byname.reading.tensor import STORAGE, card_fields, fact, is_tensor, memory_of
 from byname.table import counted
 from byname.tracking.log import Mutation, logs
 
@@ -52,15 +52,15 @@ def _changed_in(context: FailureContext) -> _Changed:
 
 def _reported(context: FailureContext, slots: list[Slot], message: str) -> list[Slot]:
     """Return the slots that fit the versions in PyTorch's message, or all slots if none fits."""
-    versions = versions_in(message)
-    fitting = [slot for slot in slots if versions_of(context.walk.nodes[slot.number], slot.name) == versions]
+    versions = parse_versions(message)
+    fitting = [slot for slot in slots if versions_in_error(context.walk.nodes[slot.number], slot.name) == versions]
     return fitting or slots
 
 
 def _one_of_each(slots: Iterable[Slot]) -> list[Slot]:
     seen: dict[Any, Slot] = {}
     for slot in slots:
-        storage = None if slot.tensor is None else facts_of(slot.tensor)[STORAGE]
+        storage = None if slot.tensor is None else card_fields(slot.tensor)[STORAGE]
         seen.setdefault(id(slot) if storage is None else (storage,), slot)
     return list(seen.values())
 
@@ -83,7 +83,7 @@ class _Change:
         index = find_saved([slot], Searches([*context.models, *context.optimizers]))
         row: SavedTensor = rows_among(context.walk, [slot], index)[0]
         self.saved = row.site or context.site(slot.number)
-        self.versions = versions_of(context.walk.nodes[slot.number], slot.name)
+        self.versions = versions_in_error(context.walk.nodes[slot.number], slot.name)
         self.changes = self._changes()
         self.name = self._named(row)
 
@@ -119,12 +119,12 @@ class _Change:
         if change is None:
             watched = self.saved is not None  # only a tracker knows where the tensor was saved
             unseen = "by something that no tracker saw" if watched else "byname.explaining() remembers the line"
-            what = tell(f"changed in place afterwards ({unseen})")
+            what = render(f"changed in place afterwards ({unseen})")
         else:
             more = len(self.changes) - 1
             again = f" and {counted(more, 'time')} more" if more else ""
             operation, site = change.operation, change.site
-            what = tell("changed in place by {by}(){where:at}{again}", by=operation, where=site, again=again)
+            what = render("changed in place by {by}(){where:at}{again}", by=operation, where=site, again=again)
         return {"saved": Subject(self.name, self.saved), "what": what, "remedy": self._remedy(change)}
 
     def _remedy(self, change: Mutation | None) -> str:
@@ -140,7 +140,7 @@ class _Change:
             others = "the tensor that it is a view of then keeps its values"
         elif where is not None and self.saved is not None and where.function != self.saved.function:
             others = "every other variable of this tensor then keeps its values: a hook or helper returns the new ones"
-        return instead_of(
+        return out_of_place_advice(
             "" if where is None else where.statement,
             "" if change is None else change.operation,
             self.name.path,
@@ -157,12 +157,12 @@ class _Change:
         beside: str = ""
         if others:
             number = counted(len(others), "other tensor")
-            beside = tell(", and {number} that it needs: {others:3}", number=number, others=tuple(others))
+            beside = render(", and {number} that it needs: {others:3}", number=number, others=tuple(others))
         carried, remedy = "", "call every backward before the step, or compute the forward again after it"
         carrier = self._carrier()
         if carrier is not None:
-            carried = tell(". {variable} carries the graph of an earlier iteration over", variable=carrier.name)
-            remedy = letting_go(self._context, carrier.name, carrier.made)
+            carried = render(". {variable} carries the graph of an earlier iteration over", variable=carrier.name)
+            remedy = detach_advice(self._context, carrier.name, carrier.made)
             remedy += "; retain_graph=True is not needed then"
         return {
             "tensor": self.name,
@@ -178,10 +178,10 @@ class _Change:
         """Return the variable that carries over the node from an earlier backward call of the same line, if it does."""
         nodes = self._context.walk.nodes
         run = first_run(nodes[self._slot.number])
-        if run is None or run.line.site is None or run.line.site != self._context.noticed:
+        if run is None or run.line.site is None or run.line.site != self._context.error_site:
             return None
         earlier = {number for number, node in enumerate(nodes[1:], 1) if first_run(node) is not None}
-        return carrier_of(self._context, self._slot.number, earlier)
+        return find_carried_over(self._context, self._slot.number, earlier)
 
     def _is_leaf(self) -> bool:
         """Return whether the tensor is a leaf that requires grad, so that no changed copy can take its name."""
@@ -206,10 +206,10 @@ def _changed_leaf(context: FailureContext) -> Iterator[Facts]:
     changed = [one for value in values for one in _inside(value) if is_tensor(one)]
     leaf = next((base for base in map(_base_of, changed) if _is_trained(base)), None)
     name = unnamed() if leaf is None else context.name(leaf)
-    what = tell("{leaf} is a leaf that requires grad, and{noticed:at} it", leaf=name, noticed=context.noticed)
+    what = render("{leaf} is a leaf that requires grad, and{noticed:at} it", leaf=name, noticed=context.error_site)
     if not name.path:
         view = "a view of " * ("view of a leaf" in context.message)
-        what = tell("{view}a leaf that requires grad{noticed:at}", view=view, noticed=context.noticed)
+        what = render("{view}a leaf that requires grad{noticed:at}", view=view, noticed=context.error_site)
     yield {"what": what, "sum": name.path or "new", "copy": name.path or "leaf"}
 
 
@@ -256,13 +256,13 @@ class _ChangedVariable(NamedTuple):
 
 
 def _changed_variables(context: FailureContext) -> Iterator[_ChangedVariable]:
-    failing, site = context.failing, context.noticed
+    failing, site = context.failing, context.error_site
     for target in _changed_nodes(failing)[:1] if failing is not None and site is not None else ():
         while isinstance(target, ast.Subscript):
             target = target.value
         if failing is not None and site is not None and isinstance(target, ast.Name | ast.Attribute):
             method, path = getattr(getattr(failing.node, "func", None), "attr", ""), ast.unparse(target)
-            advice = instead_of(site.statement, method, path)
+            advice = out_of_place_advice(site.statement, method, path)
             yield _ChangedVariable(Name(path, "local", site.function, exact=False), failing.value(target), advice)
 
 
@@ -286,7 +286,7 @@ def _hooked_in_place(context: FailureContext) -> Iterator[Facts]:
 
 
 def _may_be_changed(context: FailureContext) -> bool:
-    return context.error is None and bool(doubtful(context.kinds))
+    return context.error is None and bool(suspect_nodes(context.kinds))
 
 
 _CHANGED = any_of(Raised(RuntimeError, r"has been modified by an inplace operation"), _may_be_changed)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from byname.autograd.slots import doubtful, slots_of
-from byname.diagnose.cause import Cause, Facts, Raised, always, any_of, tell
+from byname.autograd.slots import slots_of, suspect_nodes
+from byname.diagnose.cause import Cause, Facts, Raised, always, any_of, render
 from byname.diagnose.context import FailureContext, parsed
 from byname.diagnose.engine import BackwardCall, creating_run, first_run, freed_by
 from byname.naming.name import Name, at, quote, quote_all
@@ -20,7 +20,7 @@ from byname.reading.frames import locals_of
 from byname.reading.modules import modules_in, registered
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import is_kept, returns, statements_of
+from byname.source.code import returns, statements_of, value_persists
 from byname.source.location import Site, assignments_calling
 from byname.table import counted
 from byname.tracking.log import Call, logs
@@ -34,7 +34,7 @@ class CarriedOver(NamedTuple):
     join: Site | None  # the line that wrote a part of it in place, and so joined the graph of this iteration to it
 
 
-def carrier_of(context: FailureContext, number: int, earlier: Collection[int]) -> CarriedOver | None:
+def find_carried_over(context: FailureContext, number: int, earlier: Collection[int]) -> CarriedOver | None:
     """Return the variable through which the graph reaches a node; `earlier` are those that an earlier call has run."""
     describer, written = context.describer, None
     for node in _upwards(context, number, earlier):
@@ -100,7 +100,7 @@ def _passed_back(context: FailureContext, node: int, user: int) -> CarriedOver |
         if called is module
         or (type(called).__module__.startswith("torch.") and registered(called, "_modules") == [module])
         for site in assignments_calling(code, function)
-        if (paths := [one for one in _carried(site.statement) if is_kept(code, one, site.line)])
+        if (paths := [one for one in _carried(site.statement) if value_persists(code, one, site.line)])
         and (all(one.startswith("self.") for one in paths) or any(one.code is code for one in context.passed))
     }
     return _carrier(context, node, *found.popitem()[::-1]) if len(found) == 1 else None
@@ -160,7 +160,7 @@ def _upwards(context: FailureContext, number: int, earlier: Collection[int]) -> 
         waiting += users
 
 
-def letting_go(context: FailureContext, name: Name, made: Site | None) -> str:
+def detach_advice(context: FailureContext, name: Name, made: Site | None) -> str:
     """Return how to detach a value that is carried over; with a line to write after the backward, if one is certain."""
     paths = [_from_outside(context, path) for path in name.path.split(", ")]
     if not all(paths):
@@ -256,20 +256,20 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     if found is None or len(found.possible) != 1:
         return
     number, stamped = found.possible[0], found.stamped
-    carrier = carrier_of(context, number, stamped)
-    detach = _DETACH if carrier is None else letting_go(context, carrier.name, carrier.made)
+    carrier = find_carried_over(context, number, stamped)
+    detach = _DETACH if carrier is None else detach_advice(context, carrier.name, carrier.made)
     variable, made, join = carrier or (context.variable(number, stamped), context.site(number), None)
     run = freed_by(context.walk.nodes[number])
     freed = None if run is None else run.line.site
     where = "" if join is None else f", which is written{at(join)} and carries the graph on,"
     if made is not None and variable.path:
         where = f", made at {made},"
-    remedy = _SAME_LINE if freed is not None and freed == context.noticed else _OTHER_LINE
+    remedy = _SAME_LINE if freed is not None and freed == context.error_site else _OTHER_LINE
     taken = _taken_at(context, number, stamped) if remedy is _SAME_LINE and carrier is None else None
     detach = detach if taken is None else f"detach what carries it at {taken}"
     if run is not None and remedy is _SAME_LINE and (path := context.older_than_loop(variable.path)):
         stepped = any(step.number >= run.sequence for log in logs() if log.thread == run.thread for step in log.steps)
-        remedy, detach = _IN_LOOP, tell(_CONSTANT if stepped else _ONCE + _CONSTANT, path=path)
+        remedy, detach = _IN_LOOP, render(_CONSTANT if stepped else _ONCE + _CONSTANT, path=path)
     if stamped.issuperset(context.walk.roots):
         remedy = _SAME_ROOT
     yield {
@@ -278,7 +278,7 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
         "lines": [made, taken or join, freed],
         "where": where,
         "by": "an earlier backward freed them" if run is None else f"the backward{at(freed)} freed them",
-        "remedy": tell(remedy, it=f"`{variable.path}`" if variable.path else "it", detach=detach),
+        "remedy": render(remedy, it=f"`{variable.path}`" if variable.path else "it", detach=detach),
     }
 
 
@@ -298,13 +298,13 @@ def _perhaps_freed(context: FailureContext) -> Iterator[Facts]:
         "names": names,
         "lines": sites if len(sites) == 1 else [],
         "who": who if len(names) < 2 else f"one of {who}",
-        "remedy": tell(_OTHER_LINE, it=f"`{names[0].path}`" if len(names) == 1 else "the shared part"),
+        "remedy": render(_OTHER_LINE, it=f"`{names[0].path}`" if len(names) == 1 else "the shared part"),
     }
 
 
 def _may_be_freed(context: FailureContext) -> bool:
     """Return whether saved tensors may be freed, and that does not follow from a graph that grows."""
-    return context.error is None and bool(doubtful(context.kinds)) and not context.once(_grown)
+    return context.error is None and bool(suspect_nodes(context.kinds)) and not context.once(_grown)
 
 
 def _grown(context: FailureContext) -> list[Facts]:
@@ -323,7 +323,7 @@ def _grown(context: FailureContext) -> list[Facts]:
     if join.is_chain:
         how = "{variable} carries it from one {unit} to the next{joined:at}, so the graph takes more memory and more "
         how += "time with every iteration" if unit == "iteration" else "time with each of them, until that is detached"
-    said = tell(how, variable=context.variable(join.carrier), joined=join.site, unit=unit)
+    said = render(how, variable=context.variable(join.carrier), joined=join.site, unit=unit)
     return [{"passed": counted(len(passed), f"earlier {unit}"), "how": said}]
 
 

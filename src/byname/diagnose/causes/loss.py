@@ -13,7 +13,7 @@ from torch import nn
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.cause import Cause, Facts
 from byname.diagnose.context import FailureContext
-from byname.diagnose.nonfinite.reasons import can_look, looking
+from byname.diagnose.nonfinite.reasons import can_read, reading_values
 from byname.reading.frames import Line, caller
 from byname.source.location import Site
 
@@ -66,7 +66,7 @@ def is_first(loss: Loss) -> bool:
     return loss.number == 1
 
 
-def kind_of(node: Any) -> str:
+def node_kind(node: Any) -> str:
     """Return the class of a node without the number of the overload."""
     return type(node).__name__.rstrip("0123456789")
 
@@ -85,7 +85,7 @@ def dim_of(node: Any) -> int:
 def input_of(node: Any) -> Any:
     """Return the node that computed the first input of another, past those that only move values or cast them."""
     given = node.next_functions[0][0]
-    while kind_of(given) in {*MOVES, "ToCopyBackward"}:
+    while node_kind(given) in {*MOVES, "ToCopyBackward"}:
         given = given.next_functions[0][0]
     return given
 
@@ -93,16 +93,16 @@ def input_of(node: Any) -> Any:
 def summed(node: Any) -> tuple[int, ...]:
     """Return the dimension of the sum by which exponentials are divided, as in a softmax; none of other divisions."""
     above, below = (*(one for one, _ in node.next_functions), None)[:2]  # a plain number has no node
-    while kind_of(below) in ("UnsqueezeBackward", "ExpandBackward"):
+    while node_kind(below) in ("UnsqueezeBackward", "ExpandBackward"):
         below = below.next_functions[0][0]
-    if kind_of(above) != "ExpBackward" or kind_of(below) != "SumBackward":
+    if node_kind(above) != "ExpBackward" or node_kind(below) != "SumBackward":
         return ()
     return tuple(getattr(below, "_saved_dim", ())) if below.next_functions[0][0] is above else ()
 
 
 def activation_of(node: Any) -> str:
     """Return the kind of a node, and that of ``softmax`` where it divides exponentials by their sum."""
-    return "SoftmaxBackward" if kind_of(node) == "DivBackward" and summed(node) else kind_of(node)
+    return "SoftmaxBackward" if node_kind(node) == "DivBackward" and summed(node) else node_kind(node)
 
 
 _SQUASHED = {
@@ -124,7 +124,7 @@ _TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 
 def _squashed_twice(loss: Loss) -> Iterator[Facts]:
     for node in loss.of_kinds(_SQUASHED):
-        given, (before, what, words) = input_of(node), _SQUASHED[kind_of(node)]
+        given, (before, what, words) = input_of(node), _SQUASHED[node_kind(node)]
         if activation_of(given) == before:
             other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
             yield loss.between(given, node, what=what, loss=words, other=other)
@@ -149,15 +149,15 @@ def _rates(loss: Loss) -> Iterator[Facts]:
     """Yield the operation that gives rates to poisson_nll_loss, which takes the exponential of what it is given."""
     for node in loss.of_kinds(("ExpBackward",)):
         given, call = input_of(node), loss.context.lookup.call(node)
-        if kind_of(given) in _RATES and call is not None and call.name == "poisson_nll_loss":
-            yield loss.between(given, node, what=_RATES[kind_of(given)])
+        if node_kind(given) in _RATES and call is not None and call.name == "poisson_nll_loss":
+            yield loss.between(given, node, what=_RATES[node_kind(given)])
 
 
 def _over_samples(loss: Loss) -> Iterator[Facts]:
     """Yield a log_softmax of (samples, classes) along the samples, whose result nll_loss takes."""
     for node in loss.of_kinds(_TAKES_LOGARITHMS):
         given = node.next_functions[0][0]
-        shape = shape_of(given) if kind_of(given) == "LogSoftmaxBackward" else ()
+        shape = shape_of(given) if node_kind(given) == "LogSoftmaxBackward" else ()
         if len(shape) == 2 and shape[0] != shape[1] and dim_of(given) == 0:
             yield loss.between(given, node, samples=shape[0], shape=str(shape))
 
@@ -193,14 +193,14 @@ def _by_hand(loss: Loss) -> Iterator[tuple[Any, Any, torch.Tensor]]:
     """Yield the value in a difference with targets in a loss by hand, the node of the difference, and the targets."""
     for node, difference in _held(loss.of_kinds(NORMS), "self"):
         minus = node.next_functions[0][0]
-        is_minus = kind_of(minus) == "SubBackward" and all(one is minus for one, _ in node.next_functions)
+        is_minus = node_kind(minus) == "SubBackward" and all(one is minus for one, _ in node.next_functions)
         terms = [one for one, _ in minus.next_functions] if is_minus and minus._saved_alpha == 1 else [None]
         given: Any = next((one for one in terms if one is not None), None)
-        while kind_of(given) in MOVES - _TURNS:
+        while node_kind(given) in MOVES - _TURNS:
             given = given.next_functions[0][0]
         for _, result in _held([given], "result") if None in terms and given is not None else ():
-            if result.numel() == difference.numel() and can_look(difference):
-                with looking():
+            if result.numel() == difference.numel() and can_read(difference):
+                with reading_values():
                     difference, result = difference.detach().flatten(), result.detach().flatten()
                     yield given, minus, result - difference if terms[1] is None else result + difference
 
@@ -211,9 +211,9 @@ _TURNS = {"TransposeBackward", "PermuteBackward", "TBackward"}
 
 def _outside(target: torch.Tensor, least: float, most: float) -> tuple[float, str]:
     """Return the share of some targets that lies outside of a range, and the smallest and the largest in words."""
-    if not 0 < target.numel() <= _MOST_NUMBERS or not can_look(target):
+    if not 0 < target.numel() <= _MOST_NUMBERS or not can_read(target):
         return 0.0, ""
-    with looking():
+    with reading_values():
         values = target.detach().double()
         share = float(((values < least - 0.05) | (values > most + 0.05)).double().mean())
         return share, f"{float(values.min()):.3g} to {float(values.max()):.3g}"
@@ -238,18 +238,18 @@ _BOUNDED = {
 def _rectified(loss: Loss) -> Iterator[Facts]:
     """Yield logits that cannot be negative."""
     for node in loss.of_kinds(_BOUNDED):
-        given, (kinds, words) = input_of(node), _BOUNDED[kind_of(node)]
+        given, (kinds, words) = input_of(node), _BOUNDED[node_kind(node)]
         if (kind := activation_of(given)) in kinds:
             yield loss.between(given, node, what=_RANGES[kind][0], loss=words)
 
 
-def _turned_round(loss: Loss) -> Iterator[Facts]:
+def _swapped_arguments(loss: Loss) -> Iterator[Facts]:
     """Yield losses whose target has a graph, and whose input has none."""
     kinds = {"BinaryCrossEntropyBackward": "binary_cross_entropy", "BinaryCrossEntropyWithLogitsBackward": _WITH_LOGITS}
     for node in loss.of_kinds(kinds):
         given, target = (*node.next_functions, (None, 0), (None, 0))[:2]
         if given[0] is None and target[0] is not None:
-            yield {"loss": kinds[kind_of(node)], "used": loss.site(node)}
+            yield {"loss": kinds[node_kind(node)], "used": loss.site(node)}
 
 
 # fmt: off
@@ -281,7 +281,7 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "suspicious: {what}{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
         "though the loss expects any numbers",
         "leave it out before the loss"),
-    Cause("loss-turned-round", is_first, _turned_round,
+    Cause("loss-turned-round", is_first, _swapped_arguments,
         "{loss}{used:at} gets its gradient through its target only, and its first argument has no graph: they seem to "
         "be swapped, the labels first and the prediction as their target",
         "swap the arguments: {loss}(prediction, target)"),

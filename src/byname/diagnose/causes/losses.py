@@ -13,27 +13,37 @@ from torch import nn
 from byname.autograd.slots import held_by_nodes
 from byname.autograd.walk import Walk
 from byname.diagnose.cause import Cause, Facts, always, variable
-from byname.diagnose.causes.loss import ACTIVATIONS, COMPARING, MOVES, NORMS, Loss, dim_of, is_first, kind_of, shape_of
+from byname.diagnose.causes.loss import (
+    ACTIVATIONS,
+    COMPARING,
+    MOVES,
+    NORMS,
+    Loss,
+    dim_of,
+    is_first,
+    node_kind,
+    shape_of,
+)
 from byname.diagnose.causes.not_reached import cut_before, cuts_beside, remedy_of, why_cut
-from byname.diagnose.causes.out_of_place import without_data
+from byname.diagnose.causes.out_of_place import data_edit_advice
 from byname.diagnose.context import FailureContext, assigned_on, assignments, made_at, value_of
-from byname.diagnose.followed_optimizer import Flat
+from byname.diagnose.followed_optimizer import FlatOperation
 from byname.diagnose.nonfinite.reasons import is_zero
-from byname.reading.frames import line_of, variables_of
+from byname.reading.frames import user_line, variables_of
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import enclosing_statement, names_bound, names_read, statements_in, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
-from byname.tracking.lookup import note_of, site_of_tensor
+from byname.tracking.lookup import creation_record_of, site_of_tensor
 
 
 def _broadcast(loss: Loss) -> Iterator[Facts]:
     compared = [(below, node) for node in loss.of_kinds(COMPARING) for below, _ in node.next_functions]
     for expanded, node in compared:
         lookup = loss.context.lookup
-        if kind_of(expanded) == "ExpandBackward":
+        if node_kind(expanded) == "ExpandBackward":
             before, after = tuple(expanded._saved_self_sym_sizes), shape_of(expanded)
             if before != after and lookup.call(expanded) == lookup.call(node):  # not expanded by the program
                 yield {"before": str(before), "after": str(after), "compared": loss.site(node)}
@@ -43,18 +53,18 @@ def _squares(loss: Loss) -> Iterator[Facts]:
     """Yield a difference of (N, 1) and (N,), which has shape (N, N), in a loss written by hand."""
     for node in loss.of_kinds(NORMS):
         minus = node.next_functions[0][0]
-        terms = minus.next_functions if kind_of(minus) == "SubBackward" else ()
+        terms = minus.next_functions if node_kind(minus) == "SubBackward" else ()
         shape = shape_of(minus) if terms else ()
         if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1 or (None, 0) not in terms:
             continue
         given, output = next(term for term in terms if term[0] is not None)
         before, walk = tuple(given._input_metadata[output].shape), loss.context.walk
-        is_column = before == (shape[0], 1) and kind_of(given) not in _MAKES_COLUMNS
+        is_column = before == (shape[0], 1) and node_kind(given) not in _MAKES_COLUMNS
         is_reduced = _ends_in_a_mean(walk, node, shape)
         if given.next_functions and is_reduced and (is_column or before == shape[:1]):
             site, call = loss.site(minus), loss.context.lookup.call(minus)
-            spot, code = (None, None) if call is None else (call.line.spot, call.line.code)
-            names = [] if spot is None else [one.id for one in ast.walk(spot.node) if isinstance(one, ast.Name)]
+            expr, code = (None, None) if call is None else (call.line.expr, call.line.code)
+            names = [] if expr is None else [one.id for one in ast.walk(expr.node) if isinstance(one, ast.Name)]
             bound = [one.node for name in names if code is not None for one in statements_binding(code, name)]
             made = [ast.unparse(one.value) for one in bound if isinstance(one, ast.Assign)]
             if site is not None and not _ON_PURPOSE.search("; ".join([site.statement, *made])):
@@ -66,10 +76,10 @@ def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...]) -> bool:
     waiting = [node]
     for one in waiting:
         for user in [walk.nodes[user] for user in walk.users[walk.numbers[one]]]:
-            is_alike = kind_of(user) in _EACH and shape_of(user) == shape
+            is_alike = node_kind(user) in _EACH and shape_of(user) == shape
             if is_alike and len(waiting) < 24:
                 waiting.append(user)
-            elif kind_of(user) not in ("MeanBackward", "SumBackward"):
+            elif node_kind(user) not in ("MeanBackward", "SumBackward"):
                 return False
     return True
 
@@ -89,7 +99,7 @@ def _edited(loss: Loss) -> Iterator[Facts]:
     sites = {edit: edit.line.site for edit in edits if edit.number in numbers}
     mine = [(edit, site) for edit, site in sites.items() if site is not None and not is_library(site.file)]
     for edit, site in {(site.file, site.line): (edit, site) for edit, site in mine}.values():
-        path, remedy = without_data(site.statement or "", edit.operation)
+        path, remedy = data_edit_advice(site.statement or "", edit.operation)
         statement = f"`{site.statement}`" if site.statement else "a statement"
         names = [variable(path)] if path else []
         yield {"names": names, "statement": statement, "edited": site, "remedy": remedy}
@@ -103,7 +113,7 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
     lookup, leaves = loss.context.lookup, set(map(id, loss.context.leaves))
     sums = (node for one in loss.context.roots if is_tensor(one) and (node := fact(one, "grad_fn")) is not None)
     calls = ((node, call) for node in sums if (call := lookup.call(node)) is not None and call.line.code is own)
-    parts = ((node, None if call.line.spot is None else call.line.spot.node) for node, call in calls)
+    parts = ((node, None if call.line.expr is None else call.line.expr.node) for node, call in calls)
     for term in (one for node, part in parts if part is not None for one in _constants(part, node)):
         read = [ast.unparse(one) for one in ast.walk(term) if isinstance(one, ast.Name | ast.Attribute)]
         made = [one for path in read for one in statements_binding(own, path)]
@@ -121,7 +131,7 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
 
 def _constants(part: ast.AST, node: Any) -> Iterator[ast.expr]:
     """Yield the terms of a sum in the source that have no graph, according to the nodes of the sum."""
-    if isinstance(part, ast.BinOp) and kind_of(node) in ("AddBackward", "SubBackward"):
+    if isinstance(part, ast.BinOp) and node_kind(node) in ("AddBackward", "SubBackward"):
         for side, (below, _) in zip((part.left, part.right), node.next_functions, strict=False):
             yield from [side] if below is None else _constants(side, below)
 
@@ -129,11 +139,11 @@ def _constants(part: ast.AST, node: Any) -> Iterator[ast.expr]:
 def _cut_parts(values: dict[str, Any], leaves: Collection[int]) -> Iterator[tuple[str, DetachPoint]]:
     """Yield log-probabilities among some values with a call that cut them off from a leaf, and those of derivatives."""
     for path, held in values.items():
-        every = [cut for log in logs() for cut in log.cuts_of(held)] if is_tensor(held) else []
+        every = [cut for log in logs() for cut in log.detaches_of(held)] if is_tensor(held) else []
         yield from ((path, cut) for cut in every if cut.name == "grad")
-        made = note_of(held) if is_tensor(held) else None
-        spot = None if made is None else made.line.spot
-        node = None if spot is None else spot.node
+        made = creation_record_of(held) if is_tensor(held) else None
+        expr = None if made is None else made.line.expr
+        node = None if expr is None else expr.node
         if is_tensor(held) and _LOG.search(path if node is None else f"{path} {ast.unparse(node)}"):
             cuts = [cut for cut in every if cut.reason in ("no_grad", "inference")]
             yield from ((path, cut) for cut in cuts if any(id(one()) in leaves for one, _ in cut.inputs))
@@ -231,18 +241,18 @@ _FLAT = {
 """Nodes of operations whose derivative is 0 everywhere, without the number of the overload."""
 
 
-def flat_in(loss: Loss) -> Flat | None:
+def flat_operation_in(loss: Loss) -> FlatOperation | None:
     """Return the first operation in the graph of a loss whose derivative is 0 everywhere, or a relu that is dead."""
     for node in loss.context.nodes:
-        kind = kind_of(node)
+        kind = node_kind(node)
         if kind in _FLAT:
-            return Flat(kind.removesuffix("Backward").lower(), loss.site(node))
+            return FlatOperation(kind.removesuffix("Backward").lower(), loss.site(node))
         shape = shape_of(node) if kind in _SOFTMAX else ()
         if shape and shape[dim_of(node)] == 1:
-            return Flat(_SOFTMAX[kind], loss.site(node), of_one=True)
+            return FlatOperation(_SOFTMAX[kind], loss.site(node), of_one=True)
     for node, slot, result in held_by_nodes(list(loss.of_kinds(("ReluBackward",)))):
         if slot == "result" and is_zero(result):
-            return Flat("relu", loss.site(node), dead=True)
+            return FlatOperation("relu", loss.site(node), dead=True)
     return None
 
 
@@ -254,10 +264,10 @@ def _overwritten(loss: Loss) -> Iterator[Facts]:
 
     The loop is before the call of backward, or in a function that has returned the loss.
     """
-    line = line_of(loss.frame)
+    line = user_line(loss.frame)
     ends: list[tuple[CodeType, str, int]] = []  # code, variable, line
-    if line.code is not None and line.spot is not None:
-        ends.append((line.code, line.spot.receiver or "", line.spot.site.line))
+    if line.code is not None and line.expr is not None:
+        ends.append((line.code, line.expr.receiver or "", line.expr.site.line))
     for code in _codes_making(loss) - {line.code}:
         returns = [one for one in statements_of(code) if isinstance(one, ast.Return)]
         ends += [(code, one.value.id, one.lineno) for one in returns if isinstance(one.value, ast.Name)]
@@ -295,12 +305,12 @@ def _is_of_each_round(assignment: ast.Assign | None, loop: ast.For) -> bool:
 
 def _thrown_away(loss: Loss) -> Iterator[Facts]:
     """Yield the variable of a loss that is assigned twice in a row, so that nothing reads its first value."""
-    line = line_of(loss.frame)
-    spot, code = line.spot, line.code
-    if spot is None or code is None or spot.node is None or not (spot.receiver or "").isidentifier():
+    line = user_line(loss.frame)
+    expr, code = line.expr, line.code
+    if expr is None or code is None or expr.node is None or not (expr.receiver or "").isidentifier():
         return
-    statement: Any = enclosing_statement(spot.node)
-    name, first = spot.receiver or "", None
+    statement: Any = enclosing_statement(expr.node)
+    name, first = expr.receiver or "", None
     for one in getattr(statement.parent, "body", ()):
         if one is statement:
             return

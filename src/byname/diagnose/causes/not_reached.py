@@ -15,7 +15,7 @@ from torch import nn
 
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, opaque_reason, why_no_graph
-from byname.diagnose.cause import Cause, Facts, Raised, Sentence, Subject, any_of, before_it_runs, tell
+from byname.diagnose.cause import Cause, Facts, Raised, Sentence, Subject, any_of, is_before_backward, render
 from byname.diagnose.context import FailureContext, assigned_on
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding
@@ -24,7 +24,7 @@ from byname.naming.name import Name, at, quote, unnamed, with_relation
 from byname.reading.frames import NO_LINE
 from byname.reading.modules import modules_in, own_parameters, parameters_in
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import ThisCode
+from byname.source.code import CodeKey
 from byname.source.location import Site, is_library, locate, statements_binding
 from byname.tracking.log import Call, DetachPoint, Log, logs
 from byname.tracking.lookup import site_of_tensor
@@ -33,7 +33,7 @@ from byname.tracking.lookup import site_of_tensor
 def sentence_of(context: FailureContext, cut: DetachPoint) -> Sentence:
     """Return what a call cuts off and why, as a part of a sentence."""
     name = _cut_off_by(context, cut)
-    return tell("{result} {why}", result=Subject(name, _where(context, cut, name)), why=why_cut(cut))
+    return render("{result} {why}", result=Subject(name, _where(context, cut, name)), why=why_cut(cut))
 
 
 def _where(context: FailureContext, cut: DetachPoint, name: Name) -> Site | None:
@@ -73,7 +73,7 @@ def _cut(context: FailureContext) -> Iterator[Facts]:
 
 def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
     """Return the facts of the calls that detached a tensor from all that requires grad, if the log has some."""
-    cuts, certain = [cut for log in logs() for cut in log.cuts_of(root)], True
+    cuts, certain = [cut for log in logs() for cut in log.detaches_of(root)], True
     if not cuts:
         cuts, certain = _taken_out(root)
     if not cuts:
@@ -88,7 +88,7 @@ def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
         remedy += "`with torch.no_grad():`, which switches them on again at its end"
     ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'} "
     places = Sentence.joined("; and ", dict.fromkeys(sentence_of(context, cut) for cut in first.values()))
-    return {"off": off, "why": tell("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
+    return {"off": off, "why": render("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
 
 
 def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
@@ -100,24 +100,24 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
     """
     known = ((log, made.line) for log in logs() if (made := log.made(root)) is not None)
     log, line = next(known, (None, NO_LINE))
-    code, into = line.code, line.spot
+    code, into = line.code, line.expr
     if log is None or code is None or into is None:
         return [], False
-    out = [cut for cut in log.cuts if cut.name != "grad"]
+    out = [cut for cut in log.detaches if cut.name != "grad"]
     if by_library := is_library(code.co_filename):  # a trainer's line is given what the program has made
         out = [cut for cut in out if (site := cut.line.site) is not None and not is_library(site.file)]
     begin = log.steps[-1].number if log.steps else 0
     numbers = {cut.line.place: cut for cut in out if cut.result is None and cut.number >= begin}
-    here = [(cut, spot) for cut in numbers.values() if cut.line.code is code and (spot := cut.line.spot) is not None]
-    sure = [
+    here = [(cut, expr) for cut in numbers.values() if cut.line.code is code and (expr := cut.line.expr) is not None]
+    certain = [
         cut
-        for cut, spot in here
-        if spot.site == into.site or (spot.site.target in into.reads and spot.site.line <= into.site.line)
+        for cut, expr in here
+        if expr.site == into.site or (expr.site.target in into.reads and expr.site.line <= into.site.line)
     ]
-    before = [spot for variable in into.reads for spot in statements_binding(code, variable)]
-    makes_anew = by_library or any(_MAKERS.search(spot.site.statement) for spot in (into, *before))
-    if sure or len(numbers) > _MOST_PLACES or not makes_anew:
-        return sure[-1:], True
+    before = [expr for variable in into.reads for expr in statements_binding(code, variable)]
+    makes_anew = by_library or any(_MAKERS.search(expr.site.statement) for expr in (into, *before))
+    if certain or len(numbers) > _MOST_PLACES or not makes_anew:
+        return certain[-1:], True
     return list(numbers.values()), False
 
 
@@ -133,8 +133,8 @@ def _left_off(cut: DetachPoint) -> Site | None:
     if cut.reason != "no_grad" or torch.is_grad_enabled():
         return None
     mine = [log for log in logs() if log.of_this_thread()]
-    key = cut.number, ThisCode(cut.line.code)
-    mine = [log for log in mine if any((one.number, ThisCode(one.line.code)) == key for one in reversed(log.cuts))]
+    key = cut.number, CodeKey(cut.line.code)
+    mine = [log for log in mine if any((one.number, CodeKey(one.line.code)) == key for one in reversed(log.detaches))]
     off = next((one for log in mine if (one := log.switched_off) is not None and one.number <= cut.number), None)
     return None if off is None else off.line.site
 
@@ -233,7 +233,7 @@ class Unreached(NamedTuple):
 
     parameters: list[torch.Tensor]
     cuts: list[DetachPoint]  # none if none was seen, several if any of them may be the one
-    sure: str  # IS, PROBABLY or MAY_BE
+    certainty: str  # IS, PROBABLY or MAY_BE
 
     def facts(self, context: FailureContext) -> Facts:
         names = tuple(context.names(self.parameters))
@@ -241,21 +241,21 @@ class Unreached(NamedTuple):
         way = "" if logs() else "; byname.track() around the forward tells which line cuts the path, if one does"
         if self.cuts:
             places = dict.fromkeys(sentence_of(context, cut) for cut in self.cuts)  # several on a line may be the same
-            way = f". The path {self.sure} cut here: {'; or '.join(places)}"
+            way = f". The path {self.certainty} cut here: {'; or '.join(places)}"
             they = "it" if len(names) == 1 else "they"
             remedy = f"if {they} should learn, {remedy_of(self.cuts[0])}; if not, requires_grad_(False) says so"
         return {"names": names, "way": way, "cuts": [cut.line.site for cut in self.cuts], "remedy": remedy}
 
     def finding(self, context: FailureContext) -> Finding:
-        return DETACHED.finding({"noticed": context.noticed, **self.facts(context)})
+        return DETACHED.finding({"noticed": context.error_site, **self.facts(context)})
 
 
-def cut_off(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[Unreached]:
+def unreached_parameters(context: FailureContext, missing: Sequence[torch.Tensor]) -> list[Unreached]:
     """Return the parameters that a loss does not reach, grouped by the calls that cut them off."""
     groups: dict[Any, Unreached] = {}
-    for one, cuts, sure in _cuts_behind(context, missing):
-        key = (*(cut.line.place for cut in cuts), sure)
-        groups.setdefault(key, Unreached([], cuts, sure)).parameters.append(one)
+    for one, cuts, certainty in _cuts_behind(context, missing):
+        key = (*(cut.line.place for cut in cuts), certainty)
+        groups.setdefault(key, Unreached([], cuts, certainty)).parameters.append(one)
     return list(groups.values())
 
 
@@ -271,8 +271,8 @@ def _cuts_behind(
 
 def cuts_beside(context: FailureContext, parameters: Iterable[torch.Tensor]) -> list[tuple[DetachPoint, str]]:
     """Return the first call that detaches a result of parameters, and how sure that is; others may not detach it."""
-    behind = [(cut, sure) for _, cuts, sure in _cuts_behind(context, [*parameters]) for cut in cuts]
-    return [(cut, sure) for cut, sure in behind if cut.reason or cut.name in _DETACHES][:1]
+    behind = [(cut, certainty) for _, cuts, certainty in _cuts_behind(context, [*parameters]) for cut in cuts]
+    return [(cut, certainty) for cut, certainty in behind if cut.reason or cut.name in _DETACHES][:1]
 
 
 class Use(NamedTuple):
@@ -288,7 +288,7 @@ def last_use(parameters: Sequence[torch.Tensor]) -> Use | None:
     It is None if they were not all used on one line.
     """
     calls = {key: call for log in logs() for key, call in _last_uses(log, 0).items()}
-    cuts = {id(one()): cut for log in logs() for cut in log.cuts for one, _ in cut.inputs}
+    cuts = {id(one()): cut for log in logs() for cut in log.detaches for one, _ in cut.inputs}
     found: dict[Site | None, Use] = {}
     for one in parameters:
         call, cut = calls.get(id(one)), cuts.get(id(one))
@@ -307,10 +307,10 @@ class _Evidence:
 
     def __init__(self, context: FailureContext, log: Log) -> None:
         saved = [slot.tensor for slot in slots_of(context.walk) if slot.tensor is not None]
-        self._carried = list({id(cut.inputs): cut for tensor in saved for cut in log.cuts_of(tensor)}.values())
+        self._carried = list({id(cut.inputs): cut for tensor in saved for cut in log.detaches_of(tensor)}.values())
         self._carried = [cut for cut in self._carried if cut.name != "grad"]  # as in an attack: meant to be constant
         begin = _begin(context)
-        every = (cut for cut in log.cuts if cut.name != "grad")
+        every = (cut for cut in log.detaches if cut.name != "grad")
         # A block under no_grad right before the first node may be an evaluation: its number does not tell.
         self._recent = [cut for cut in every if cut.number > begin or (cut.number == begin and not cut.reason)]
         self._uses = _last_uses(log, log.steps[-1].number if log.steps else 0)
@@ -417,7 +417,7 @@ def _reduced_by(wrapper: nn.Module) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _awaited(context: FailureContext) -> Iterator[Facts]:
+def _missing_in_ddp(context: FailureContext) -> Iterator[Facts]:
     """Yield the parameters that DistributedDataParallel lacks, or will lack: of an error by the indices in it."""
     if context.error is None:
         theirs = [one for one in context.once(_missing) if id(one) in context.once(_reduced)]
@@ -431,10 +431,12 @@ def _awaited(context: FailureContext) -> Iterator[Facts]:
 
 def _detached(context: FailureContext) -> Iterator[Facts]:
     others = [one for one in context.once(_missing) if id(one) not in context.once(_reduced)]
-    yield from (group.facts(context) for group in cut_off(context, others))
+    yield from (group.facts(context) for group in unreached_parameters(context, others))
 
 
-_NO_GRAPH = any_of(Raised(RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad"), before_it_runs)
+_NO_GRAPH = any_of(
+    Raised(RuntimeError, r"element \d+ of (tensors|the tensors) does not require grad"), is_before_backward
+)
 
 _NOT_REDUCED = Raised(
     RuntimeError, r"finished reduction in the prior iteration.*not receive grad for rank \d+: ([\d ]+)"
@@ -449,10 +451,10 @@ NO_GRAD_PATH: tuple[Cause[FailureContext], ...] = (
         "call requires_grad_() on the parameters that should learn"),
     Cause("no-grad-path", _NO_GRAPH, _unseen, "backward cannot start from {name}: {why}{made:-}", "{remedy}"),
 )
-DDP_UNUSED: Cause[FailureContext] = Cause("ddp-unused", any_of(_NOT_REDUCED, before_it_runs), _awaited,
+DDP_UNUSED: Cause[FailureContext] = Cause("ddp-unused", any_of(_NOT_REDUCED, is_before_backward), _missing_in_ddp,
     "{names:-}{which} loss of this rank does not reach {names}, and DistributedDataParallel waits for the gradient of "
     "every parameter before it starts the next iteration",
     "use them in the loss, freeze them with requires_grad_(False), or pass find_unused_parameters=True to "
     "DistributedDataParallel, which costs a walk through the graph each step")
-DETACHED: Cause[FailureContext] = Cause("detached-parameter", before_it_runs, _detached,
+DETACHED: Cause[FailureContext] = Cause("detached-parameter", is_before_backward, _detached,
     "{names:-}this loss does not reach {names}: {names:it gets|they get} no gradient from it{way}{cuts:-}", "{remedy}")

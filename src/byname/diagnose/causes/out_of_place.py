@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from byname.diagnose.context import parsed as parsed_of
 
 
-def instead_of(
+def out_of_place_advice(
     statement: str,
     operation: str,
     variable: str,
@@ -57,10 +57,10 @@ def instead_of(
     return advice
 
 
-def without_data(statement: str, operation: str) -> tuple[str, str]:
+def data_edit_advice(statement: str, operation: str) -> tuple[str, str]:
     """Return what a statement changes through ``.data``, and advice on what to write instead.
 
-    >>> path, advice = without_data("h.data.clamp_(0, 1)", "clamp_")
+    >>> path, advice = data_edit_advice("h.data.clamp_(0, 1)", "clamp_")
     >>> path, advice.partition(";")[0]
     ('h', 'so that autograd sees it, write h = h.clamp(0, 1)')
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from byname.autograd.leaves import Leaf, leaves_of
-from byname.diagnose.cause import Cause, Facts, before_it_runs, tell
+from byname.diagnose.cause import Cause, Facts, is_before_backward, render
 from byname.diagnose.causes.not_reached import MAY_BE, cuts_beside, sentence_of
 from byname.diagnose.causes.readers import reads_gradient_of
 from byname.diagnose.context import FailureContext, made_at
@@ -54,14 +54,14 @@ def _leaves(context: FailureContext) -> list[Leaf]:
     optimized = context.once(_optimized)
     free = (one for one in context.leaves if not issubclass(type(one), nn.Parameter))
     unowned = (one for one in context.leaves if id(one) not in optimized) if context.optimizers else free
-    if not any(True for _ in unowned) and not context.once(_strangers):
+    if not any(True for _ in unowned) and not context.once(_foreign_parameters):
         return []
     every = {id(one) for other in living(torch.optim.Optimizer) for one in parameters_of(other)}
     found = leaves_of(context.walk, context.models, context.optimizers)
     return [leaf for leaf in found if id(leaf.tensor) not in every - optimized.keys()]
 
 
-def _strangers(context: FailureContext) -> list[torch.Tensor]:
+def _foreign_parameters(context: FailureContext) -> list[torch.Tensor]:
     """Return the optimizers' parameters that belong to none of the models and that the loss does not reach."""
     if not context.models or not context.optimizers:
         return []
@@ -113,7 +113,7 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
     names, _, made, hidden, lost = context.once(_left_out_of)
     if not names or lost:
         return
-    remedy: str = tell(
+    remedy: str = render(
         "give {names:it|them} to the optimizer (optimizer.add_param_group), or build the optimizer when the model is "
         "complete; if {names:it|they} should not learn, requires_grad_(False) also saves computing "
         "{names:its gradient|their gradients}",
@@ -126,7 +126,7 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
         why = "a group of its parameters is empty: a generator, as net.parameters() is, gives them only once"
         remedy = f"{why}, so keep list(net.parameters()); otherwise {remedy}"
     owned = [one.tensor for one in context.once(_leaves) if one.in_optimizer and one.tensor is not None]
-    cut, beside = next((cut for cut, sure in cuts_beside(context, owned) if sure is not MAY_BE), None), ""
+    cut, beside = next((cut for cut, certainty in cuts_beside(context, owned) if certainty is not MAY_BE), None), ""
     if cut is not None:
         beside = f". Beside it, {sentence_of(context, cut)}, and comes from others that it has"
         them = "it" if len(names) == 1 else "them"
@@ -164,7 +164,7 @@ def _hidden(context: FailureContext, leaves: Sequence[Leaf]) -> dict[int, tuple[
 
 def _orphaned(context: FailureContext) -> Iterator[Facts]:
     """Yield the parameters that an optimizer has and that the model no longer has."""
-    strangers, outside = context.once(_strangers), context.once(_left_out_of)
+    strangers, outside = context.once(_foreign_parameters), context.once(_left_out_of)
     named = () if outside.lost else outside.names
     newcomers = [leaf for leaf in context.once(_leaves) if leaf.name in named]
     newcomers = [leaf for leaf in newcomers if id(leaf.tensor) in context.once(_registered)]
@@ -281,34 +281,34 @@ _NOT_A_LEAF = (
 )
 
 # fmt: off
-LEFT_OUT: Cause[FailureContext] = Cause("not-in-optimizer", before_it_runs, _left_out,
+LEFT_OUT: Cause[FailureContext] = Cause("not-in-optimizer", is_before_backward, _left_out,
     "{names:-}{made:-}{names} {names:gets|get} a gradient, but {lack} {names:it|them}{beside}{cut:-}", "{remedy}")
 OWNERSHIP: tuple[Cause[FailureContext], ...] = (
-    Cause("shared-memory", before_it_runs, _sharing_memory,
+    Cause("shared-memory", is_before_backward, _sharing_memory,
         "{names:-}{names} share the same memory, and are {number} parameters: each gets a part of the gradient, and "
         "the step changes the same numbers once for each, as if it were all of it",
         "make them one parameter, before the optimizer: {tied}"),
-    Cause("non-leaf-grad", before_it_runs, _wrapped_too_early, *_NOT_A_LEAF),
-    Cause("not-in-optimizer", before_it_runs, _made_in_forward,
+    Cause("non-leaf-grad", is_before_backward, _wrapped_too_early, *_NOT_A_LEAF),
+    Cause("not-in-optimizer", is_before_backward, _made_in_forward,
         "{number} used{used:at} {count:gets|get} a gradient, and no variable leads to {count:it|them}: a module or "
         "parameter made in a function is new in each call, and {those} cannot have {count:it|them}",
         "make it once, in __init__ of the module, and build the optimizer after that"),
     LEFT_OUT,
-    Cause("orphaned-parameter", before_it_runs, _orphaned,
+    Cause("orphaned-parameter", is_before_backward, _orphaned,
         "{names:-}{holder} has {old}, which the model does not have and this loss does not reach{replaced}",
         "build the optimizer after the last change of the model, or give it the new parameters with add_param_group"),
-    Cause("free-leaf", before_it_runs, lambda context: context.once(_idle)["together"],
+    Cause("free-leaf", is_before_backward, lambda context: context.once(_idle)["together"],
         "{names:-}{names} require grad and get a gradient in every backward, but nothing uses these gradients: they "
         "are not parameters of a module, no optimizer changes them and nothing reads or clears their .grad{made:-}",
         "make those that should learn an nn.Parameter of the module (a list of them an nn.ParameterList) and give them "
         "to the optimizer; make the others without requires_grad, or detach them where they are used"),
-    Cause("leaf-loss", before_it_runs, lambda context: context.once(_idle)["loss"],
+    Cause("leaf-loss", is_before_backward, lambda context: context.once(_idle)["loss"],
         "{target:-}`{variable}` is computed at {made} from a tensor that was given requires_grad in the same "
         "statement: no gradient flows further back than to it, and no variable holds it",
         "leave out requires_grad, and compute the loss from results of the model as they are: torch.stack joins "
         "several; .item(), float(), torch.tensor() and comparisons cut them off"),
-    Cause("non-leaf-grad", before_it_runs, lambda context: context.once(_idle)["no leaf"], *_NOT_A_LEAF),
-    Cause("free-leaf", before_it_runs, lambda context: context.once(_idle)["free"],
+    Cause("non-leaf-grad", is_before_backward, lambda context: context.once(_idle)["no leaf"], *_NOT_A_LEAF),
+    Cause("free-leaf", is_before_backward, lambda context: context.once(_idle)["free"],
         "{leaf:-}{leaf} requires grad and gets a gradient in every backward, but nothing uses that gradient: {lost} no "
         "optimizer changes it and nothing reads or clears its .grad{lines:-}",
         "make it an nn.Parameter of the module and give it to the optimizer if it should learn; otherwise make it "

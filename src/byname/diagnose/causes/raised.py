@@ -16,9 +16,9 @@ from torch import nn
 
 from byname.autograd.order import node_of_input
 from byname.autograd.walk import leaf_tensors, nodes_behind
-from byname.diagnose.cause import Cause, Facts, Raised, any_of, tell, variable
+from byname.diagnose.cause import Cause, Facts, Raised, any_of, render, variable
 from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
-from byname.memory.oom import what_fills_the_memory
+from byname.memory.oom import memory_report
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import modules_in, parameters_of, plain_containers
@@ -53,11 +53,11 @@ def _unused_inputs(context: FailureContext) -> Iterator[Facts]:
     beside, remedy = "", _UNUSED
     if whole is not None:
         it, part, made = context.name(whole), quote(names[0]), made_at(unused[0])
-        beside = tell(": {it} is, and {part} was computed from it{made:at} beside that", it=it, part=part, made=made)
+        beside = render(": {it} is, and {part} was computed from it{made:at} beside that", it=it, part=part, made=made)
         remedy = f"ask for the gradient with respect to {quote(it)} and take its part, or compute {outputs} from {part}"
         remedy += ", as by torch.cat of the slices"
     elif (other := _stand_in(context, unused)) is not None:
-        beside = tell(": {other}{made:at}, of the same shape, is", other=context.name(other), made=made_at(other))
+        beside = render(": {other}{made:at}, of the same shape, is", other=context.name(other), made=made_at(other))
         remedy = f"ask for the gradient with respect to {quote(context.name(other))}, or compute {outputs} from "
         remedy += quote_all(names)
     elif len(unused) == len(context.inputs):
@@ -121,7 +121,7 @@ def _no_parameters(context: FailureContext) -> Iterator[Facts]:
                 yield _without_parameters(ast.unparse(node.value), module)
         held = failing.variables.get(node.id) if isinstance(node, ast.Name) else None
         if isinstance(node, ast.Name) and type(held) is GeneratorType and held.gi_frame is None:
-            why = tell(": {generator} is a generator that was read to its end before", generator=variable(node.id))
+            why = render(": {generator} is a generator that was read to its end before", generator=variable(node.id))
             remedy = f"make it a list when it is made, {node.id} = list(...), or call .parameters() anew"
             yield {"why": why, "remedy": remedy}
 
@@ -136,13 +136,13 @@ def _without_parameters(path: str, module: nn.Module) -> Facts:
             return {"why": why, "remedy": f"make it a parameter in __init__: self.{key} = nn.Parameter(...)"}
     found = [(f"{path}.{name}", kind, len(held), better) for name, kind, held, better in plain_containers(module)]
     if not found:
-        why = tell("{whose} has none, and none of its modules has any{it:-}", whose=whose, it=variable(path))
+        why = render("{whose} has none, and none of its modules has any{it:-}", whose=whose, it=variable(path))
         remedy = "build its layers in __init__ and assign them to attributes of self, before the optimizer is built"
         return {"why": why, "remedy": remedy}
     words = ", ".join(f"{count} in `{where}`, a plain {kind}" for where, kind, count, _ in found)
     hidden = [Name(where, "attribute", exact=False) for where, _, _, _ in found]
     says = "{whose} has registered none. It holds modules or parameters where PyTorch does not look: {words}{hidden:-}"
-    why = tell(says, whose=whose, words=words, hidden=hidden)
+    why = render(says, whose=whose, words=words, hidden=hidden)
     remedy = "; ".join(dict.fromkeys(f"make `{where}` a {better}" for where, _, _, better in found))
     return {"why": why, "remedy": remedy}
 
@@ -153,12 +153,12 @@ def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
     tensor = next(_given_to_optimizer(context) if by_optimizer else _asked_for_grad(context), None)
     if tensor is not None and not fact(tensor, "is_leaf"):
         name, made = context.name(tensor), made_at(tensor)
-        why = tell("it was made{made:at} by an operation on another tensor", made=made)
+        why = render("it was made{made:at} by an operation on another tensor", made=made)
         wanted = "an optimizer takes only leaves" if by_optimizer else "only leaves get a .grad"
         is_result = not by_optimizer and bool(_parameters_behind(context, tensor))  # of a module, to be looked at
-        remedy = _RETAINED if is_result else tell(f"{_LEAF}; {_RETAINED}", it=name.path or "w")
+        remedy = _RETAINED if is_result else render(f"{_LEAF}; {_RETAINED}", it=name.path or "w")
         if made is not None and made.target and f" {made.target}.grad" in re.sub(r"[^\w.]", " ", made.statement):
-            remedy = tell(_UPDATED, it=made.target)  # w = w - lr * w.grad
+            remedy = render(_UPDATED, it=made.target)  # w = w - lr * w.grad
         yield {"tensor": name, "why": why, "wanted": wanted, "remedy": remedy}
 
 
@@ -203,8 +203,8 @@ def _gradients_in(failing: FailingExpression) -> Iterator[ast.Attribute]:
         if isinstance(part, ast.Attribute) and part.attr == "grad":
             yield part
         if isinstance(part, ast.Name) and part.id in variables and variables[part.id] is None:
-            for spot in statements_binding(failing.code, part.id):
-                value = spot.node.value if isinstance(spot.node, ast.Assign) else None
+            for expr in statements_binding(failing.code, part.id):
+                value = expr.node.value if isinstance(expr.node, ast.Assign) else None
                 if isinstance(value, ast.Attribute) and value.attr == "grad":
                     yield value
 
@@ -329,7 +329,7 @@ def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
     """Yield the amount of memory that was asked for, which the message may tell, and the tensors that are alive now."""
     found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)", context.message)
     asked = 0.0 if found is None else float(found[1]) * 1024 ** _UNITS.index(found[2])
-    alive, details = what_fills_the_memory()
+    alive, details = memory_report()
     words = f"the {bytes_text(int(asked))}" if asked else "what was asked for"
     yield {"asked": words, "details": details, "remedy": _ASK_FOR_LESS + _LET_GO if asked > alive else _LET_GO}
 

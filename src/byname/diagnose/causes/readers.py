@@ -16,7 +16,7 @@ from byname.naming.roots import codes_of_the_program
 from byname.reading.frames import locals_of, running_frames
 from byname.reading.modules import modules_in
 from byname.reading.objects import found_in
-from byname.source.code import ThisCode, is_what_ran, source_of, text_of
+from byname.source.code import CodeKey, compiles_to, parsed_file, source_of
 from byname.source.location import is_library
 
 
@@ -50,8 +50,8 @@ def reads_gradients() -> bool:
 def _of_the_program() -> Iterator[_NamesInFunction]:
     """Yield every function of the program's files as it was loaded, even if its file was edited meanwhile."""
     for file, codes in codes_of_the_program().items():
-        source = text_of(file)
-        if source.tree is not None and all(is_what_ran(source, code) for code in codes):
+        source = parsed_file(file)
+        if source.tree is not None and all(compiles_to(source, code) for code in codes):
             yield from _said_in(source).values()
         else:
             yield from filter(None, map(_said_by, codes))
@@ -87,7 +87,7 @@ def _in_reach(models: Sequence[nn.Module]) -> Iterator[_NamesInFunction]:
     for kind in {id(type(one)): type(one) for model in models for one in modules_in(model)}.values():
         if type(forward := found_in(kind, "forward")) is FunctionType:
             waiting.append((forward.__code__, forward.__globals__, kind))
-    seen = {ThisCode(code) for code, _, _ in waiting}
+    seen = {CodeKey(code) for code, _, _ in waiting}
     while waiting:
         code, variables, owner = waiting.pop()
         function = None if is_library(code.co_filename) else _said_by(code)
@@ -98,8 +98,8 @@ def _in_reach(models: Sequence[nn.Module]) -> Iterator[_NamesInFunction]:
             found = variables.get(called)
             if type(found) is not FunctionType:
                 found = found_in(owner, called)
-            if type(found) is FunctionType and ThisCode(found.__code__) not in seen:
-                seen.add(ThisCode(found.__code__))
+            if type(found) is FunctionType and CodeKey(found.__code__) not in seen:
+                seen.add(CodeKey(found.__code__))
                 waiting.append((found.__code__, found.__globals__, owner))
 
 

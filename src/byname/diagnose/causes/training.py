@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from byname.diagnose.cause import Cause, Facts, always, nothing_more, tell
+from byname.diagnose.cause import Cause, Facts, always, no_extra_facts, render
 from byname.diagnose.causes.not_reached import Use, remedy_of, why_cut
 from byname.diagnose.causes.readers import reads_gradients
 from byname.diagnose.context import assignments
 from byname.diagnose.followed_optimizer import CARRIED, ENOUGH, MOVED, PUT_BACK, FollowedOptimizer, alive
 from byname.diagnose.nonfinite.reasons import is_zero
 from byname.naming.name import Name, at
-from byname.reading.frames import caller, line_of, locals_of, programs_frame
+from byname.reading.frames import caller, locals_of, reported_frame, user_line
 from byname.reading.functions import UNSCALE
 from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.location import Site, is_library, statements_binding
-from byname.source.tracebacks import outwards
+from byname.source.tracebacks import walk_frames
 from byname.table import counted
 from byname.tracking.log import Change, changes_of, logs
 from byname.tracking.lookup import site_of_tensor
@@ -43,11 +43,11 @@ WASTEFUL = 3
 """Steps in a row with gradients cleared between backward calls before them, at which that is reported."""
 
 
-def _strangers(followed: FollowedOptimizer) -> Iterator[Facts]:
+def _why_no_gradients(followed: FollowedOptimizer) -> Iterator[Facts]:
     """Yield why no parameter of an optimizer has a gradient."""
     names, others = followed.without_gradient, followed.outside
     if others:
-        why: str = tell(". The losses reach {others}, and no optimizer has {others:it|them}", others=others)
+        why: str = render(". The losses reach {others}, and no optimizer has {others:it|them}", others=others)
         remedy = "build the optimizer after the model is complete, from the parameters of this model"
         if followed.use is not None and followed.use.cut is not None:
             used, remedy = _used(followed.use, names)
@@ -67,15 +67,15 @@ def _strangers(followed: FollowedOptimizer) -> Iterator[Facts]:
 def _unused(followed: FollowedOptimizer) -> Iterator[Facts]:
     names = followed.without_gradient
     used, remedy = _used(followed.use, names)
-    otherwise = tell("otherwise leave {names:it|them} out, or requires_grad_(False) says so", names=names)
+    otherwise = render("otherwise leave {names:it|them} out, or requires_grad_(False) says so", names=names)
     remedy = f"{remedy}; {otherwise}"
     yield {"how": used, "used": followed.use and followed.use.site, "remedy": remedy}
 
 
 def _used(use: Use | None, names: tuple[Name, ...]) -> tuple[str, str]:
     """Return a sentence about the use of parameters that no loss reaches, and what to do if they should learn."""
-    should = tell("if {names:it|they} should learn, ", names=names)
-    it = tell("{names:it|them}", names=names)
+    should = render("if {names:it|they} should learn, ", names=names)
+    it = render("{names:it|them}", names=names)
     if use is None:
         return "", f"{should}use {it} in forward"
     if use.cut is None:
@@ -131,7 +131,7 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
     elif len(still) > 1 and (len(followed.zero) < len(followed.keys) or len(still) == len(followed.zero)):
         called = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
         called = called or [site for site in map(site_of_tensor, still) if site is not None]
-        why, remedy = tell(_TWO_ZEROS, still=followed.names_of(map(id, still))), _ONE_OF
+        why, remedy = render(_TWO_ZEROS, still=followed.names_of(map(id, still))), _ONE_OF
     elif flat is not None:
         why, remedy = f": relu(){at(flat.site)} gave only zeros in the first backward, and passes no gradient", _DEAD
     elif len(followed.zero) == len(followed.keys):
@@ -140,12 +140,12 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
 
 
 def _put_back(followed: FollowedOptimizer) -> Iterator[Facts]:
-    return ({"names": names} for fate, names in followed.same_values().items() if fate == PUT_BACK)
+    return ({"names": names} for outcome, names in followed.same_values().items() if outcome == PUT_BACK)
 
 
 def _too_small(followed: FollowedOptimizer) -> Iterator[Facts]:
     same = sorted(followed.same_values().items())
-    return ({"names": names, "dtype": fate} for fate, names in same if fate not in (MOVED, PUT_BACK))
+    return ({"names": names, "dtype": outcome} for outcome, names in same if outcome not in (MOVED, PUT_BACK))
 
 
 def _all_parameters(followed: FollowedOptimizer) -> Iterator[Facts]:
@@ -173,8 +173,8 @@ def _clipped_too_soon(followed: FollowedOptimizer) -> Iterator[Facts]:
         return
     if is_library(site.file) or not _CLIPS.search(site.statement):
         return
-    step = line_of(programs_frame(caller()))
-    beside = step.spot if code is step.code else None  # its names are known there
+    step = user_line(reported_frame(caller()))
+    beside = step.expr if code is step.code else None  # its names are known there
     scaler, given = (beside.receiver, (*beside.operands, None)[0]) if beside is not None else (None, None)
     names = {"scaler": scaler or "scaler", "optimizer": given or "optimizer"}
     yield {"clip": site, "scale": scale, "noticed": step.site, **names}
@@ -198,7 +198,7 @@ def _still_scaled(followed: FollowedOptimizer) -> Iterator[Facts]:
 def _scale_of_step() -> float:
     """Return the scale of the ``GradScaler`` that makes the step which is about to run; 1 if there is none."""
     step = torch.amp.GradScaler.step.__code__
-    frame = next((one for one in outwards(sys._getframe(1)) if one.f_code is step), None)
+    frame = next((one for one in walk_frames(sys._getframe(1)) if one.f_code is step), None)
     scale: Any = None if frame is None else attributes_of(dict(locals_of(frame)).get("self")).get("_scale")
     return float(scale) if is_tensor(scale) else 1.0
 
@@ -264,25 +264,25 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
 """Causes that are looked for before each step of an optimizer."""
 
 OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
-    Cause("zero-learning-rate", lambda followed: followed.steps == followed.idle, nothing_more,
+    Cause("zero-learning-rate", lambda followed: followed.steps == followed.idle, no_extra_facts,
         "the learning rate (lr) is 0 in each of {steps}: they change no parameter",
         "look at the lr that the optimizer was given and at its scheduler: with LambdaLR the function gives the factor "
         "of lr, and a division of whole numbers such as epoch // 10 is 0 at first"),
     Cause("zero-learning-rate",
-        lambda followed: followed.over and MANY <= followed.idle < followed.steps <= 4 * followed.idle,
-        nothing_more,
+        lambda followed: followed.done and MANY <= followed.idle < followed.steps <= 4 * followed.idle,
+        no_extra_facts,
         "suspicious: the learning rate (lr) is 0 in the last {idle} of {steps}: they change no parameter",
         "call scheduler.step() once for each optimizer.step(), not for each micro-batch, or give the scheduler the "
         "number of all its calls; it is right if the parameters are frozen by it"),
-    Cause("zeroed-before-step", lambda followed: followed.all_without and followed.loses_gradients, nothing_more,
+    Cause("zeroed-before-step", lambda followed: followed.all_without and followed.loses_gradients, no_extra_facts,
         "{without} {without:has|have} no gradient in any of {steps}, though the backward{backward:at} reaches "
         "{without:it|them} before: the gradients are cleared in between, as zero_grad() does",
         "call zero_grad() before the backward or after the step, not between them"),
-    Cause("never-learns", lambda followed: followed.all_without and not followed.loses_gradients, _strangers,
+    Cause("never-learns", lambda followed: followed.all_without and not followed.loses_gradients, _why_no_gradients,
         "{without} {without:has|have} no gradient in any of {steps}: no step changes anything{why}{used:-}",
         "{remedy}"),
     Cause("never-learns",
-        lambda it: it.over and it.steps >= MANY and bool(it.without_gradient) and not (it.outside or it.all_without),
+        lambda it: it.done and it.steps >= MANY and bool(it.without_gradient) and not (it.outside or it.all_without),
         _unused,
         "{without} {without:has|have} no gradient in any of {steps}, and other parameters of it have: no backward "
         "reaches {without:it|them}{how}{used:-}", "{remedy}"),
@@ -292,25 +292,25 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         _zero,
         "the gradient of {names} is exactly 0 in each of those of {steps} that were looked at{why}{called:-}",
         "{remedy}"),
-    Cause("never-learns", lambda followed: followed.over and followed.steps >= MANY and followed.idle != followed.steps,
+    Cause("never-learns", lambda followed: followed.done and followed.steps >= MANY and followed.idle != followed.steps,
         _put_back,
         "suspicious: {names} {names:has|have} the same values before each of those of {steps} that were looked at, "
         "though {names:its|their} gradients are not 0: a step does change them, and something puts them back. Only a "
         "few small parameters are looked at",
         "look for load_state_dict() or copy_() in each iteration; it is right if each begins anew on purpose"),
-    Cause("never-learns", lambda followed: followed.over and followed.steps >= MANY and followed.idle != followed.steps,
+    Cause("never-learns", lambda followed: followed.done and followed.steps >= MANY and followed.idle != followed.steps,
         _too_small,
         "{names} {names:has|have} the same values before each of those of {steps} that were looked at, though "
         "{names:its|their} gradients are not 0: the steps are too small for the dtype ({dtype}). Only a few small "
         "parameters are looked at",
         "take a larger learning rate, or keep parameters in float32 and compute under torch.autocast"),
-    Cause("never-learns", lambda followed: followed.frozen and bool(followed.outside), nothing_more,
+    Cause("never-learns", lambda followed: followed.frozen and bool(followed.outside), no_extra_facts,
         "no parameter of the optimizer requires grad in any of {steps}: no step changes anything. The losses reach "
         "{outside}, and no optimizer has {outside:it|them}",
         "build the optimizer when the model is complete, from those of its parameters that require grad"),
     Cause("left-in-evaluation",
-        lambda one: one.over and 2 * ENOUGH <= one.evaluating < one.steps <= 2 * one.evaluating,
-        nothing_more,
+        lambda one: one.done and 2 * ENOUGH <= one.evaluating < one.steps <= 2 * one.evaluating,
+        no_extra_facts,
         "{backward:-}suspicious: {modal} in the model ran in training mode at first, and the model is in evaluation "
         "mode in {evaluating} of {steps}: no dropout, and fixed statistics, as after model.eval() without a "
         "model.train()",
@@ -323,7 +323,7 @@ NEVER_STEPPED: Cause[FollowedOptimizer] = Cause("never-stepped", always, _backwa
     "{names:it|them} was seen",
     "call optimizer.step() after the backward; without its parentheses, optimizer.step calls nothing")
 
-BY_HAND: Cause[Any] = Cause("never-learns", always, nothing_more,
+BY_HAND: Cause[Any] = Cause("never-learns", always, no_extra_facts,
     "{names} {names:has|have} the values of before {calls}{backward:at}: `{rebinding.site.statement}`{noticed:at} "
     "makes a new tensor and binds `{rebinding.variable}` to it, and changes no parameter",
     "change it in place: `with torch.no_grad(): {rebinding.instead}`")

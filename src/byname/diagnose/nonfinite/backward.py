@@ -10,17 +10,17 @@ import torch
 
 from byname.autograd.slots import has_freed_slot, slots_in
 from byname.autograd.walk import Node, Walk, node_name
-from byname.diagnose.cause import Cause, Facts, Raised, Sentence, always, tell
+from byname.diagnose.cause import Cause, Facts, Raised, Sentence, always, render
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import (
     Numbers,
     call_of,
     is_finite,
-    looking,
     not_finite,
     numbers_of,
     operation_of,
+    reading_values,
     remedy_for,
     site_of,
     why,
@@ -33,7 +33,7 @@ from byname.source.location import Expression
 
 
 @dataclass(frozen=True, slots=True)
-class _Offence:
+class _BadGradient:
     """Facts about a gradient that is not finite, as a hook saw it, and the number of its node."""
 
     number: int
@@ -42,7 +42,7 @@ class _Offence:
     why: str = ""
     remedy: str = ""
     masked: bool = False  # the incoming gradient is 0 wherever the outgoing one is not finite
-    spoilt: bool = False  # the node has saved NaN or Inf, which the forward pass has made
+    from_forward: bool = False  # the node has saved NaN or Inf, which the forward pass has made
 
 
 class WatchedRun:
@@ -50,17 +50,17 @@ class WatchedRun:
 
     Attributes:
         done: whether the hooks look no more.
-        found: whether a gradient was not finite; then `offence` says which.
+        found: whether a gradient was not finite; then `bad_gradient` says which.
     """
 
-    offence: _Offence
+    bad_gradient: _BadGradient
 
     def __init__(self, walk: Walk, place: Expression | None) -> None:
         self.walk, self.place = walk, place
         self.context = FailureContext(walk.tensors)
         self.context.walk = walk
         self.done = self.found = False
-        with looking():
+        with reading_values():
             self._summed = {number for number in walk.leaf_numbers if not _grad_is_finite(walk.nodes[number])}
         leaves = set(walk.leaf_numbers)
         self._handles = [
@@ -71,12 +71,12 @@ class WatchedRun:
 
     @property
     def known(self) -> Facts:
-        return {"noticed": site_of(self.place), "numbers": self.offence.numbers}
+        return {"noticed": site_of(self.place), "numbers": self.bad_gradient.numbers}
 
     @property
     def node(self) -> Node:
         """The node whose gradient is not finite."""
-        return self.walk.nodes[self.offence.number]
+        return self.walk.nodes[self.bad_gradient.number]
 
     @property
     def made(self) -> Line:
@@ -103,11 +103,11 @@ class WatchedRun:
 
     def _note(self, number: int, bad: torch.Tensor, incoming: Any) -> None:
         self.done = True
-        with looking():
+        with reading_values():
             came = _first_bad(incoming)
             leaf = not self.walk.inputs[number]
             how = "came" if came is not None else "summed" if leaf and not incoming else "turned"
-            self.offence = _offence(self.walk, number, how, bad if came is None else came, incoming)
+            self.bad_gradient = _describe_gradient(self.walk, number, how, bad if came is None else came, incoming)
             self.found = True
 
 
@@ -121,51 +121,54 @@ def _grad_is_finite(node: Any) -> bool:
     return gradient is None or is_finite(gradient)
 
 
-def _offence(walk: Walk, number: int, how: str, bad: torch.Tensor, incoming: Any) -> _Offence:
+def _describe_gradient(walk: Walk, number: int, how: str, bad: torch.Tensor, incoming: Any) -> _BadGradient:
     """Return the facts about a gradient, read while the node's saved tensors are there.
 
     Callers hold `DisableTorchFunction`.
     """
     numbers = numbers_of(bad)
     if how != "turned":
-        return _Offence(number, how, numbers)
+        return _BadGradient(number, how, numbers)
     operation = operation_of(node_name(walk.nodes[number]))
     saved = {slot.name: slot.tensor for slot in slots_in(walk.nodes[number]) if slot.state == "live"}
     same = [one for one in incoming if one is not None and one.shape == bad.shape and one.layout is torch.strided]
     masked = bool(same) and not bool((same[0].detach()[not_finite(bad)] != 0).any().item())
     remedy = remedy_for(operation, bad.dtype, numbers.kind == "Inf")
-    reason, spoilt = why(operation, saved, bad), any(one is not None and not is_finite(one) for one in saved.values())
-    return _Offence(number, how, numbers, reason, remedy, masked, spoilt and not reason)
+    reason, from_forward = (
+        why(operation, saved, bad),
+        any(one is not None and not is_finite(one) for one in saved.values()),
+    )
+    return _BadGradient(number, how, numbers, reason, remedy, masked, from_forward and not reason)
 
 
 def of_backward(run: WatchedRun) -> tuple[tuple[Any, ...], Finding]:
     """Return a key under which to report the finding once, and the finding."""
     finding = next(finding for cause in IN_BACKWARD for finding in cause.findings(run))
     where = (node_name(run.node), site_of(run.place)) if run.made.code is None else run.made.place
-    return (*where, run.offence.how), finding
+    return (*where, run.bad_gradient.how), finding
 
 
 def _turned(run: WatchedRun) -> Iterator[Facts]:
     """Yield the operation whose backward made NaN or Inf, and the mask that hides its values."""
-    offence, operation = run.offence, operation_of(node_name(run.node))
-    mask, hides = _mask(run.context, offence.number) if offence.masked else None, ""
+    bad_gradient, operation = run.bad_gradient, operation_of(node_name(run.node))
+    mask, hides = _mask(run.context, bad_gradient.number) if bad_gradient.masked else None, ""
     if mask is not None:
-        hides = tell(
+        hides = render(
             ". The {mask} lies between it and the root, and the gradient that reached these elements is 0: the mask "
             "hides their values, and 0 times an infinite slope is NaN",
             mask=mask,
         )
     yield {
-        "operation": call_of(operation, run.made.spot, run.context.describer.result(offence.number)),
-        "why": offence.why and f": {offence.why}",
+        "operation": call_of(operation, run.made.expr, run.context.describer.result(bad_gradient.number)),
+        "why": bad_gradient.why and f": {bad_gradient.why}",
         "hides": hides,
-        "remedy": _where_remedy(operation, offence.remedy) if mask is not None else offence.remedy,
+        "remedy": _where_remedy(operation, bad_gradient.remedy) if mask is not None else bad_gradient.remedy,
     }
 
 
 def _arrived(run: WatchedRun) -> Iterator[Facts]:
     """Yield the leaf, or the node, at which NaN or Inf arrived."""
-    leaf = None if run.walk.inputs[run.offence.number] else run.node.variable
+    leaf = None if run.walk.inputs[run.bad_gradient.number] else run.node.variable
     kind = node_name(run.node)
     yield {"node": kind, "where": kind if leaf is None else name(leaf), "made": run.made.site}
 
@@ -187,7 +190,7 @@ def _mask(context: FailureContext, number: int) -> Sentence | None:
         for user in level:
             kind = node_name(context.walk.nodes[user])
             if kind in _MASKS:
-                return tell("`{kind}`{made:at}", kind=_MASKS[kind], made=context.site(user))
+                return render("`{kind}`{made:at}", kind=_MASKS[kind], made=context.site(user))
     return None
 
 
@@ -227,12 +230,12 @@ _HOOKED = (
 
 # fmt: off
 IN_BACKWARD: tuple[Cause[WatchedRun], ...] = (
-    Cause("non-finite-gradient", lambda run: run.offence.how == "turned", _turned,
+    Cause("non-finite-gradient", lambda run: run.bad_gradient.how == "turned", _turned,
         "the backward of {operation} turned finite gradients into {numbers}{why}{hides}", "{remedy}"),
-    Cause("non-finite-gradient", lambda run: run.offence.how == "summed", _arrived,
+    Cause("non-finite-gradient", lambda run: run.bad_gradient.how == "summed", _arrived,
         "the gradient of {where} became {numbers} when a finite gradient was added to a finite one there{made:-}",
         "call optimizer.zero_grad() before each backward, or scale the loss down"),
-    Cause("non-finite-gradient", lambda run: run.offence.number in run.walk.roots, _arrived,
+    Cause("non-finite-gradient", lambda run: run.bad_gradient.number in run.walk.roots, _arrived,
         "the gradient that arrived at the root ({node}) holds {numbers}, though no operation of this backward made it: "
         "it was given to backward(), or put there by a hook{made:-}",
         _HOOKED),

@@ -20,15 +20,15 @@ from byname.diagnose.nonfinite.reasons import (
     OVERFLOW,
     Numbers,
     is_finite,
-    kind_of,
-    looking,
+    nonfinite_kind,
     numbers_of,
     operation_of,
+    reading_values,
     remedy_for,
     why,
 )
 from byname.reading.frames import NO_LINE, Line, caller
-from byname.reading.functions import is_in_place, is_pytorchs, name_of, target_of
+from byname.reading.functions import is_in_place, is_torch_function, name_of, target_of
 from byname.reading.modes import FUNCTIONS
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import PLAIN, fact
@@ -86,10 +86,10 @@ class OriginsMode(TorchFunctionMode):
 
     @dynamo_skip
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind = self._kinds.get(func) if is_pytorchs(func) else None
+        kind = self._kinds.get(func) if is_torch_function(func) else None
         if kind is None:
-            kind = self._get_to_know(func)
-        if self._stopped or kind is _LEFT_ALONE:
+            kind = self._learn_kind(func)
+        if self._stopped or kind is _IGNORED:
             return func(*args, **(kwargs or {}))
         # Tensors that the call overwrites are checked before it; those that it only reads are checked later, if at all.
         changed = list(_tensors([target_of(args, kwargs, in_place=kind is _IN_PLACE)]))
@@ -102,15 +102,15 @@ class OriginsMode(TorchFunctionMode):
         bad = [one for one in list(_tensors([result])) or changed if not is_finite(one)]
         if changed and not bad:
             self._clear(changed)
-        elif bad and not (changed and _is_leaf(bad[0])):  # a parameter spoilt by a step is reported as a parameter
+        elif bad and not (changed and _is_leaf(bad[0])):  # a bad parameter after a step is reported as a parameter
             self._note(func, args, kwargs or {}, bad, (changed, were_finite))
         return result
 
-    def _get_to_know(self, function: Any) -> int:
+    def _learn_kind(self, function: Any) -> int:
         name = name_of(function)
         is_left_alone = name in _MAKES_NOTHING or name.startswith(_UNFILLED)
-        kind = _LEFT_ALONE if is_left_alone else _IN_PLACE if is_in_place(name) else _MAKES
-        if is_pytorchs(function):
+        kind = _IGNORED if is_left_alone else _IN_PLACE if is_in_place(name) else _MAKES
+        if is_torch_function(function):
             self._kinds[function] = kind
         return kind
 
@@ -127,7 +127,7 @@ class OriginsMode(TorchFunctionMode):
         sources = [one for one, fine in zip(targets, were_finite, strict=True) if not fine and name not in _FILLING]
         sources += [one for one in given if id(one) not in overwritten and not is_finite(one)]
         literal = any(map(_is_not_finite, _items([args, kwargs]))) or not given
-        with looking():
+        with reading_values():
             origin = self._origin(function, args, bad[0], sources, literal)
             if origin.turned and origin.numbers.kind == "Inf" and not sources and origin.operation in _PRODUCTS:
                 self._origins.overflow = origin if bad[0].dtype is torch.float16 else None
@@ -137,7 +137,7 @@ class OriginsMode(TorchFunctionMode):
     def _origin(self, function: Any, args: Any, bad: torch.Tensor, sources: Any, literal: bool) -> Origin:
         earlier = next((found for one in sources if (found := self._origins.known.get(one)) is not None), None)
         numbers = numbers_of(bad)
-        made_nan = bool(sources) and "NaN" in numbers.kind and all(kind_of(one) == "Inf" for one in sources)
+        made_nan = bool(sources) and "NaN" in numbers.kind and all(nonfinite_kind(one) == "Inf" for one in sources)
         if earlier is not None and (earlier.turned or not made_nan):
             return earlier
         turned = made_nan or (not sources and not literal)
@@ -167,7 +167,7 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
         return bool(fact(tensor, "is_leaf")) and tensor.requires_grad
 
 
-_LEFT_ALONE, _MAKES, _IN_PLACE = range(3)
+_IGNORED, _MAKES, _IN_PLACE = range(3)
 _MAKES_NOTHING = ("__get__", "__set__", "__delete__", "new", "set_", "resize_", "backward", "grad")
 _UNFILLED = ("empty", "new_empty", "_foreach", "_fused")
 _FILLING = ("copy_", "fill_", "zero_")

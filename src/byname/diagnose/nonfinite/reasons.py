@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from byname.diagnose.cause import Sentence, tell
+from byname.diagnose.cause import Sentence, render
 from byname.naming.name import Name
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
@@ -47,11 +47,11 @@ def call_of(operation: str, made: Expression | None, result: Name | None) -> Sen
         words += "{site:at} (`{site.statement}`)" if site.statement else "{site:at}"
     if result is not None and result.path:
         words += ", which made `{result.path}`,{result:-}"
-    return tell(words, operation=operation, site=site, result=result)
+    return render(words, operation=operation, site=site, result=result)
 
 
-def site_of(spot: Expression | None) -> Site | None:
-    return None if spot is None else spot.site
+def site_of(expr: Expression | None) -> Site | None:
+    return None if expr is None else expr.site
 
 
 class _Rule(NamedTuple):
@@ -69,7 +69,7 @@ def why(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
     """
     for rule in _RULES.get(operation, ()):
         tensor = tensors.get(rule.slot)
-        if tensor is None or tensor.layout is not torch.strided or tensor.dtype.is_complex or not can_look(tensor):
+        if tensor is None or tensor.layout is not torch.strided or tensor.dtype.is_complex or not can_read(tensor):
             continue
         bad = torch.isnan(result.detach()) if rule is _INPUT_NEGATIVE else not_finite(result)  # it never gives Inf
         clause = _clause(rule, tensor.detach(), bad)
@@ -215,7 +215,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def looking() -> Iterator[None]:
+def reading_values() -> Iterator[None]:
     """Hide computations with tensors from modes, from graphs and from the classes of the tensors."""
     with DisableTorchFunction(), torch.no_grad(), _disable_current_modes():
         yield
@@ -230,7 +230,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
         try:
             if _is_usual(tensor) and math.isfinite(tensor.detach().sum().item()):
                 return True
-            return not can_look(tensor) or _outside_modes(_is_finite, tensor)
+            return not can_read(tensor) or _outside_modes(_is_finite, tensor)
         except Exception:  # noqa: BLE001 - each backend and layout refuses different operations; nothing is claimed then
             return True
 
@@ -241,7 +241,7 @@ def is_zero(tensor: torch.Tensor) -> bool:
         return False
     with DisableTorchFunction():
         try:
-            return can_look(tensor) and not _outside_modes(torch.count_nonzero, tensor.detach())
+            return can_read(tensor) and not _outside_modes(torch.count_nonzero, tensor.detach())
         except Exception:  # noqa: BLE001 - each backend and layout refuses different operations; nothing is claimed then
             return False
 
@@ -270,7 +270,7 @@ def _is_usual(tensor: torch.Tensor) -> bool:
 _USUAL = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 
 
-def can_look(tensor: torch.Tensor) -> bool:
+def can_read(tensor: torch.Tensor) -> bool:
     """Return whether the numbers of a tensor can be read here and now. Callers hold `DisableTorchFunction`."""
     return (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and is_readable(tensor)
 
@@ -300,12 +300,12 @@ class Numbers(NamedTuple):
 
 
 def numbers_of(tensor: torch.Tensor) -> Numbers:
-    with looking():
+    with reading_values():
         mask = not_finite(tensor)
-        return Numbers(kind_of(tensor), int(mask.sum().item()), mask.numel())
+        return Numbers(nonfinite_kind(tensor), int(mask.sum().item()), mask.numel())
 
 
-def kind_of(tensor: torch.Tensor) -> str:
+def nonfinite_kind(tensor: torch.Tensor) -> str:
     """Return ``NaN``, ``Inf`` or ``NaN and Inf``, as a tensor holds them. Callers hold `DisableTorchFunction`."""
     values = _dense(tensor.detach())
     found = {"NaN": torch.isnan(values).any().item(), "Inf": torch.isinf(values).any().item()}
@@ -314,7 +314,7 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 def largest_of(tensor: torch.Tensor) -> float:
     """Return the largest absolute number of a tensor, without NaN and Inf; 0 if its numbers cannot be read."""
-    if type(tensor) not in PLAIN or not can_look(tensor) or not tensor.numel() or tensor.layout is not torch.strided:
+    if type(tensor) not in PLAIN or not can_read(tensor) or not tensor.numel() or tensor.layout is not torch.strided:
         return 0.0
     return float(torch.nan_to_num(tensor.detach().abs(), 0.0, 0.0, 0.0).max().item())
 

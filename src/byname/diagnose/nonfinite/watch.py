@@ -19,18 +19,26 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from byname.autograd.slots import slots_in
 from byname.autograd.walk import Walk, leaf_tensors, node_name
-from byname.diagnose.cause import Cause, Facts, always, nothing_more, tell
+from byname.diagnose.cause import Cause, Facts, always, no_extra_facts, render
 from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
 from byname.diagnose.nonfinite.origins import Origin, Origins, OriginsMode
-from byname.diagnose.nonfinite.reasons import DIVERGING, call_of, is_finite, largest_of, looking, numbers_of, site_of
+from byname.diagnose.nonfinite.reasons import (
+    DIVERGING,
+    call_of,
+    is_finite,
+    largest_of,
+    numbers_of,
+    reading_values,
+    site_of,
+)
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.history import name_at
 from byname.naming.name import Name
 from byname.naming.names import find, name
 from byname.naming.search import Targets
-from byname.reading.frames import NO_LINE, caller, programs_frame
+from byname.reading.frames import NO_LINE, caller, reported_frame
 from byname.reading.modules import parameters_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
@@ -49,7 +57,7 @@ class FiniteWatch:
         self._report = report
         self._origins = Origins()
         self._reported: set[tuple[Any, ...]] = set()
-        self._spoilt: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._bad_leaves: dict[int, weakref.ref[torch.Tensor]] = {}
         self._local = threading.local()
 
     @contextmanager
@@ -76,17 +84,19 @@ class FiniteWatch:
         walk = _walk(roots)
         if walk is None:
             return
-        frame = programs_frame(caller())
+        frame = reported_frame(caller())
         place = None if frame is None else locate(frame.f_code, frame.f_lasti)
         bad = [root for root in walk.tensors if not is_finite(root)]
         if bad:
             if not self._is_consequence(walk):
-                self._tell(*of_forward(not_finite_root(walk, bad[0], self._origins, place)))
-                self._spoil(walk)
+                self._report_once(*of_forward(not_finite_root(walk, bad[0], self._origins, place)))
+                self._note_bad_leaves(walk)
         else:
             runs[-1] = WatchedRun(walk, place)
             if (origin := self._origins.overflow) is not None:
-                self._tell(*of_forward(_Root(walk, place, None, origin, ". The root is finite again, as 1 / Inf is 0")))
+                self._report_once(
+                    *of_forward(_Root(walk, place, None, origin, ". The root is finite again, as 1 / Inf is 0"))
+                )
         self._origins.overflow = None
 
     def begin(self, block: Undo) -> None:
@@ -106,11 +116,13 @@ class FiniteWatch:
         """Report a parameter that a step has made NaN or Inf, though it and its gradient were finite."""
         self._origins.stepped = True
         fine = [one for reference in vars(self._local).pop("fine", ()) if (one := reference()) is not None]
-        spoilt = next((one for one in fine if not is_finite(one)), None)
-        if spoilt is not None and (frame := caller()) is not None:
-            self._spoilt.update((id(one), weakref.ref(one)) for one in fine)
-            step = _Spoilt(optimizer, spoilt, locate(frame.f_code, frame.f_lasti).site)
-            self._tell(("step", step.stepped), next(found for cause in BY_STEP for found in cause.findings(step)))
+        bad = next((one for one in fine if not is_finite(one)), None)
+        if bad is not None and (frame := caller()) is not None:
+            self._bad_leaves.update((id(one), weakref.ref(one)) for one in fine)
+            step = _NonFiniteStep(optimizer, bad, locate(frame.f_code, frame.f_lasti).site)
+            self._report_once(
+                ("step", step.stepped), next(found for cause in BY_STEP for found in cause.findings(step))
+            )
 
     def after_backward(self) -> None:
         """Remove the hooks, and report the gradient that is not finite, if they saw one."""
@@ -119,30 +131,30 @@ class FiniteWatch:
             return
         run.remove_hooks()
         if not run.found:
-            for leaf in leaf_tensors(run.walk.nodes) if self._spoilt else ():  # what spoils them later is another event
-                self._spoilt.pop(id(leaf), None)
+            for leaf in leaf_tensors(run.walk.nodes) if self._bad_leaves else ():  # what comes later is another event
+                self._bad_leaves.pop(id(leaf), None)
         else:
-            self._spoil(run.walk)
+            self._note_bad_leaves(run.walk)
             for outer in self._runs():
                 if outer is not None:
                     outer.done = True
-            nodes = run.walk.numbers if run.offence.spoilt else {}
+            nodes = run.walk.numbers if run.bad_gradient.from_forward else {}
             with DisableTorchFunction():
                 made = [one for result, one in self._origins.known.items() if fact(result, "grad_fn") in nodes]
             turned = next((one for one in made if one.turned), None)
             hidden = _Root(run.walk, run.place, None, turned, _LEFT_OUT)
-            self._tell(*(of_backward(run) if turned is None else of_forward(hidden)))
+            self._report_once(*(of_backward(run) if turned is None else of_forward(hidden)))
 
-    def _spoil(self, walk: Walk) -> None:
+    def _note_bad_leaves(self, walk: Walk) -> None:
         """Note the leaves that a step may now update with gradients that are not finite."""
-        self._spoilt.update((id(leaf), weakref.ref(leaf)) for leaf in leaf_tensors(walk.nodes))
+        self._bad_leaves.update((id(leaf), weakref.ref(leaf)) for leaf in leaf_tensors(walk.nodes))
 
     def _is_consequence(self, walk: Walk) -> bool:
         """Return whether a leaf holds NaN or Inf left by gradients that were reported already."""
-        known = ((leaf, self._spoilt.get(id(leaf))) for leaf in leaf_tensors(walk.nodes))
+        known = ((leaf, self._bad_leaves.get(id(leaf))) for leaf in leaf_tensors(walk.nodes))
         return any(one is not None and one() is leaf and not is_finite(leaf) for leaf, one in known)
 
-    def _tell(self, key: tuple[Any, ...], finding: Finding) -> None:
+    def _report_once(self, key: tuple[Any, ...], finding: Finding) -> None:
         if key not in self._reported:
             self._reported.add(key)
             self._report(finding)
@@ -176,13 +188,13 @@ class _Root(NamedTuple):
     @property
     def known(self) -> Facts:
         origin = self.origin
-        made = None if origin is None else origin.line.spot
+        made = None if origin is None else origin.line.expr
         facts: Facts = {"noticed": site_of(self.place), "origin": origin, "kind": "NaN or Inf", "used": ""}
         if origin is not None:
             call = call_of(origin.operation, made, _result_of(origin))
             facts |= {"numbers": origin.numbers, "kind": origin.numbers.kind, "call": call}
         if origin is not None and made is not None:
-            facts["used"] = tell(", first used by {call}", call=call_of(origin.operation, made, None))
+            facts["used"] = render(", first used by {call}", call=call_of(origin.operation, made, None))
         return facts
 
     @property
@@ -238,7 +250,7 @@ def _grown(walk: Walk, origin: Origin) -> tuple[torch.Tensor, float] | None:
     """Return a leaf with far larger numbers than training needs, and the largest, if an operation overflowed."""
     if origin.numbers.kind != "Inf" or origin.was != "finite numbers":
         return None
-    with looking():
+    with reading_values():
         sizes = [(leaf, largest) for leaf in leaf_tensors(walk.nodes) if (largest := largest_of(leaf)) > _GROWN]
     return max(sizes, key=lambda found: found[1], default=None)
 
@@ -254,7 +266,7 @@ def _turned(root: _Root) -> Iterator[Facts]:
     grown = None if root.hidden else _grown(root.walk, origin)
     if grown is not None:
         words = ". {leaf} holds numbers up to {size:.1e} by then: most likely, training diverges"
-        so, remedy = tell(words, leaf=name(grown[0]), size=grown[1]), DIVERGING
+        so, remedy = render(words, leaf=name(grown[0]), size=grown[1]), DIVERGING
     yield {"why": origin.why and f": {origin.why}", "so": so, "remedy": remedy}
 
 
@@ -264,7 +276,7 @@ def _there(root: _Root) -> Iterator[Facts]:
     named = name(root.tensor)
     whose: str = f"a tensor without a name, of shape {tuple(root.tensor.shape)},"
     if named.path:
-        whose = tell("`{named.path}`{named:-}", named=named)
+        whose = render("`{named.path}`{named:-}", named=named)
     node = root.of_tensor("grad_fn")
     kind = "" if node is None else node_name(node)
     yield {"whose": whose, "numbers": numbers_of(root.tensor), "node": kind, "inside": kind.removesuffix("Backward")}
@@ -273,8 +285,8 @@ def _there(root: _Root) -> Iterator[Facts]:
 def _result_of(origin: Origin) -> Name | None:
     result = None if origin.result is None else origin.result()
     named = None if result is None else find(Targets([result]), deep=False).own_name(result)
-    spot, code = origin.line.spot, origin.line.code
-    return named if named or spot is None or code is None else name_at(spot, code)
+    expr, code = origin.line.expr, origin.line.code
+    return named if named or expr is None or code is None else name_at(expr, code)
 
 
 # fmt: off
@@ -282,10 +294,10 @@ IN_FORWARD: tuple[Cause[_Root], ...] = (
     Cause("non-finite-gradient", lambda root: root.is_turned, _turned,
         "{call} turned {origin.was} into {kind} in the forward pass ({numbers.found} of {numbers.of}){why}{so}",
         "{remedy}"),
-    Cause("non-finite-gradient", lambda root: root.is_given, nothing_more,
+    Cause("non-finite-gradient", lambda root: root.is_given, no_extra_facts,
         "{call} was given {numbers}, and this reached the root: no operation produced it",
         "look at where these numbers come from; torch.nan_to_num or a mask removes them"),
-    Cause("non-finite-gradient", lambda root: root.tensor is None, nothing_more,
+    Cause("non-finite-gradient", lambda root: root.tensor is None, no_extra_facts,
         "the root holds {kind}, but byname does not know which operation produced it{used}",
         "byname run --non-finite follows the operations of the forward pass too"),
     Cause("non-finite-gradient", lambda root: root.of_tensor("grad_fn") is not None, _there,
@@ -302,7 +314,7 @@ IN_FORWARD: tuple[Cause[_Root], ...] = (
 """The causes of a root that is not finite, in the order in which they are looked for; there is always one."""
 
 
-class _Spoilt(NamedTuple):
+class _NonFiniteStep(NamedTuple):
     """A parameter that a step has made NaN or Inf, and the line of the step."""
 
     optimizer: Any
@@ -315,11 +327,11 @@ class _Spoilt(NamedTuple):
         return {**facts, "parameter": name(self.parameter), "numbers": numbers_of(self.parameter)}
 
 
-def _too_small_eps(step: _Spoilt) -> Iterator[Facts]:
+def _too_small_eps(step: _NonFiniteStep) -> Iterator[Facts]:
     """Yield the ``eps`` of the optimizer, if it is 0 in the dtype of the parameter."""
     dtype = step.parameter.dtype
     eps = [group["eps"] for group in step.optimizer.param_groups if type(group.get("eps")) is float]
-    with looking():
+    with reading_values():
         lost = [one for one in eps if one and not torch.tensor(one, dtype=dtype).item()]
     if lost:
         yield {"eps": lost[0], "dtype": str(dtype).removeprefix("torch.")}
@@ -330,11 +342,11 @@ _STEPPED = (
 )
 
 # fmt: off
-BY_STEP: tuple[Cause[_Spoilt], ...] = (
+BY_STEP: tuple[Cause[_NonFiniteStep], ...] = (
     Cause("non-finite-gradient", always, _too_small_eps,
         f"{_STEPPED}: eps={{eps:g}} is 0 in {{dtype}}, and 0 / 0 is NaN",
         "keep the parameters in float32 and compute under torch.autocast, or pass a larger eps, such as 1e-4"),
-    Cause("non-finite-gradient", always, nothing_more, _STEPPED,
+    Cause("non-finite-gradient", always, no_extra_facts, _STEPPED,
         "lower the learning rate, and look at what the optimizer keeps in its state"),
 )
 # fmt: on

@@ -21,56 +21,56 @@ from torch import nn
 from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext, assignments, value_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, called_as, patch, row
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, callee_text, on_call, topic_cause
 from byname.naming.name import at
-from byname.reading.frames import Line, caller, programs_frame, variables_of
+from byname.reading.frames import Line, caller, reported_frame, variables_of
 from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor, memory_of
 from byname.source.location import Site, is_library
-from byname.source.tracebacks import outwards
+from byname.source.tracebacks import walk_frames
 from byname.table import counted
 from byname.tracking.log import DetachPoint, changes_of, changes_so_far, logs
 from byname.tracking.lookup import site_of_tensor
 from byname.undo import Undo
 
 # fmt: off
-LOADS_ITSELF = row("loads-itself",
+LOADS_ITSELF = topic_cause("loads-itself",
     "{state} restores nothing{noticed:at}: {call}{kept:at} gives references to the model's own tensors, not copies, "
     "and {steps} since changed them too", "keep copies: {remedy}")
-KEEPS_REFERENCES = row("loads-itself",
+KEEPS_REFERENCES = topic_cause("loads-itself",
     "{state} restores nothing{noticed:at}: {call}{kept:at} gives references to the model's own tensors, not copies. It "
     "ran {times} times with steps between, and all its results change with the model",
     "keep copies: {remedy}")
-COPIES_ITSELF = row("loads-itself",
+COPIES_ITSELF = topic_cause("loads-itself",
     "suspicious: {state} restores nothing{noticed:at}: it is {name} itself, no copy: {steps} so far changed it, too",
     "keep a copy, made by x.detach().clone(), and copy that")
-SHARES = row("same-module",
+SHARES = topic_cause("same-module",
     "suspicious: load_state_dict(){noticed:at} copies to {module} what another model has, and {names:3} "
     "{names:is a parameter|are parameters} of both, {names:which is|which are} trained: {names:it changes|they change} "
     "in {module} at every step, not when it is loaded",
     "give {module} parts of its own, as copy.deepcopy() of the whole other model does")
-BEST_IS_MODEL = row("loads-itself",
+BEST_IS_MODEL = topic_cause("loads-itself",
     "{copy} is {module} itself since `{assigned.statement}`{assigned:at}, and no copy: the steps since{noticed:at} "
     "changed it, too, so that it always has the latest weights",
     "keep a copy: {copy.path} = copy.deepcopy({module.path})")
-LOADS_NO_OTHER = row("loads-nothing",
+LOADS_NO_OTHER = topic_cause("loads-nothing",
     "load_state_dict(){noticed:at} changes nothing in {module}: {state} has its own tensors only, as its "
     "state_dict(){kept:at} gave them",
     "load the state of another model, or of a checkpoint; if the program compares names first, no name was equal")
-LOADS_NOTHING = row("loads-nothing",
+LOADS_NOTHING = topic_cause("loads-nothing",
     "load_state_dict(strict=False){noticed:at} loads {matched} of the {given} of {state}: their names, such as "
     "'{name}', are not those of {module}, such as '{wanted}'", "{remedy}")
-LOADS_ANOTHER = row("loads-another-model",
+LOADS_ANOTHER = topic_cause("loads-another-model",
     "load_state_dict(){noticed:at} gives its weights to a {kind} that is never called; {model}{called:at}, another one "
     "of the same shapes, is trained, and had none of these weights: probably the program made it after the loading",
     "load the weights into the model that is trained, after the last line that makes it")
-INIT_AFTER_LOAD = row("overwritten-after-loading",
+INIT_AFTER_LOAD = topic_cause("overwritten-after-loading",
     "{names:3} {names:was|were} loaded from a checkpoint{loaded:at}, and overwritten by {operation}(){noticed:at} "
     "before the first step: the initialisation replaces what was loaded",
     "initialise before load_state_dict(), or only the layers that the checkpoint does not have")
-REPLACED_AFTER_LOAD = row("overwritten-after-loading",
+REPLACED_AFTER_LOAD = topic_cause("overwritten-after-loading",
     "suspicious: {names:3} {names:is|are} new since a checkpoint was loaded{noticed:at}, with the shapes of what was "
     "loaded there and other values{made:at}: the module was replaced, and what was loaded is lost",
     "replace it before load_state_dict(); it is right if it should learn anew")
@@ -107,7 +107,7 @@ class Loading(Topic):
         self._chosen: dict[str, list[tuple[Site, ast.expr, ast.expr]]] = {}  # by file, as `_chosen_as_best` gives them
 
     def begin(self, block: Undo) -> None:
-        patch(block, nn.Module, "load_state_dict", self._loaded)
+        on_call(block, nn.Module, "load_state_dict", self._loaded)
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
@@ -121,16 +121,20 @@ class Loading(Topic):
             is_own = all(memory_of(given[key]) is memory_of(own[key]) for key in matched)
             if matched and is_own and not call.given(3, "assign"):
                 self._loads_itself(module, [given[key] for key in matched], line)
-            elif matched and any(memory_of(given[key]) is memory_of(own[key]) for key in matched) and self._watch.made:
+            elif matched and any(memory_of(given[key]) is memory_of(own[key]) for key in matched) and self._watch.steps:
                 self._shares(own, given, line)
             elif len(matched) > _FEW * len(own):
                 self._missed.pop(id(module), None)
-                self._others[id(module)] = weakref.ref(module), line, [log.cuts[-1] for log in logs() if log.cuts]
+                self._others[id(module)] = (
+                    weakref.ref(module),
+                    line,
+                    [log.detaches[-1] for log in logs() if log.detaches],
+                )
                 large = [(key, own[key]) for key in matched if own[key].dim() > 1]
                 held = [(weakref.ref(one), sum_of(one), key, one.shape) for key, one in large]
                 if _renamed(own, given):
                     self._note_missed(module, own, given, line)
-                every = [] if self._watch.made else parameters_in(module)  # a later load may end a run
+                every = [] if self._watch.steps else parameters_in(module)  # a later load may end a run
                 if every:
                     self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
                 if len(every) > 1:
@@ -146,7 +150,7 @@ class Loading(Topic):
         keys = set(map(id, mine))
         loaded = [any(id(one()) in keys for one in load.parameters) for load in self._uncalled]
         self._uncalled = [load for load, is_used in zip(self._uncalled, loaded, strict=True) if not is_used]
-        for load in self._uncalled if not any(loaded) and not self._watch.made else ():
+        for load in self._uncalled if not any(loaded) and not self._watch.steps else ():
             is_twin = type(call.called) is load.kind and [one.shape for one in mine] == load.shapes
             if is_twin and load.totals.isdisjoint(map(sum_of, mine)):
                 load.twin, load.keys = load.twin or call.line, frozenset(keys)
@@ -160,7 +164,7 @@ class Loading(Topic):
         """Report values that are copied to a parameter though they are its own."""
         if call.called is torch.Tensor.copy_ and not is_library(call.frame.f_code.co_filename):
             with DisableTorchFunction():
-                sources = [cut.inputs[0][0]() for log in logs() for cut in log.cuts_of(call.args[1])]
+                sources = [cut.inputs[0][0]() for log in logs() for cut in log.detaches_of(call.args[1])]
                 if sources and isinstance(sources[0], nn.Parameter):
                     self._restores_nothing([call.args[1]], call.line)
                 elif call.args[0] is call.args[1]:
@@ -168,16 +172,16 @@ class Loading(Topic):
 
     def _copies_itself(self, one: torch.Tensor, line: Line) -> None:
         """Report a trained parameter that is copied to itself."""
-        name, steps = FailureContext().names([one])[0], counted(self._watch.made, "step")
+        name, steps = FailureContext().names([one])[0], counted(self._watch.steps, "step")
         if name.path and id(one) in self.owned() and not self._at[line.place]:
             self._at[line.place] += 1
-            self.say(COPIES_ITSELF, line.site, state=argument(line, 0), name=name, steps=steps)
+            self.report(COPIES_ITSELF, line.site, state=arg_name(line, 0), name=name, steps=steps)
 
     def _shares(self, own: Mapping[str, Any], given: Mapping[str, Any], line: Line) -> None:
         """Report a target that shares trained parameters with the model whose state it loads."""
         both = [one for key, one in own.items() if key in given and memory_of(given[key]) is memory_of(one)]
         shared = set(map(id, both))
-        cuts = [cut for one in given.values() for log in logs() for cut in log.cuts_of(one)[:1]]
+        cuts = [cut for one in given.values() for log in logs() for cut in log.detaches_of(one)[:1]]
         mine, sources = set(map(id, own.values())), [cut.inputs[0][0]() for cut in cuts]
         is_anothers = any(isinstance(one, nn.Parameter) and id(one) not in mine for one in sources)
         owned = self.owned()
@@ -185,19 +189,19 @@ class Loading(Topic):
         is_target = owned.isdisjoint(id(one) for one in own.values() if id(one) not in shared)
         if is_anothers and is_target and len({cut.line.place for cut in cuts}) == 1 and trained:
             names = tuple(FailureContext().names(trained))
-            self.say(SHARES, line.site, names=names, module=argument(line, -1, "the model"))
+            self.report(SHARES, line.site, names=names, module=arg_name(line, -1, "the model"))
 
     def _loads_itself(self, module: nn.Module, given: Sequence[torch.Tensor], line: Line) -> None:
         self._at[line.place] += 1
         is_trained = not self.owned().isdisjoint(map(id, parameters_in(module)))
         kept = None if (cut := self._restores_nothing(given, line, module)) is None else cut.line.site
-        if kept is not None and not is_trained and (self._watch.made or kept != line.site):
-            facts = {"module": argument(line, -1, "the model"), "state": argument(line, 0, "the state")}
-            self.say(LOADS_NO_OTHER, line.site, kept=kept, **facts)
+        if kept is not None and not is_trained and (self._watch.steps or kept != line.site):
+            facts = {"module": arg_name(line, -1, "the model"), "state": arg_name(line, 0, "the state")}
+            self.report(LOADS_NO_OTHER, line.site, kept=kept, **facts)
 
     def _restores_nothing(self, given: Sequence[torch.Tensor], line: Line, module: Any = None) -> DetachPoint | None:
         """Report references kept before some steps; return the call that made them if there was no step since."""
-        cuts = [cut for one in given for log in logs() for cut in log.cuts_of(one)[:1]]
+        cuts = [cut for one in given for log in logs() for cut in log.detaches_of(one)[:1]]
         steps = [step for log in logs() for step in log.steps if cuts and step.number > cuts[0].number]
         loaded = self._loaded_after(cuts[:1], module)
         kept = self._times_kept(cuts[0]) if cuts and module is not None and self._at[line.place] == 1 else 0
@@ -210,7 +214,7 @@ class Loading(Topic):
         since = counted(len(steps), "step") if loaded is None else f"load_state_dict(){at(loaded.site)}"
         facts = {"kept": cuts[0].line.site, "steps": since, "call": call, "remedy": remedy}
         cause = KEEPS_REFERENCES if not steps and loaded is None else LOADS_ITSELF
-        self.say(cause, line.site, state=argument(line, 0, "the state"), times=kept, **facts)
+        self.report(cause, line.site, state=arg_name(line, 0, "the state"), times=kept, **facts)
         return None
 
     def _loaded_after(self, cuts: Sequence[DetachPoint], module: Any) -> Line | None:
@@ -218,7 +222,7 @@ class Loading(Topic):
         reference, line, last = self._others.get(id(module), (None, None, ()))
         if reference is None or reference() is not module:
             return None
-        order = {id(one): number for log in logs() for number, one in enumerate(log.cuts)}
+        order = {id(one): number for log in logs() for number, one in enumerate(log.detaches)}
         is_after = any(order.get(id(one), math.inf) <= order.get(id(two), -1) for one in cuts for two in last)
         return line if is_after else None
 
@@ -227,12 +231,12 @@ class Loading(Topic):
         source, found = last.inputs[0][0](), set()
         for log in logs():
             steps = [one.number for one in log.steps]
-            same = [one for one in log.cuts if one.line.place == last.line.place and one.inputs[0][0]() is source]
+            same = [one for one in log.detaches if one.line.place == last.line.place and one.inputs[0][0]() is source]
             found |= {bisect(steps, one.number) for one in same}
         return len(found)
 
     def _note_missed(self, module: nn.Module, own: Mapping[str, Any], given: Mapping[str, Any], line: Line) -> None:
-        matched, state = len(own.keys() & given.keys()), argument(line, 0, "state")
+        matched, state = len(own.keys() & given.keys()), arg_name(line, 0, "state")
         keys = [*given, *own]
         prefixes = {key[: at + 1] for key in keys for at, sign in enumerate(key) if sign == "."}
         stripped = [(sum(key.removeprefix(one) in own for key in given), one, "removeprefix") for one in prefixes]
@@ -254,7 +258,7 @@ class Loading(Topic):
         names = {"name": name, "wanted": wanted, "remedy": remedy, "noticed": line.site}
         facts = {"matched": matched or "none", "state": state, **names}
         facts["given"] = counted(len(given), "entry", "entries")
-        self._missed[id(module)] = weakref.ref(module), {"module": argument(line, -1, "the model"), **facts}
+        self._missed[id(module)] = weakref.ref(module), {"module": arg_name(line, -1, "the model"), **facts}
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Report, before the first step of an optimizer, loads that did not reach its parameters."""
@@ -266,12 +270,12 @@ class Loading(Topic):
                     self._look_for_overwriting(*load[1:])
                     self._look_for_replacing(dict(state_of(module)), followed.keys, load[1].site, load[3])
         self.end([])
-        if followed.is_looked_at and followed.steps > 1:
+        if followed.is_sampled_step and followed.steps > 1:
             self._look_for_best(followed)
 
     def _look_for_best(self, followed: FollowedOptimizer) -> None:
         """Report a variable for the best model that is bound, where that is better, to the trained model itself."""
-        frames = [*outwards(programs_frame(caller()))]
+        frames = [*walk_frames(reported_frame(caller()))]
         for code in [one.f_code for one in frames if not is_library(one.f_code.co_filename)]:
             if code.co_filename not in self._chosen:
                 self._chosen[code.co_filename] = [*_chosen_as_best(code)]
@@ -281,7 +285,7 @@ class Loading(Topic):
                 is_module = issubclass(type(one), nn.Module) and one is value_of(value, variables)
                 if is_module and not followed.keys.isdisjoint(map(id, parameters_in(one))):
                     copy, module = variable(ast.unparse(target)), variable(ast.unparse(value))
-                    self.say(BEST_IS_MODEL, followed.site, assigned=site, copy=copy, module=module)
+                    self.report(BEST_IS_MODEL, followed.site, assigned=site, copy=copy, module=module)
 
     def _look_for_replacing(self, own: Mapping[str, Any], keys: frozenset[int], site: Any, held: Sequence[Any]) -> None:
         """Report new parameters, of the same shapes, in the places of most of those that were loaded."""
@@ -291,7 +295,7 @@ class Loading(Topic):
             return
         if 2 * len(new) > len(held) and 2 * sum(map(torch.numel, new)) > sum(shape.numel() for *_, shape in held):
             names, made = tuple(FailureContext().names(new)), site_of_tensor(new[0])
-            self.say(REPLACED_AFTER_LOAD, site, names=names, made=made)
+            self.report(REPLACED_AFTER_LOAD, site, names=names, made=made)
 
     def _look_for_overwriting(self, line: Line, changes: Mapping[int, int], held: Sequence[tuple[Any, ...]]) -> None:
         weights = [(one, total) for reference, total, *_ in held if (one := reference()) is not None]
@@ -300,17 +304,17 @@ class Loading(Topic):
         if found and all(found):
             names = tuple(FailureContext().names([one for one, _ in weights]))
             change = found[0][0]
-            self.say(INIT_AFTER_LOAD, change.line.site, names=names, operation=change.operation, loaded=line.site)
+            self.report(INIT_AFTER_LOAD, change.line.site, names=names, operation=change.operation, loaded=line.site)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         for reference, facts in self._missed.values():
             if reference() is not None:
-                self.say(LOADS_NOTHING, **facts)
+                self.report(LOADS_NOTHING, **facts)
         self._missed = {}
         for load in self._uncalled:
             if load.twin is not None and any(load.keys & followed.keys and followed.steps for followed in every):
-                facts = {"model": variable(called_as(load.twin) or "model"), "called": load.twin.site}
-                self.say(LOADS_ANOTHER, load.line.site, kind=load.kind.__name__, **facts)
+                facts = {"model": variable(callee_text(load.twin) or "model"), "called": load.twin.site}
+                self.report(LOADS_ANOTHER, load.line.site, kind=load.kind.__name__, **facts)
 
 
 def _renamed(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.causes.loss import Loss, kind_of, shape_of
-from byname.diagnose.nonfinite.reasons import looking
+from byname.diagnose.causes.loss import Loss, node_kind, shape_of
+from byname.diagnose.nonfinite.reasons import reading_values
 
 
 def statistics_in(loss: Loss, batch: int) -> Iterator[tuple[Any, Any]]:
@@ -38,10 +38,10 @@ _EVALUATES = re.compile(r"running|moving|training|momentum|grad_enabled")
 def _statistic(below: Any, above: Any, batch: int) -> Any:
     """Return the node that reduces all samples to the number below a sample, if it is computed from that; else None."""
     for _ in range(6):
-        if kind_of(below).removesuffix("Backward") in _STATISTICS:
+        if node_kind(below).removesuffix("Backward") in _STATISTICS:
             break
         below = _between(below)
-    given = below.next_functions[0][0] if kind_of(below).removesuffix("Backward") in _STATISTICS else None
+    given = below.next_functions[0][0] if node_kind(below).removesuffix("Backward") in _STATISTICS else None
     if given is None or shape_of(given)[:1] != (batch,) or not given.next_functions:
         return None
     size, dims = len(shape_of(given)), getattr(below, "_saved_dim", None)
@@ -52,7 +52,7 @@ def _statistic(below: Any, above: Any, batch: int) -> Any:
 
 def _between(node: Any) -> Any:
     """Return the node in front of one that works on each number by itself; None of any other."""
-    is_known = kind_of(node).removesuffix("Backward") in _BETWEEN
+    is_known = node_kind(node).removesuffix("Backward") in _BETWEEN
     return next((one for one, _ in node.next_functions if one is not None), None) if is_known else None
 
 
@@ -69,7 +69,7 @@ def _feeds_a_layer(loss: Loss, node: Any) -> bool:
     walk, waiting = loss.context.walk, [node]
     for one in waiting:
         for user in [walk.nodes[number] for number in walk.users[walk.numbers[one]]]:
-            kind = kind_of(user)
+            kind = node_kind(user)
             if kind in _LAYERS and user.next_functions[_LAYERS[kind]][0] is one:
                 return _is_weight(user.next_functions[2 if kind == "AddmmBackward" else 1][0])
             if len(waiting) < 24 and kind.removesuffix("Backward") not in (*_STATISTICS, "Exp", "Mm", "Bmm"):
@@ -79,8 +79,8 @@ def _feeds_a_layer(loss: Loss, node: Any) -> bool:
 
 def _is_weight(node: Any) -> bool:
     """Return whether a node is that of a parameter, or None, for a tensor without a graph."""
-    node = node.next_functions[0][0] if kind_of(node) == "TBackward" else node
-    return node is None or kind_of(node) == "AccumulateGrad"
+    node = node.next_functions[0][0] if node_kind(node) == "TBackward" else node
+    return node is None or node_kind(node) == "AccumulateGrad"
 
 
 _LAYERS = {"AddmmBackward": 1, "ConvolutionBackward": 0, "MmBackward": 0}
@@ -102,7 +102,7 @@ def computed_from(loss: Loss, words: torch.Tensor) -> set[Any] | None:
     """Return the nodes that are computed from some words; None if no embedding of them is in the graph."""
     walk, same = loss.context.walk, words.flatten().tolist()
     held = held_by_nodes(list(loss.of_kinds(("EmbeddingBackward",))))
-    with looking():
+    with reading_values():
         found = [node for node, slot, one in held if slot == "indices" and one.flatten().tolist() == same]
     waiting = [walk.numbers[node] for node in found]
     known = {*waiting}
@@ -115,12 +115,12 @@ def computed_from(loss: Loss, words: torch.Tensor) -> set[Any] | None:
 
 def compares_only(node: Any, known: Collection[Any]) -> bool:
     """Return whether attention compares positions of one sequence: what it multiplies is all among some nodes."""
-    if kind_of(node).startswith("ScaledDotProduct"):
+    if node_kind(node).startswith("ScaledDotProduct"):
         return all(one in known for one, _ in node.next_functions[:2])
     waiting = [node]
     for one in waiting:
         below = [other for other, _ in one.next_functions if other is not None]
-        if kind_of(one) not in _PRODUCTS:
+        if node_kind(one) not in _PRODUCTS:
             waiting += below if len(waiting) < 64 else ()
         elif len(below) > 1 and all(other in known for other in below[-2:]):
             return True
@@ -141,7 +141,7 @@ def is_summed_up(loss: Loss, node: Any, length: int) -> bool:
 
 
 def _sums_up(loss: Loss, node: Any, user: Any, length: int) -> bool:
-    reduces = kind_of(user).removesuffix("Backward") in (*_STATISTICS, "Select")
+    reduces = node_kind(user).removesuffix("Backward") in (*_STATISTICS, "Select")
     return reduces and length in shape_of(node) and length not in shape_of(user) and _feeds_a_layer(loss, user)
 
 
@@ -151,7 +151,7 @@ _PRODUCTS = ("BmmBackward", "MmBackward", "BaddbmmBackward", "AddmmBackward")
 def reaches_later(node: Any) -> bool:
     """Return whether a convolution of one dimension weights later positions: a mask may leave none of them."""
     first = node._saved_padding[0] // node._saved_dilation[0] + 1
-    with looking():
+    with reading_values():
         return bool(node._saved_padding[0] and node._saved_weight.detach()[..., first:].any())
 
 

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.nonfinite.reasons import can_look, looking
+from byname.diagnose.nonfinite.reasons import can_read, reading_values
 from byname.diagnose.silent.samples import loader_of
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, patch, row
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, on_call, topic_cause
 from byname.reading.frames import NO_LINE, Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of, living
@@ -28,22 +28,22 @@ from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.undo import Undo
 
 # fmt: off
-BARE_MODULE = row("bare-module",
+BARE_MODULE = topic_cause("bare-module",
     "the module itself is called{noticed:at}, not the DistributedDataParallel around it: the gradients of {names:3} "
     "are not averaged over the ranks in such a step, and their weights drift apart",
     "call the wrapped model, ddp(x), in place of ddp.module(x)")
-APART = row("ranks-apart",
+APART = topic_cause("ranks-apart",
     "{name} has other values in rank {rank} than in rank 0 since step {since} of {kind}{noticed:at}{why}: "
     "{count} of {all} parameters differ, and {keeper:-}{keeps}", "{remedy}")
-ALIKE = row("ranks-alike",
+ALIKE = topic_cause("ranks-alike",
     "{called:-}suspicious: rank {rank} is given the same batches{noticed:at} as rank 0 in each of {times} steps, and "
     "computes the same loss: it does the same work again",
     "DataLoader(..., sampler=DistributedSampler(dataset)), or a seed that depends on the rank where data is drawn")
-REDUCED_TOO_SOON = row("ranks-apart",
+REDUCED_TOO_SOON = topic_cause("ranks-apart",
     "all_reduce() of the gradients{noticed:at} comes before the backward{backward:at}, not between it and the step of "
     "{kind}: each rank makes the step with its own gradients, and their weights drift apart",
     "move it behind the backward, in front of optimizer.step()")
-SAME_ORDER = row("same-order",
+SAME_ORDER = topic_cause("same-order",
     "the DistributedSampler of {loader} gives the same order in each of the last {times} epochs{noticed:at}: the order "
     "depends on the epoch that set_epoch() sets, and that is always {epoch}",
     "call {loader.path}.sampler.set_epoch(epoch) as each epoch begins")
@@ -77,19 +77,19 @@ class Ranks(Topic):
     def begin(self, block: Undo) -> None:
         """Watch where gradients are averaged by hand."""
         for owner in (torch.distributed, getattr(torch.distributed, "distributed_c10d", torch.distributed)):
-            patch(block, owner, "all_reduce", self._reduces)
-        patch(block, DataLoader, "__iter__", self._begins)
+            on_call(block, owner, "all_reduce", self._reduces)
+        on_call(block, DataLoader, "__iter__", self._begins)
 
     def _begins(self, call: ObservedCall, result: Any) -> None:
         """Note the line of a loader, and report one that gave the same order in several epochs with steps."""
-        (loader, before), self._begun = self._begun, (weakref.ref(call.args[0]), self._watch.made)
+        (loader, before), self._begun = self._begun, (weakref.ref(call.args[0]), self._watch.steps)
         sampler: Any = attributes_of(None if loader is None else loader()).get("sampler")
-        if issubclass(type(sampler), DistributedSampler) and sampler.shuffle and self._watch.made > before + 1:
+        if issubclass(type(sampler), DistributedSampler) and sampler.shuffle and self._watch.steps > before + 1:
             epochs = self._epochs.setdefault(weakref.ref(sampler), [])
             epochs.append(sampler.epoch)
             if len(epochs) >= _LOOKS and len({*epochs}) == 1:
                 facts = {"times": len(epochs), "epoch": epochs[0], "loader": loader_of(self._loader)[0]}
-                self.say(SAME_ORDER, self._loader.site, **facts)
+                self.report(SAME_ORDER, self._loader.site, **facts)
         self._loader = call.programs_line
 
     def _reduces(self, call: ObservedCall, result: Any) -> None:
@@ -97,7 +97,7 @@ class Ranks(Topic):
         if is_tensor(given) and group in (None, torch.distributed.GroupMember.WORLD) and len(self._averaged) < 1 << 12:
             with DisableTorchFunction():
                 grads = [fact(one, "grad") for followed in every for one in followed.parameters()]
-                if any(one.fresh for one in every):
+                if any(one.has_new_grads for one in every):
                     self._averaged[id(memory_of(given))] = call.programs_line
                 elif any(one is not None and memory_of(one) is memory_of(given) for one in grads):
                     self._early = call.programs_line
@@ -122,13 +122,13 @@ class Ranks(Topic):
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Report the second step after a bare call, and compare the parameters of the ranks."""
-        self._tell_of_bare(followed)
+        self._report_bare(followed)
         averaged, given, self._averaged, self._given = self._averaged, self._given, {}, []
         early, self._early = self._early, None
         if not torch.distributed.is_initialized() or self._times or self._is_local:
             return
-        if early is not None and followed.fresh and not averaged and torch.distributed.get_world_size() > 1:
-            self.say(REDUCED_TOO_SOON, early.site, backward=followed.backward, kind=followed.kind)
+        if early is not None and followed.has_new_grads and not averaged and torch.distributed.get_world_size() > 1:
+            self.report(REDUCED_TOO_SOON, early.site, backward=followed.backward, kind=followed.kind)
         if followed.steps == 1:
             self._wrappers[id(followed)] = weakref.ref(wrapper) if (wrapper := _wrapper_of(followed)) else None
         reference = self._wrappers.get(id(followed))
@@ -152,8 +152,8 @@ class Ranks(Topic):
     def _share(self, followed: FollowedOptimizer, wrapper: Any, given: list[float], store: Any) -> None:
         """Let the other ranks read the sums of the parameters, and compare those that they have put by now."""
         key, rank = f"byname/ranks/{self._watch.optimizers().index(followed)}", torch.distributed.get_rank()
-        with looking():
-            readable = all(map(can_look, followed.parameters()))
+        with reading_values():
+            readable = all(map(can_read, followed.parameters()))
             values = [one.detach().double() for one in followed.parameters() if readable]
             sums = [(float(one.sum()), float(one.abs().sum())) for one in values]
             sums += [(one, 0.0) for one in given if readable]
@@ -178,7 +178,7 @@ class Ranks(Topic):
                 since = self._apart.setdefault((id(followed), other), [])
                 since[:] = [*since, step] if differ else []
                 if len(since) == _LOOKS:
-                    self._tell_of_apart(followed, wrapper, {"rank": other, "since": max(since[0] - 1, 1)}, differ)
+                    self._report_apart(followed, wrapper, {"rank": other, "since": max(since[0] - 1, 1)}, differ)
 
     def _look_for_alike(self, key: tuple[int, int], mine: list[float], theirs: list[list[float]]) -> None:
         """Report a rank that repeats what rank 0 computes, with other inputs in each of the first looks."""
@@ -186,9 +186,9 @@ class Ranks(Topic):
         alike.append(mine[0] if len(mine) > 1 and mine == [one for one, _ in theirs] else None)
         if len(alike) == _LOOKS + 1 == len({*alike} - {None}):
             called = self._called.site
-            self.say(ALIKE, self._loader.site or called, called=called, rank=key[1], times=len(alike))
+            self.report(ALIKE, self._loader.site or called, called=called, rank=key[1], times=len(alike))
 
-    def _tell_of_apart(
+    def _report_apart(
         self, followed: FollowedOptimizer, wrapper: Any, facts: dict[str, Any], differ: list[int]
     ) -> None:
         parameters = followed.parameters()
@@ -209,15 +209,15 @@ class Ranks(Topic):
         facts |= {"keeper": None if line is None else line.site, "keeps": keeps}
         counts = {"count": len(differ), "all": len(parameters), "kind": followed.kind}
         names = {"name": FailureContext().names([first])[0], "why": why, "remedy": remedy}
-        self.say(APART, followed.site, **facts, **counts, **names)
+        self.report(APART, followed.site, **facts, **counts, **names)
 
-    def _tell_of_bare(self, followed: FollowedOptimizer) -> None:
+    def _report_bare(self, followed: FollowedOptimizer) -> None:
         for reference, line in self._bare:
             module = reference()
             if module is not None and not followed.keys.isdisjoint(map(id, parameters_in(module))):
                 self._times += 1
                 if self._times > 1:
-                    self.say(BARE_MODULE, line.site, names=followed.all_names())
+                    self.report(BARE_MODULE, line.site, names=followed.all_names())
         self._bare = []
 
 

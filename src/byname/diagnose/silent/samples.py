@@ -23,9 +23,18 @@ from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.shuffles import SHUFFLED_APART, Drawn, draw_of, ignores_index, item_of, read_by
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, distinct, patch, row, values_of
+from byname.diagnose.silent.topic import (
+    ObservedCall,
+    Topic,
+    Watch,
+    arg_name,
+    copy_values,
+    distinct,
+    on_call,
+    topic_cause,
+)
 from byname.naming.name import Name
-from byname.reading.frames import NO_LINE, Line, line_of
+from byname.reading.frames import NO_LINE, Line, user_line
 from byname.reading.objects import attributes_of, dict_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
@@ -35,32 +44,32 @@ from byname.tracking.log import DetachPoint, logs
 from byname.undo import Undo
 
 # fmt: off
-FIRST_BATCH_ONLY = row("first-batch-only",
+FIRST_BATCH_ONLY = topic_cause("first-batch-only",
     "each of {times} steps uses the same first batch: a new iterator of {loader}{noticed:at} begins anew each time, "
     "without shuffle gives the same {size} of {samples} samples first, and is asked for no others",
     "iterate over all: `for batch in {loader.path}:` without a break after the first one, or keep one iterator outside "
     "of the loop, and call next() with it")
-BATCH_NOT_USED = row("batch-not-used",
+BATCH_NOT_USED = topic_cause("batch-not-used",
     "each of {times} steps uses the same {what}, {name}{noticed:at}: a batch that {loader} gave before, while the loop"
     "{loop:at} gets a new batch each time, which is not used for it", "use the batch of the loop, not {name}")
-SAME_SLICE = row("same-slice",
+SAME_SLICE = topic_cause("same-slice",
     "{inputs:-}suspicious: each of {times} steps uses the same {size} of {samples} samples: {part}{noticed:at} is the "
     "same slice each time, as {start} {why}",
     "{remedy}, or iterate over a DataLoader; it is right if the other samples are for something else")
-EQUAL_SAMPLES = row("equal-samples",
+EQUAL_SAMPLES = topic_cause("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: a batch "
     "seems to repeat one sample",
     "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given")
-UNSCALED = row("inputs-not-scaled",
+UNSCALED = topic_cause("inputs-not-scaled",
     "{called:-}suspicious: the inputs of the first layer ({kind}){noticed:at} are {numbers} up to {most:g}, such as "
     "{such}, and the network is freshly initialised: its units saturate, or its steps become too large", "{remedy}")
-ONE_TENSOR = row("entries-are-one-tensor",
+ONE_TENSOR = topic_cause("entries-are-one-tensor",
     "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
     "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
-ONE_ARRAY = row("entries-are-one-tensor",
+ONE_ARRAY = topic_cause("entries-are-one-tensor",
     "{entries} tensors that {call}{noticed:at} made of one array share its memory, and the array was filled anew "
     "between: all are equal to its latest values", "store a copy: torch.tensor(array), or {call} and .clone()")
-KEPT_REFERENCES = row("entries-are-one-tensor",
+KEPT_REFERENCES = topic_cause("entries-are-one-tensor",
     "{entries} results of {call}{noticed:at}, with steps between them, are one tensor, {name}: they share its memory, "
     "and all are equal to its latest values", "keep a copy of each: x{call}.clone()")
 # fmt: on
@@ -146,11 +155,11 @@ class Batches(Topic):
         self._layers: list[str] = []
 
     def begin(self, block: Undo) -> None:
-        patch(block, DataLoader, "__iter__", self._began)
-        patch(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
-        patch(block, nn.Module, "load_state_dict", self._loaded)
+        on_call(block, DataLoader, "__iter__", self._began)
+        on_call(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
+        on_call(block, nn.Module, "load_state_dict", self._loaded)
         for name in ("from_numpy", "as_tensor"):
-            patch(block, torch, name, self._shares)
+            on_call(block, torch, name, self._shares)
 
     def _shares(self, call: ObservedCall, result: Any) -> None:
         """Note a tensor that shares the memory of an array, with the first numbers there."""
@@ -158,7 +167,7 @@ class Batches(Topic):
         if numpy is not None and type(array) is numpy.ndarray:
             with DisableTorchFunction():
                 known = weakref.ref(result), result.data_ptr(), array.flat[:8].tobytes()
-            self._arrays.append((*known, line_of(call.frame), f"{call.called.__name__}()"))
+            self._arrays.append((*known, user_line(call.frame), f"{call.called.__name__}()"))
             if len(self._arrays) in (_ENTRIES, 4 * _ENTRIES):  # they may be gone before the next step
                 self._look_for_one_array()
 
@@ -168,13 +177,13 @@ class Batches(Topic):
         for pointer, count in Counter(one[1] for one in alive).items():
             same = [one for one in alive if one[1] == pointer] if count >= _MANY else []
             if len({one[2] for one in same}) > 1:
-                self.say(ONE_ARRAY, same[-1][3].site, entries=count, call=same[-1][4])
+                self.report(ONE_ARRAY, same[-1][3].site, entries=count, call=same[-1][4])
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         self._pretrained = True
 
     def _began(self, call: ObservedCall, iterator: Any) -> None:
-        loader, line, made = call.args[0], line_of(call.frame), self._watch.made
+        loader, line, made = call.args[0], user_line(call.frame), self._watch.steps
         known = self._loaders.get(id(loader))
         if known is None or known.loader() is not loader:
             known = self._loaders[id(loader)] = _Loader(weakref.ref(loader), line)
@@ -195,16 +204,16 @@ class Batches(Topic):
             parts = [*batch.values()] if type(batch) is dict else batch if type(batch) in (list, tuple) else [batch]
             parts = [one for one in parts if is_tensor(one)] if known.batches <= _ENTRIES else []
             self._parts += [(weakref.ref(one), known) for one in parts]
-            if not self._watch.made and len(known.before) < _ENTRIES:
+            if not self._watch.steps and len(known.before) < _ENTRIES:
                 known.before += [weakref.ref(one) for one in parts]
             if known.samples and known.batches == known.iterators:
-                sums = [None if (values := values_of(one)) is None else values.double().sum().item() for one in parts]
+                sums = [None if (values := copy_values(one)) is None else values.double().sum().item() for one in parts]
                 known.sums = known.sums or sums
                 known.samples *= not sums or any(one == first for one, first in zip(sums, known.sums, strict=False))
 
     def ran(self, call: ObservedCall) -> None:
         """Look at the inputs of a forward with gradients."""
-        given, made = call.tensors[:1], self._watch.made
+        given, made = call.tensors[:1], self._watch.steps
         if given:
             self._called = self._called if call.depth else call.line
             if not made and len(self._layers) < 2 and not attributes_of(call.called)["_modules"]:
@@ -214,7 +223,7 @@ class Batches(Topic):
                 self._input = [self._look_at_input(call, given[0])] if made in _LOOKED_AT else []
 
     def _look_at_input(self, call: ObservedCall, given: torch.Tensor) -> _Input:
-        values, equal = values_of(given), 0
+        values, equal = copy_values(given), 0
         if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
             equal = len(values) if _rows_equal(values) and distinct(values[0]) >= 3 else 0
         return _Input(equal, self._draw_of(given), type(call.called).__name__, call.line)
@@ -232,7 +241,7 @@ class Batches(Topic):
         self._layers.append(kind)
         if len(self._layers) > 1:
             self._unscaled = {} if kind.startswith(_NORMS) else self._unscaled
-        elif issubclass(type(call.called), nn.Linear | _ConvNd) and (values := values_of(given)) is not None:
+        elif issubclass(type(call.called), nn.Linear | _ConvNd) and (values := copy_values(given)) is not None:
             most, whole = float(values.max()), values.is_floating_point() and bool((values == values.round()).all())
             facts = {"kind": kind, "most": most, "noticed": call.line.site, "called": self._called.site}
             if whole and float(values.min()) >= 0 and 200 < most <= 255 and distinct(values) > 32:
@@ -260,34 +269,34 @@ class Batches(Topic):
             return
         self._note_same(("targets", call.line.place), targets, call.line)
         for first in [one.drawn for one in self._input]:
-            values = values_of(targets)
-            is_chosen = targets.dtype == torch.long and any(log.cuts_of(targets) for log in logs())  # by a policy
+            values = copy_values(targets)
+            is_chosen = targets.dtype == torch.long and any(log.detaches_of(targets) for log in logs())  # by a policy
             differ = values is not None and values.dim() > 0 and not (is_chosen or _rows_equal(values))
             ignoring = [words for one in self._loaders.values() if (words := ignores_index(one.loader()))]
             self._how = "while their targets differ" if differ else [*ignoring, ""][0]
             second = self._draw_of(targets)
             is_apart = first and second and first.key != second.key and first.source != second.source
             if first is not None and second is not None and is_apart and first.by == second.by:
-                self.say(SHUFFLED_APART, second.line.site, inputs=first.line.site, by=first.by[0])
+                self.report(SHUFFLED_APART, second.line.site, inputs=first.line.site, by=first.by[0])
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         for one in self._input if self._how else ():
             self._equal += one.equal > 0
             if self._equal == _EQUAL_IN:
-                name = argument(one.line, 0)
-                self.say(EQUAL_SAMPLES, one.line.site, size=one.equal, name=name, module=one.module, how=self._how)
+                name = arg_name(one.line, 0)
+                self.report(EQUAL_SAMPLES, one.line.site, size=one.equal, name=name, module=one.module, how=self._how)
         self._input, self._how = [], ""
         if self._unscaled and not self._pretrained:
-            self.say(UNSCALED, **self._unscaled)
-        if followed.is_looked_at:
+            self.report(UNSCALED, **self._unscaled)
+        if followed.is_sampled_step:
             self._look_for_one_tensor()
             self._look_for_one_array()
             with DisableTorchFunction():
                 self._look_for_references()
-        if self._watch.made == 2 * _MANY:
-            self._tell_of_same()
+        if self._watch.steps == 2 * _MANY:
+            self._report_same()
 
-    def _tell_of_same(self) -> None:
+    def _report_same(self) -> None:
         """Report a batch from before the first step that every step uses, while its loader gives new ones."""
         now = sum(one.batches for one in self._loaders.values())
         often = [(key, same) for key, same in self._same.items() if same is not None and same.times >= _MANY]
@@ -295,13 +304,13 @@ class Batches(Topic):
             tensor = same.tensor()
             for known in self._loaders.values() if tensor is not None else ():
                 if any(one() is tensor for one in known.before) and now - same.given >= same.times - 1:
-                    name = argument(same.line, 0 if key[0] == "inputs" else 1)
+                    name = arg_name(same.line, 0 if key[0] == "inputs" else 1)
                     loader, loop, is_used = loader_of(known.line)
                     facts = {"what": key[0], "times": same.times, "name": name, "loader": loader, "loop": loop}
                     if not is_used:
-                        self.say(BATCH_NOT_USED, same.line.site, **facts)
+                        self.report(BATCH_NOT_USED, same.line.site, **facts)
 
-    def _tell_of_slices(self) -> None:
+    def _report_slices(self) -> None:
         """Report a small part of the targets that every step slices anew, always the same part."""
         for same in [same for key, same in self._same.items() if same is not None and key[0] == "targets"]:
             if same.slice is not None and same.times >= 2 * _MANY:
@@ -311,7 +320,7 @@ class Batches(Topic):
                     remedy = f"take [{start}:{start} + {steps}]" if steps else f"change `{start}` from step to step"
                     facts = {"times": same.times, "size": size, "samples": samples, "why": why, "remedy": remedy}
                     inputs = [one.slice.site for one in self._same.values() if one and one.slice and one is not same]
-                    self.say(SAME_SLICE, site, inputs=inputs, part=variable(text), start=variable(start), **facts)
+                    self.report(SAME_SLICE, site, inputs=inputs, part=variable(text), start=variable(start), **facts)
 
     def _look_for_one_tensor(self) -> None:
         """Report a tensor that is in many entries of containers, and that the program changes in place."""
@@ -330,14 +339,14 @@ class Batches(Topic):
                 entries, fills = _entries(tensor) if lines else (0, False)
                 if entries >= _ENTRIES or fills:
                     name = FailureContext().names([tensor])[0]
-                    self.say(ONE_TENSOR, lines[-1][1].site, entries=entries, name=name)
+                    self.report(ONE_TENSOR, lines[-1][1].site, entries=entries, name=name)
 
     def _look_for_references(self) -> None:
         """Report references to one parameter that a line kept several times, as if they were copies."""
         kept: dict[Any, dict[int, tuple[Any, Any, DetachPoint]]] = {}
         for log in logs():
             steps = [one.number for one in log.steps]
-            for cut in [*log.cuts] if log.of_this_thread() else ():
+            for cut in [*log.detaches] if log.of_this_thread() else ():
                 held = cut.result() if cut.result is not None and cut.name in ("detach", "data") else None
                 source = None if held is None else cut.inputs[0][0]()
                 if isinstance(source, nn.Parameter) and held is not None and memory_of(held) is memory_of(source):
@@ -348,25 +357,25 @@ class Batches(Topic):
             name, *others = FailureContext().names([source, *(held for _, held, _ in same.values())])
             call = ".data" if cut.name == "data" else ".detach()"
             if all(one.path for one in others):  # else they may be garbage
-                self.say(KEPT_REFERENCES, cut.line.site, entries=len(same), call=call, name=name)
+                self.report(KEPT_REFERENCES, cut.line.site, entries=len(same), call=call, name=name)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         with DisableTorchFunction():
             self._look_for_references()
-        if self._watch.made < 2 * _MANY:
-            self._tell_of_same()
-        self._tell_of_slices()
+        if self._watch.steps < 2 * _MANY:
+            self._report_same()
+        self._report_slices()
         for known in self._loaders.values():
             site, facts = known.line.site, {"size": known.size, "samples": known.samples, "times": known.iterators}
             often = known.regular >= max(_MANY, known.iterators - 2) and known.samples > known.size > 0
             if often and site is not None and not is_library(site.file):
-                self.say(FIRST_BATCH_ONLY, site, loader=loader_of(known.line)[0], **facts)
+                self.report(FIRST_BATCH_ONLY, site, loader=loader_of(known.line)[0], **facts)
 
 
 def loader_of(line: Line) -> tuple[Name, Site | None, bool]:
     """Return the variable of the loader over which a line iterates, the line, and whether a loop uses all it gives."""
-    spot, code, site = line.spot, line.code, line.site
-    node: Any = None if spot is None else spot.node
+    expr, code, site = line.expr, line.code, line.site
+    node: Any = None if expr is None else expr.node
     is_used = False
     for one in statements_of(code) if code is not None else ():
         if isinstance(one, ast.For) and site is not None and one.lineno == site.line and code is not None:

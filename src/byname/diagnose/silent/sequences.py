@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.causes.loss import Loss, dim_of, input_of, kind_of, shape_of, summed
+from byname.diagnose.causes.loss import Loss, dim_of, input_of, node_kind, shape_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.nonfinite.reasons import looking
+from byname.diagnose.nonfinite.reasons import reading_values
 from byname.diagnose.silent.mixing import (
     SOFTMAXES,
     attending,
@@ -29,12 +29,12 @@ from byname.diagnose.silent.mixing import (
     statistics_in,
     swaps,
 )
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, distinct, row, values_of
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, distinct, topic_cause
 from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact
 from byname.source.location import is_library
-from byname.source.tracebacks import outwards
+from byname.source.tracebacks import walk_frames
 from byname.tracking.lookup import site_of_tensor
 
 # fmt: off
@@ -42,42 +42,42 @@ _DEALT = (
     "a view{noticed:at} gives values of shape {before} the shape {after}: it fills the new shape in the order of "
     "memory, and does not transpose"
 )
-VIEW_MIXES = row("view-mixes",
+VIEW_MIXES = topic_cause("view-mixes",
     f"{_DEALT}: samples mix, and the output of one depends on others",
     "swap the dimensions: x.transpose(0, 1), then reshape what follows")
-HEADS_MIX = row("view-mixes",
+HEADS_MIX = topic_cause("view-mixes",
     f"{_DEALT}: the heads of attention get values of several positions mixed",
     "x.view(batch, length, heads, -1).transpose(1, 2) makes heads; transpose(1, 2) before the view joins them again")
-IMAGE_MIXES = row("view-mixes",
+IMAGE_MIXES = topic_cause("view-mixes",
     f"{_DEALT}: each channel of an image gets values of all channels, and of other pixels",
     "permute(0, 3, 1, 2) moves the channels in front")
-CLASSES_MIX = row("view-mixes",
+CLASSES_MIX = topic_cause("view-mixes",
     f"{_DEALT}: cross_entropy takes the classes from dimension 1, and gets scores of several positions there",
     "x.transpose(1, 2) puts the classes there")
-SOFTMAX_MIXES = row("softmax-over-batch",
+SOFTMAX_MIXES = topic_cause("softmax-over-batch",
     "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
     "sample depend on the other samples",
     "take the softmax over another dimension, such as dim=1 or dim=-1")
-BATCH_STATISTIC = row("samples-mix",
+BATCH_STATISTIC = topic_cause("samples-mix",
     "suspicious: {what}(){made:at} is taken over all samples of the batch, shape {shape}, and each sample is combined "
     "with it{noticed:at}, in front of further layers: what one gives depends on the others, in evaluation, too",
     "take it over the other dimensions, such as dim=-1, or use a batch norm, which keeps averages for the evaluation")
-LAYER_MIXES = row("batch-as-time",
+LAYER_MIXES = topic_cause("batch-as-time",
     "{kind} is given values of shape {shape}{noticed:at}, and treats the first dimension as the time: it is the batch, "
     "so that samples mix and each depends on others",
     "{kind}(..., batch_first=True), or transpose(0, 1) before and after it")
-FUTURE_LEAKS = row("future-leak",
+FUTURE_LEAKS = topic_cause("future-leak",
     "the targets{shifted:at} are the inputs shifted by one, and {what}{noticed:at} lets a position see later ones: it "
     "sees the next one, its own target{how}", "{remedy}")
-NOT_SHIFTED = row("target-not-shifted",
+NOT_SHIFTED = topic_cause("target-not-shifted",
     "suspicious: the targets of {loss}(){noticed:at} are the inputs themselves, and each position sees itself "
     "and what comes before it: it is given the word that it must predict",
     "shift them by one: inputs ids[:, :-1], targets ids[:, 1:]")
-PADDING_LEARNED = row("loss-over-padding",
+PADDING_LEARNED = topic_cause("loss-over-padding",
     "suspicious: the mean{of}{noticed:at} includes the padding: {padded} of {all} targets are {value}, which fills the "
     "ends of the inputs, too", "ignore_index={value} in cross_entropy() or nll_loss(); in others, reduction='none' and "
     "a mask of what is not padding: (loss * mask).sum() / mask.sum()")
-MASK_INVERTED = row("mask-inverted",
+MASK_INVERTED = topic_cause("mask-inverted",
     "suspicious: the mask{noticed:at} keeps only the positions of padding, at which the {of} is {value}, and leaves "
     "out all others: it seems to be inverted", "negate it: ~mask, or != in place of ==")
 # fmt: on
@@ -125,23 +125,23 @@ class Sequences(Topic):
         self._targets: list[torch.Tensor] = []
 
     @property
-    def _looks(self) -> bool:
-        return self._watch.made < _STEPS and torch.is_grad_enabled()
+    def _is_active(self) -> bool:
+        return self._watch.steps < _STEPS and torch.is_grad_enabled()
 
     def ran(self, call: ObservedCall) -> None:
         """Note the inputs of outermost modules, and recurrent or attending layers; look at views and masks."""
-        given = call.tensors if self._looks else []
+        given = call.tensors if self._is_active else []
         several = {id(one): one for one in given}.values()
         words = [one for one in several if one.dtype == torch.long and one.dim() == 2]
         if given and not call.depth:
             self._shape, self._layers, self._batch = tuple(given[0].shape), [], 0
-            self._sums.setdefault(self._watch.made, sum_of(given[0]))
+            self._sums.setdefault(self._watch.steps, sum_of(given[0]))
             self._is_graph = any(_connects(one, len(given[0])) for one in given[1:])
         if given and not call.depth and (words or fact(given[0], "grad_fn") is None):  # else a forward goes on
-            self._ids = [values for one in words if (values := values_of(one)) is not None]
+            self._ids = [values for one in words if (values := copy_values(one)) is not None]
             self._several = len(several)
             numbers = [one for one in several if one.is_floating_point() and one.dim() in (2, 3)]
-            self._series = values_of(numbers[0]) if len(numbers) == 1 else None
+            self._series = copy_values(numbers[0]) if len(numbers) == 1 else None
             self._filled = _numbered(self._series)
         if given and issubclass(type(call.called), _BY_TIME):
             own = attributes_of(call.called)
@@ -152,7 +152,7 @@ class Sequences(Topic):
             self._layers.append(_Layer(type(call.called).__name__, *facts, -1 if node is None else node._sequence_nr()))
         for one in given:
             self._look_at_view_of_input(one)
-        for mask in (values_of(call.kwargs.get(name)) for name in (_MASKS if given and call.kwargs else ())):
+        for mask in (copy_values(call.kwargs.get(name)) for name in (_MASKS if given and call.kwargs else ())):
             if mask is not None and mask.dtype == torch.bool:
                 self._compare(~mask, call.line.site)
 
@@ -165,20 +165,20 @@ class Sequences(Topic):
             return
         in_order = base.is_contiguous() and given.is_contiguous()  # which no transpose leaves so
         if in_order and mixes_channels(before, after):
-            self.say(IMAGE_MIXES, site_of_tensor(given), before=str(before), after=str(after))
+            self.report(IMAGE_MIXES, site_of_tensor(given), before=str(before), after=str(after))
         if in_order and self._shape[:2] in (before[:2], after[:2]) and swaps(before, after):
-            self.say(VIEW_MIXES, site_of_tensor(given), before=str(before), after=str(after))
+            self.report(VIEW_MIXES, site_of_tensor(given), before=str(before), after=str(after))
 
     def applied(self, call: ObservedCall) -> None:
         """Compare the targets of a loss with the inputs."""
-        target = call.targets if self._looks else None
+        target = call.targets if self._is_active else None
         if target is None or not self._shape:
             return
         per_sample = target.dim() == 1 or (target.dim() == 2 and target.shape[1:] != self._shape[1:2])
         is_batch = len(self._shape) > 1 and per_sample and not self._is_graph
         if is_batch and len(target) == self._shape[0] == call.given(0, "input").shape[0]:
             self._batch = self._shape[0]
-        values, reduction = values_of(target), call.kwargs.get("reduction", "mean")
+        values, reduction = copy_values(target), call.kwargs.get("reduction", "mean")
         if values is None:
             return
         series = [self._series] if self._series is not None and values.is_floating_point() else []
@@ -223,16 +223,16 @@ class Sequences(Topic):
         value, count = _padding(ids), target.numel()
         padded = 0 if value is None else int((target == value).sum())
         if padded >= 0.15 * count and bool((target[ids.eq(value or 0)].eq(value or 0)).all()):
-            self.say(PADDING_LEARNED, site, padded=padded, all=count, value=value, of=of)
+            self.report(PADDING_LEARNED, site, padded=padded, all=count, value=value, of=of)
 
     def backward(self, loss: Loss) -> None:
-        if not self._looks:
+        if not self._is_active:
             return
-        with looking():
+        with reading_values():
             self._look_at_views(loss)
             self._look_at_softmaxes(loss)
             self._look_at_means(loss)
-            if self._watch.made and self._sums.get(0) != self._sums.get(self._watch.made):  # no whole graph each time
+            if self._watch.steps and self._sums.get(0) != self._sums.get(self._watch.steps):  # no whole graph each time
                 self._look_at_statistics(loss)
             if self._shifted is not None and (not self._cut or _leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, *self._shifted)
@@ -241,12 +241,12 @@ class Sequences(Topic):
                 and _predicts_each(loss, self._copied[2])
                 and self._sees_the_past(loss, self._copied[2])
             ):
-                self.say(NOT_SHIFTED, self._copied[0].site, loss=self._copied[1])
+                self.report(NOT_SHIFTED, self._copied[0].site, loss=self._copied[1])
             if self._targets or self._ids or self._filled:
                 self._look_at_masks(loss)
         for layer in self._layers if self._batch > 1 else ():
             if len(layer.shape) == 3 and not layer.batch_first and layer.shape[0] == self._batch != layer.shape[1] > 1:
-                self.say(LAYER_MIXES, layer.line.site, kind=layer.kind, shape=str(layer.shape))
+                self.report(LAYER_MIXES, layer.line.site, kind=layer.kind, shape=str(layer.shape))
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         self._targets, self._ids, self._shifted, self._series, self._filled = [], [], None, None, []
@@ -266,7 +266,7 @@ class Sequences(Topic):
                 HEADS_MIX: mixes_heads(before, after) and attending(loss, before[-2]),
             }
             for cause in [one for one, holds in found.items() if holds and call is not None and not call.inside]:
-                self.say(cause, loss.site(node), before=str(before), after=str(after))
+                self.report(cause, loss.site(node), before=str(before), after=str(after))
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
         found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
@@ -277,25 +277,25 @@ class Sequences(Topic):
             shape = shape_of(node)
             is_first = dim in (0, (1 << 64) - len(shape)) and math.prod(shape[1:]) > 1  # else of a list of scores
             if is_first and shape[0] == self._batch > 1 and self._batch not in shape[1:]:
-                self.say(SOFTMAX_MIXES, loss.site(node), shape=str(shape), what=what)
+                self.report(SOFTMAX_MIXES, loss.site(node), shape=str(shape), what=what)
 
     def _look_at_statistics(self, loss: Loss) -> None:
         """Look for samples that a module combines with a number of the whole batch, in front of a layer."""
         is_first = self._batch > 1 and self._shape[:2].count(self._batch) == 1
         for node, statistic in statistics_in(loss, self._batch) if is_first else ():
-            what, made = kind_of(statistic).removesuffix("Backward").lower(), loss.site(statistic)
+            what, made = node_kind(statistic).removesuffix("Backward").lower(), loss.site(statistic)
             shape = shape_of(statistic.next_functions[0][0])
-            self.say(BATCH_STATISTIC, loss.site(node), what=what, made=made, shape=str(shape))
+            self.report(BATCH_STATISTIC, loss.site(node), what=what, made=made, shape=str(shape))
 
     def _look_at_means(self, loss: Loss) -> None:
         """Look for a mean over all positions of a loss that is computed for each of them."""
         for node in loss.of_kinds(("MeanBackward",) if self._ids else ()):
             given = input_of(node)
-            while kind_of(given) in ("NegBackward", "SelectBackward"):
+            while node_kind(given) in ("NegBackward", "SelectBackward"):
                 given = input_of(given)
-            for _, slot, held in held_by_nodes([given] if kind_of(given) in _FOR_EACH else []):
-                for ids in self._ids if slot == _FOR_EACH[kind_of(given)] else ():
-                    if held.numel() == ids.numel() and (target := values_of(held)) is not None:
+            for _, slot, held in held_by_nodes([given] if node_kind(given) in _FOR_EACH else []):
+                for ids in self._ids if slot == _FOR_EACH[node_kind(given)] else ():
+                    if held.numel() == ids.numel() and (target := copy_values(held)) is not None:
                         self._look_for_padding(ids, target.reshape(ids.shape), loss.site(node))
 
     def _look_for_the_future(self, loss: Loss, shifted: Line, given: torch.Tensor, alone: bool) -> None:
@@ -306,13 +306,13 @@ class Sequences(Topic):
             how, remedy = (", and no further ones", _DIAGONAL) if is_next else ("", _CAUSAL)
             facts = {"what": "attention", "shifted": shifted.site, "how": how, "remedy": remedy}
             if compares_only(node, known) and not is_summed_up(loss, node, self._length):
-                self.say(FUTURE_LEAKS, loss.site(node), **facts)
+                self.report(FUTURE_LEAKS, loss.site(node), **facts)
         for node in known.intersection(loss.of_kinds(("ConvolutionBackward",))):
             shape, padding = shape_of(node), tuple(node._saved_padding)
             is_long = len(shape) == 3 and shape[2] == self._length and not node._saved_transposed
             if is_long and reaches_later(node) and not is_summed_up(loss, node, self._length):
                 facts = {"what": f"a convolution with padding={padding[0]}", "how": "", "remedy": _PADDED_BEFORE}
-                self.say(FUTURE_LEAKS, loss.site(node), shifted=shifted.site, **facts)
+                self.report(FUTURE_LEAKS, loss.site(node), shifted=shifted.site, **facts)
         numbers = {-1 if alone else -2, *(one._sequence_nr() for one in known)}
         joined = [{*shape_of(one)[:2]} for one in loss.of_kinds(("CatBackward",))]
         for layer in [one for one in self._layers if one.joins and one.number in numbers]:
@@ -320,7 +320,7 @@ class Sequences(Topic):
             if not is_used and "CudnnRnnBackward" not in loss.nodes:
                 continue
             facts = {"what": f"a bidirectional {layer.kind}", "how": "", "remedy": "leave out bidirectional=True"}
-            self.say(FUTURE_LEAKS, layer.line.site, shifted=shifted.site, **facts)
+            self.report(FUTURE_LEAKS, layer.line.site, shifted=shifted.site, **facts)
 
     def _sees_the_past(self, loss: Loss, words: torch.Tensor) -> bool:
         """Return whether some words go through one recurrent layer, or through attention that sees no later ones."""
@@ -352,12 +352,12 @@ class Sequences(Topic):
         for of, values in known:
             value = _padding(values) if kept.numel() == values.numel() else None
             if value is not None and (kept.dim() == 1 or kept.squeeze().shape == values.shape):
-                with looking():
+                with reading_values():
                     kept = kept.cpu().reshape(values.shape)
                     only = bool(kept.any()) and bool((values[kept] == value).all()) and distinct(values[~kept]) > 2
                 later = of == "input" and torch.equal(kept[:, :-1], values[:, 1:] == value)  # of the shifted targets
                 if only or later:
-                    self.say(MASK_INVERTED, site, of=of if only else "target", value=value)
+                    self.report(MASK_INVERTED, site, of=of if only else "target", value=value)
 
 
 _COPIES = re.compile("copy|copie|identity|echo|autoenc|recon|denois", re.I)
@@ -366,7 +366,7 @@ _OTHER_COPIES = {"copy", "copy_", "deepcopy", "Identity"}
 
 def _speaks_of_copies(frame: FrameType) -> bool:
     """Return whether names in the running functions say that a model should reproduce its input."""
-    codes = [one.f_code for one in outwards(frame) if not is_library(one.f_code.co_filename)]
+    codes = [one.f_code for one in walk_frames(frame) if not is_library(one.f_code.co_filename)]
     names = {name for code in codes for name in (code.co_name, *code.co_names, *code.co_varnames)}
     return any(_COPIES.search(name) for name in names - _OTHER_COPIES)
 
@@ -380,10 +380,10 @@ def _connects(tensor: torch.Tensor, count: int) -> bool:
 def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
     """Return whether a linear layer computes the scores of each word from what belongs to its position."""
     given: Any = next(map(input_of, loss.of_kinds(("LogSoftmaxBackward",))), None)
-    given = input_of(given) if kind_of(given) == "AddBackward" else given  # of the bias
+    given = input_of(given) if node_kind(given) == "AddBackward" else given  # of the bias
     repeats = [*loss.of_kinds(("ExpandBackward", "RepeatBackward"))]
     shapes = [(shape_of(one), tuple(one._saved_self_sym_sizes)) for one in repeats]
-    is_layer = kind_of(given) in ("AddmmBackward", "MmBackward") and shape_of(given)[0] == ids.numel()
+    is_layer = node_kind(given) in ("AddmmBackward", "MmBackward") and shape_of(given)[0] == ids.numel()
     return is_layer and all(after[:2] != tuple(ids.shape) or before == after for after, before in shapes)
 
 
@@ -397,9 +397,9 @@ def _numbered(series: torch.Tensor | None) -> list[torch.Tensor]:
 def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
     """Return where an operation keeps values; None of ``torch.where(mask, x, y)``, which keeps values of both."""
     first, *others = [one for one, _ in node.next_functions]
-    if kind_of(node) == "WhereBackward" and first is not None and others[-1] is not None:
+    if node_kind(node) == "WhereBackward" and first is not None and others[-1] is not None:
         return None
-    leaves_out = kind_of(node) == "MaskedFillBackward" or (kind_of(node) == "WhereBackward" and first is None)
+    leaves_out = node_kind(node) == "MaskedFillBackward" or (node_kind(node) == "WhereBackward" and first is None)
     return ~mask if leaves_out else mask
 
 

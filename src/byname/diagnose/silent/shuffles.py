@@ -16,35 +16,35 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import dataloader
 
-from byname.diagnose.causes.loss import kind_of
+from byname.diagnose.causes.loss import node_kind
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.nonfinite.reasons import is_readable, looking
-from byname.diagnose.silent.topic import SIGNED, ObservedCall, Topic, Watch, patch, row, values_of
+from byname.diagnose.nonfinite.reasons import is_readable, reading_values
+from byname.diagnose.silent.topic import SIGNED, ObservedCall, Topic, Watch, copy_values, on_call, topic_cause
 from byname.reading.frames import Line, variables_of
 from byname.reading.modules import own_parameters
 from byname.reading.objects import attributes_of, found_in, living
 from byname.reading.tensor import PLAIN, fact, is_tensor
-from byname.source.code import ThisCode, enclosing_statement, names_bound, statements_of
-from byname.source.location import PROGRAM, WRITTEN_BY, Site, is_library, site_of, statements_binding
-from byname.source.tracebacks import outwards
-from byname.tracking.lookup import note_of
+from byname.source.code import CodeKey, enclosing_statement, names_bound, statements_of
+from byname.source.location import FILE_ORIGIN, PROGRAM, Site, is_library, site_of, statements_binding
+from byname.source.tracebacks import walk_frames
+from byname.tracking.lookup import creation_record_of
 from byname.undo import Undo
 
 # fmt: off
-SHUFFLED_APART = row("shuffled-apart",
+SHUFFLED_APART = topic_cause("shuffled-apart",
     "suspicious: the inputs{inputs:at} and the targets{noticed:at} of one loss are shuffled by two different calls of "
     "{by}: no target belongs to its sample any more",
     "draw one permutation once and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]; or give "
     "both to one loader: DataLoader(TensorDataset(x, y), shuffle=True)")
-SAME_DRAWS = row("same-random-numbers",
+SAME_DRAWS = topic_cause("same-random-numbers",
     "suspicious: `{seeds.statement}`{noticed:at} sets the same seed {when}: what is drawn {what}{drawn:at} is the same "
     "each time",
     "set the seed once, before the loop; for an evaluation with a fixed seed, under torch.random.fork_rng()")
-NEVER_A_TARGET = row("class-never-occurs",
+NEVER_A_TARGET = topic_cause("class-never-occurs",
     "suspicious: class {missing} of {classes} does not occur in the first {count} targets of cross_entropy()"
     "{noticed:at}, and the others occur about equally often: its output only learns to be small",
     "{remedy}; it is right if the class comes later")
-ZERO_FOR_MINUS_ONE = row("targets-of-zero",
+ZERO_FOR_MINUS_ONE = topic_cause("targets-of-zero",
     "{loss}(){noticed:at} expects targets of 1 and -1, and {zeros} of the first {all} are 0, none is -1: a 0 does not "
     "stand for -1 there", "make them 1 and -1: 2 * target - 1")
 # fmt: on
@@ -83,35 +83,35 @@ class Shuffles(Topic):
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._input: torch.Tensor | None = None
-        self._pairs: dict[ThisCode, list[tuple[_Draw, _Draw]]] = {}
+        self._pairs: dict[CodeKey, list[tuple[_Draw, _Draw]]] = {}
 
     def ran(self, call: ObservedCall) -> None:
         """Remember the inputs of the first steps."""
-        if not call.depth and self._watch.made < 2 and torch.is_grad_enabled():
-            self._input = values_of(call.tensors[0]) if call.tensors else None
+        if not call.depth and self._watch.steps < 2 and torch.is_grad_enabled():
+            self._input = copy_values(call.tensors[0]) if call.tensors else None
 
     def applied(self, call: ObservedCall) -> None:
         """Look whether sample and target are at one index of two variables that were shuffled separately."""
-        targets = None if self._input is None or call.targets is None else values_of(call.targets)
+        targets = None if self._input is None or call.targets is None else copy_values(call.targets)
         if self._input is None or targets is None or len(self._input.shape) * targets.dim() == 0:
             return
-        for frame in outwards(call.frame) if len(targets) == len(self._input) > 1 else ():
+        for frame in walk_frames(call.frame) if len(targets) == len(self._input) > 1 else ():
             for first, second in self._pairs_of(frame):
                 given = variables_of(frame)
                 rows = [_rows_of(given.get(one.variable)) for one in (first, second)]
                 for mine, theirs in ((0, 1), (1, 0)):
                     if _stand_together(rows[mine], rows[theirs], self._input, targets):
                         sites = (first, second)[mine].site, (first, second)[theirs].site
-                        self.say(SHUFFLED_APART, sites[1], inputs=sites[0], by=first.call)
+                        self.report(SHUFFLED_APART, sites[1], inputs=sites[0], by=first.call)
         self._input = None
 
     def _pairs_of(self, frame: FrameType) -> list[tuple[_Draw, _Draw]]:
         code = frame.f_code
-        if WRITTEN_BY[code.co_filename] != PROGRAM:
+        if FILE_ORIGIN[code.co_filename] != PROGRAM:
             return []
-        if ThisCode(code) not in self._pairs:
-            self._pairs[ThisCode(code)] = [*_shuffled_apart(code)]
-        return [pair for pair in self._pairs[ThisCode(code)] if max(one.site.line for one in pair) < frame.f_lineno]
+        if CodeKey(code) not in self._pairs:
+            self._pairs[CodeKey(code)] = [*_shuffled_apart(code)]
+        return [pair for pair in self._pairs[CodeKey(code)] if max(one.site.line for one in pair) < frame.f_lineno]
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         self._input = None
@@ -127,10 +127,10 @@ class Seeds(Topic):
         self._last = (0, 0)  # the id of the iterator that gave the last batch, and the steps before it
 
     def begin(self, block: Undo) -> None:
-        patch(block, torch, "manual_seed", self._seeds)
-        patch(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
+        on_call(block, torch, "manual_seed", self._seeds)
+        on_call(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
         for owner in (torch, torch.random):  # as fork_rng() does at its end
-            patch(block, owner, "set_rng_state", lambda call, _: self._now.clear())
+            on_call(block, owner, "set_rng_state", lambda call, _: self._now.clear())
 
     def _seeds(self, call: ObservedCall, result: Any) -> None:
         if torch.is_grad_enabled():
@@ -138,12 +138,12 @@ class Seeds(Topic):
 
     def _gave(self, call: ObservedCall, batch: Any) -> None:
         """Report a seed that the dataset of a batch sets for each sample."""
-        last, made = self._last, self._watch.made
+        last, made = self._last, self._watch.steps
         self._last = id(call.args[0]), made
         trains = last == (id(call.args[0]), made - 1) and torch.is_grad_enabled()  # it gives a batch for each step
         if trains and made == _MANY:
-            for site, _ in seeds_in(gives_samples(attributes_of(call.args[0]).get("_dataset"))):
-                self.say(SAME_DRAWS, site, seeds=site, when="for each sample", what="with it", drawn=None)
+            for site, _ in seeds_in(getitem_code(attributes_of(call.args[0]).get("_dataset"))):
+                self.report(SAME_DRAWS, site, seeds=site, when="for each sample", what="with it", drawn=None)
 
     def ran(self, call: ObservedCall) -> None:
         """Note the state at the first forward of a step."""
@@ -158,20 +158,20 @@ class Seeds(Topic):
             self._same = [*same, key] if [key] == same[-1:] else [key]
             if len(self._same) == _MANY and (site := now["line"].site) is not None:
                 what = "by a dropout or the like in the forward"
-                self.say(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what=what, drawn=now["drawn"])
+                self.report(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what=what, drawn=now["drawn"])
         if followed.steps == _MANY:
             self._look_for_generators(followed.line)
 
     def _look_for_generators(self, line: Line) -> None:
         """Report a generator that is seeded beside a step, and drawn from before that step."""
-        step: Any = getattr(line.spot, "node", None)
+        step: Any = getattr(line.expr, "node", None)
         for site, seeds in seeds_in(line.code) if step is not None else ():
             beside = seeds.parent.body if seeds.parent is enclosing_statement(step).parent else []  # type: ignore[attr-defined]
             between = [ast.unparse(one) for one in beside if seeds.lineno < one.lineno < step.lineno]
             generator = _GENERATOR.match(ast.unparse(seeds))
             draws = [one for one in between if generator and re.search(rf"\b{re.escape(generator[0])}\b", one)]
             if draws and not _EVALUATES.search(" ".join([ast.unparse(seeds), *draws])):
-                self.say(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what="with it", drawn=None)
+                self.report(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what="with it", drawn=None)
 
 
 class Labels(Topic):
@@ -187,19 +187,23 @@ class Labels(Topic):
         if is_of_words and call.targets is not None and torch.is_grad_enabled():
             self._note_classes(call, call.targets)
         signs = self._signs.setdefault(call.line.place, []) if call.called in SIGNED else [0.0] * _COUNTED
-        if len(signs) < _COUNTED and (values := values_of(call.given(SIGNED[call.called], "target"))) is not None:
+        if len(signs) < _COUNTED and (values := copy_values(call.given(SIGNED[call.called], "target"))) is not None:
             signs += values.flatten().tolist()
             if len(signs) >= _COUNTED and {*signs} == {0.0, 1.0}:
                 counts = {"zeros": signs.count(0), "all": len(signs)}
-                self.say(ZERO_FOR_MINUS_ONE, call.line.site, loss=call.called.__name__, **counts)
+                self.report(ZERO_FOR_MINUS_ONE, call.line.site, loss=call.called.__name__, **counts)
 
     def _note_classes(self, call: ObservedCall, targets: torch.Tensor) -> None:
         """Count the targets of each class, where each has an output of a linear layer."""
-        scores, values = call.given(0, "input"), values_of(targets)
+        scores, values = call.given(0, "input"), copy_values(targets)
         if values is None or values.dtype != torch.long or values.dim() != 1 or scores.dim() != 2:
             return
         classes = scores.shape[1]
-        if classes <= _MOST_CLASSES and kind_of(fact(scores, "grad_fn")) == "AddmmBackward" and int(values.min()) >= 0:
+        if (
+            classes <= _MOST_CLASSES
+            and node_kind(fact(scores, "grad_fn")) == "AddmmBackward"
+            and int(values.min()) >= 0
+        ):
             counts = values.bincount(minlength=classes)
             line, before = self._classes.get(call.line.place, (call.line, torch.zeros_like(counts)))
             self._classes[call.line.place] = line, before + counts if len(before) == classes else before * 0
@@ -218,10 +222,10 @@ class Labels(Topic):
                 if not missing:
                     remedy = f"number the classes from 0, as by target - 1, and {remedy}"
                 facts = {"missing": missing, "classes": classes, "count": count, "remedy": remedy}
-                self.say(NEVER_A_TARGET, line.site, **facts)
+                self.report(NEVER_A_TARGET, line.site, **facts)
 
 
-def gives_samples(dataset: Any) -> Any:
+def getitem_code(dataset: Any) -> Any:
     """Return the code by which a dataset gives a sample, or None."""
     return getattr(found_in(type(dataset), "__getitem__"), "__code__", None)
 
@@ -236,7 +240,7 @@ def seeds_in(code: CodeType | None) -> Iterator[tuple[Site, Any]]:
 
 def ignores_index(loader: Any) -> str:
     """Return in words that the program's dataset of a loader does not read the index that it is asked for, or none."""
-    code = gives_samples(attributes_of(loader).get("dataset"))
+    code = getitem_code(attributes_of(loader).get("dataset"))
     if code is None or is_library(code.co_filename) or code.co_varnames[1:2] < ("a",):  # "_" says so
         return ""
     given = [one.argval if type(one.argval) is tuple else (one.argval,) for one in dis.get_instructions(code)]
@@ -263,17 +267,17 @@ def draw_of(tensor: torch.Tensor) -> Drawn | None:
 
 def item_of(tensor: torch.Tensor | None) -> tuple[Line, ast.Subscript] | None:
     """Return the line that made a tensor as an item of another, according to the source, and the expression."""
-    made = None if tensor is None else note_of(tensor)
+    made = None if tensor is None else creation_record_of(tensor)
     code, at = (None, 0) if made is None else made.line[:2]
     if made is None or code is None or not dis.opname[code.co_code[at]].startswith(("BINARY_SUBSCR", "BINARY_OP")):
         return None
-    spot = made.line.spot
-    return (made.line, spot.node) if spot is not None and isinstance(spot.node, ast.Subscript) else None
+    expr = made.line.expr
+    return (made.line, expr.node) if expr is not None and isinstance(expr.node, ast.Subscript) else None
 
 
 def _state() -> bytes:
     """Return the state of PyTorch's generator of random numbers."""
-    with looking():
+    with reading_values():
         state = torch.get_rng_state()
         return state.numpy().tobytes() if type(state) in PLAIN and is_readable(state) else b""  # not under functorch
 
@@ -336,7 +340,7 @@ def _rows_of(value: Any) -> torch.Tensor | None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "fiub" and value.size < _MOST_NUMBERS:
         value = torch.from_numpy(value.copy())
-    values = values_of(value, _MOST_NUMBERS) if is_tensor(value) else None
+    values = copy_values(value, _MOST_NUMBERS) if is_tensor(value) else None
     return values.reshape(len(values), -1) if values is not None and values.dim() > 0 else None
 
 
@@ -346,7 +350,7 @@ def _stand_together(
     """Return whether each of the first inputs is one of some samples, and its target the label of the same number."""
     if samples is None or labels is None or len(samples) != len(labels):
         return False
-    with looking():
+    with reading_values():
         given, targets = (one[:_COMPARED].reshape(len(one[:_COMPARED]), -1) for one in (given, targets))
         if samples.shape[1] != given.shape[1] or labels.shape[1] != targets.shape[1]:
             return False

@@ -20,8 +20,8 @@ from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
-from byname.diagnose.nonfinite.reasons import can_look, looking
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, argument, patch, row
+from byname.diagnose.nonfinite.reasons import can_read, reading_values
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, on_call, topic_cause
 from byname.naming.name import Name
 from byname.reading.frames import Line
 from byname.reading.modules import parameters_in
@@ -34,46 +34,46 @@ from byname.tracking.log import Call, Log, logs
 from byname.undo import Undo
 
 # fmt: off
-NEVER_SCHEDULED = row("scheduler-never-stepped",
+NEVER_SCHEDULED = topic_cause("scheduler-never-stepped",
     "{scheduler} ({kind}), made{noticed:at} for {optimizer}, is never stepped in {steps} steps: the learning rate "
     "stays at its first value, {rate:g}",
     "call {scheduler.path}.step() once an epoch, or once a step where its numbers count steps")
-OTHER_OPTIMIZER = row("scheduler-of-another-optimizer",
+OTHER_OPTIMIZER = topic_cause("scheduler-of-another-optimizer",
     "{first}{made:at} and {scheduler}{noticed:at} are both schedulers of the same optimizer, {optimizer}, whose "
     "learning rate changes twice as fast; {other} has no scheduler",
     "give one of them the other optimizer: {scheduler.path} = {kind}({other.path}, ...)")
-UNUSED_OPTIMIZER = row("scheduler-of-another-optimizer",
+UNUSED_OPTIMIZER = topic_cause("scheduler-of-another-optimizer",
     "{scheduler} ({kind}), made{noticed:at}, changes the learning rate of {optimizer}, an optimizer that makes no "
     "step{since}; another one, {other}, makes the steps",
     "make the scheduler for the optimizer that makes the steps, after that is made")
-OUT_OF_STEP = row("scheduler-out-of-step",
+OUT_OF_STEP = topic_cause("scheduler-out-of-step",
     "suspicious: {scheduler} ({kind}), made{noticed:at} for {span} steps, is stepped {times}{called:at} in the {steps} "
     "steps of the optimizer", "call {scheduler.path}.step() {when}")
-WRONG_MODE = row("scheduler-wrong-mode",
+WRONG_MODE = topic_cause("scheduler-wrong-mode",
     "suspicious: {scheduler} ({kind}), made{noticed:at}, is in mode 'min', and is given {metric}{called:at}, which "
     "goes from {first:.3g} to {last:.3g}: it takes an improvement for none, and reduces the learning rate",
     "{kind}(..., mode='max')")
-RATE_NOT_SET = row("learning-rate-not-set",
+RATE_NOT_SET = topic_cause("learning-rate-not-set",
     "`{assigned.statement}`{assigned:at} sets no learning rate: the steps of {optimizer}{noticed:at} take that of its "
     "param_groups, {rate:g}", "for group in {optimizer.path}.param_groups: group['lr'] = {value}")
-RATE_TOO_SMALL = row("rate-too-small",
+RATE_TOO_SMALL = topic_cause("rate-too-small",
     "no step changes {share} of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
     "learning rate (lr) is {rate:.2g} there{fall}", "{remedy}")
-CLIPS_TOO_SOON = row("clips-at-the-wrong-place",
+CLIPS_TOO_SOON = topic_cause("clips-at-the-wrong-place",
     "`{clip.statement}`{noticed:at} clips nothing that a step uses: whenever it runs, no backward has reached the "
     "gradients of {names:3} since the last step; the backward{backward:at} comes after it",
     "move it between the backward and optimizer.step()")
-CLIPS_NOTHING = row("clips-another-model",
+CLIPS_NOTHING = topic_cause("clips-another-model",
     "`{clip.statement}`{noticed:at} clips nothing: {why}",
     "clip the parameters of the optimizer, each time anew: clip_grad_norm_(model.parameters(), ...)")
-DROPS_THE_CLIPPED = row("clips-another-model",
+DROPS_THE_CLIPPED = topic_cause("clips-another-model",
     "`{clip.statement}`{noticed:at} clips nothing: {name}() returns a new tensor, and nothing uses it",
     "clip in place, by {name}_(), or nn.utils.clip_grad_value_()")
-CLIPS_ANOTHER = row("clips-another-model",
+CLIPS_ANOTHER = topic_cause("clips-another-model",
     "`{clip.statement}`{noticed:at} clips the gradients of {names:3}, which no backward has reached since their last "
     "step, and then {kind} steps{step:at} with the gradients of {others:3}, which nothing clips",
     "clip the parameters of that step: those of {path}")
-DROPPED = row("result-dropped",
+DROPPED = topic_cause("result-dropped",
     "`{dropped.statement}`{noticed:at} changes nothing: the statement drops what {name}() returns", "{remedy}")
 # fmt: on
 
@@ -104,7 +104,7 @@ class _Schedule:
 
     @property
     def facts(self) -> dict[str, Any]:
-        names = {"scheduler": _target(self.made), "optimizer": argument(self.made, 0, "its optimizer")}
+        names = {"scheduler": _target(self.made), "optimizer": arg_name(self.made, 0, "its optimizer")}
         return {"kind": self.kind, "noticed": self.made.site, **names}
 
 
@@ -121,9 +121,9 @@ class Schedules(Topic):
     def begin(self, block: Undo) -> None:
         for kind in vars(lr_scheduler).values():
             if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
-                patch(block, kind, "step", self._stepped)
+                on_call(block, kind, "step", self._stepped)
                 if kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
-                    patch(block, kind, "__init__", self._made)
+                    on_call(block, kind, "__init__", self._made)
 
     def _made(self, call: ObservedCall, result: Any) -> None:
         optimizer: Any = attributes_of(call.args[0]).get("optimizer")
@@ -153,13 +153,13 @@ class Schedules(Topic):
             groups = getattr(schedule.optimizer(), "param_groups", ())
             if schedule.followed is None and not {*map(id, groups)}.isdisjoint(map(id, optimizer.param_groups)):
                 schedule.followed = followed
-        if followed.is_looked_at:
+        if followed.is_sampled_step:
             self._look_for_rate_not_set(followed, optimizer)
-        if not followed.is_looked_at or followed.steps < _MANY or not (_rate_of(optimizer) or rate[1]):
+        if not followed.is_sampled_step or followed.steps < _MANY or not (_rate_of(optimizer) or rate[1]):
             return
         parameters = [one for one in followed.parameters() if fact(one, "grad") is not None]
-        with looking():
-            plain = all(type(one) in PLAIN and one.dtype.itemsize > 2 and can_look(one) for one in parameters)
+        with reading_values():
+            plain = all(type(one) in PLAIN and one.dtype.itemsize > 2 and can_read(one) for one in parameters)
             plain = plain and all(fact(one, "grad").layout is torch.strided for one in parameters)
             if plain and sum(map(torch.numel, parameters)) <= _MOST_NUMBERS:
                 self.before = [(weakref.ref(one), one.detach().clone()) for one in parameters]
@@ -174,12 +174,12 @@ class Schedules(Topic):
         for site, node in assignments(followed.line.code) if is_torchs else ():
             if ast.unparse(node.targets[0]) in wrong:
                 facts = {"assigned": site, "value": ast.unparse(node.value), "rate": rate}
-                self.say(RATE_NOT_SET, followed.site, optimizer=followed.variable, **facts)
+                self.report(RATE_NOT_SET, followed.site, optimizer=followed.variable, **facts)
 
     def after_step(self, followed: FollowedOptimizer) -> None:
         before, self.before, rate = self.before, [], self._rates[id(followed)]
         alive = [(one, old) for reference, old in before if (one := reference()) is not None]
-        with looking():
+        with reading_values():
             every = sum(int(torch.count_nonzero(fact(one, "grad"))) for one, _ in alive)
             changed = sum(int(torch.count_nonzero(one.detach() != old)) for one, old in alive)
         moving = [one for one, _ in alive if not has_zero_gradient(one)] if changed <= _FEW * every else []
@@ -195,26 +195,26 @@ class Schedules(Topic):
         used = [one.followed for one in self._schedules]
         without = [one for one in stepped if all(one is not other for other in used)]
         for followed in stepped:
-            self._tell_of_rate(followed)
+            self._report_rate(followed)
         for at, schedule in enumerate(self._schedules):
-            self._tell_of_span(schedule)
-            self._tell_of_mode(schedule)
+            self._report_span(schedule)
+            self._report_mode(schedule)
             same = [one for one in self._schedules if one.followed is schedule.followed]
             keys = schedule.followed.keys if schedule.followed is not None else None
             later = [one for one in without if keys is None or not one.keys.isdisjoint(keys)]
             if later and (schedule.steps if keys is None else schedule.idle) >= _ENOUGH:
                 since = "" if keys is None else f" since its step {schedule.seen}"
-                self.say(UNUSED_OPTIMIZER, other=later[0].variable, since=since, **schedule.facts)
+                self.report(UNUSED_OPTIMIZER, other=later[0].variable, since=since, **schedule.facts)
             elif schedule.followed in stepped and not any(one.steps or _is_stepped_in_source(one) for one in same):
                 steps, rate = schedule.followed.steps, self._rates[id(schedule.followed)][0]
-                self.say(NEVER_SCHEDULED, steps=steps, rate=rate, **schedule.facts)
+                self.report(NEVER_SCHEDULED, steps=steps, rate=rate, **schedule.facts)
             for other in same if schedule.followed is not None and without else ():
                 twins = other.kind == schedule.kind and other.steps == schedule.steps > 0
                 if twins and other.made.place != schedule.made.place and other in self._schedules[:at]:
                     facts = {"first": _target(other.made), "made": other.made.site, "other": without[0].variable}
-                    self.say(OTHER_OPTIMIZER, **facts, **schedule.facts)
+                    self.report(OTHER_OPTIMIZER, **facts, **schedule.facts)
 
-    def _tell_of_span(self, schedule: _Schedule) -> None:
+    def _report_span(self, schedule: _Schedule) -> None:
         """Report a scheduler that is made for the steps of the optimizer, and stepped once an epoch; or otherwise."""
         called, span, times = schedule.called, schedule.span, schedule.steps
         steps = 0 if schedule.followed is None else schedule.followed.steps
@@ -224,17 +224,17 @@ class Schedules(Topic):
         if called is not None and (is_rare or is_often):
             when = "after each optimizer.step()" if is_rare else "once an epoch"
             facts = {"span": span, "times": counted(times, "time"), "steps": steps, "when": when}
-            self.say(OUT_OF_STEP, called=called.site, **facts, **schedule.facts)
+            self.report(OUT_OF_STEP, called=called.site, **facts, **schedule.facts)
 
-    def _tell_of_mode(self, schedule: _Schedule) -> None:
+    def _report_mode(self, schedule: _Schedule) -> None:
         """Report a scheduler that looks for a fall of an accuracy, which grows."""
         first, last = schedule.metrics or (0.0, 0.0)
-        metric = None if schedule.called is None or last <= first else argument(schedule.called, 0, "")
+        metric = None if schedule.called is None or last <= first else arg_name(schedule.called, 0, "")
         if schedule.called is not None and metric is not None and _ACCURACIES.search(metric.path.lower()):
             facts = {"metric": metric, "first": first, "last": last, "called": schedule.called.site}
-            self.say(WRONG_MODE, **facts, **schedule.facts)
+            self.report(WRONG_MODE, **facts, **schedule.facts)
 
-    def _tell_of_rate(self, followed: FollowedOptimizer) -> None:
+    def _report_rate(self, followed: FollowedOptimizer) -> None:
         first, since, then = self._rates.get(id(followed), (0, 0, 0))
         is_small = then < 1e-3 * first or then < _SMALL  # otherwise the program may have converged
         if not since or not then or followed.steps < 1.25 * since or not is_small:
@@ -250,7 +250,7 @@ class Schedules(Topic):
         names = followed.names_of(followed.names)
         facts = {"since": int(since), "steps": followed.steps, "rate": then, "fall": fall, "remedy": remedy}
         facts["share"] = f"more than {_FEW:.0%} of the numbers" if self._changes else "one bit"
-        self.say(RATE_TOO_SMALL, called, names=names, **facts)
+        self.report(RATE_TOO_SMALL, called, names=names, **facts)
 
 
 def _target(line: Line) -> Name:
@@ -297,9 +297,9 @@ class Clipping(Topic):
 
     def begin(self, block: Undo) -> None:
         """Watch ``clip_grad_value_``, and the function inside ``clip_grad_norm_``, which programs import by name."""
-        patch(block, torch.nn.utils.clip_grad, "_clip_grads_with_norm_", self._clips)
+        on_call(block, torch.nn.utils.clip_grad, "_clip_grads_with_norm_", self._clips)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
-            patch(block, owner, "clip_grad_value_", self._clips, reads_whole=True)
+            on_call(block, owner, "clip_grad_value_", self._clips, reads_whole=True)
 
     def _clips(self, call: ObservedCall, result: Any) -> None:
         if ((is_late := self._is_late()) and not self._vain) or call.given(1, "max_norm") == math.inf:
@@ -308,14 +308,16 @@ class Clipping(Topic):
         parameters = [given] if is_tensor(given) else given if type(given) in (list, tuple) else None
         every = self._watch.optimizers()
         keys = set(map(id, parameters or ()))
-        if parameters is not None and any(one.fresh for one in every):
+        if parameters is not None and any(one.has_new_grads for one in every):
             self._note_vain(call.programs_line, parameters, not keys.isdisjoint(self.owned()))
         for followed in (one for one in every if not is_late and not keys.isdisjoint(one.keys)):
-            if followed.fresh:
+            if followed.has_new_grads:
                 self._clipped.add(id(followed))
                 self._stale.pop(id(followed), None)
             elif id(followed) not in self._clipped and followed.steps:
-                others = [one for one in every if one.fresh] if followed.steps == followed.fed else []
+                others = (
+                    [one for one in every if one.has_new_grads] if followed.steps == followed.backward_steps else []
+                )
                 self._stale[id(followed)] = followed, call.programs_line, others
 
     def _is_late(self) -> bool:
@@ -335,7 +337,7 @@ class Clipping(Topic):
         """Report lines that had nothing to clip."""
         for times, line, why in self._vain.values():
             if times >= _ENOUGH and (site := line.site) is not None and not is_library(site.file):
-                self.say(CLIPS_NOTHING, site, clip=site, why=why)
+                self.report(CLIPS_NOTHING, site, clip=site, why=why)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Note whether the clipping since the last step had no effect."""
@@ -344,7 +346,7 @@ class Clipping(Topic):
             self._look_for_dropped(followed.line.code)
         if self._is_late():
             return
-        if id(followed) in self._clipped or not followed.fresh:
+        if id(followed) in self._clipped or not followed.has_new_grads:
             self._clipped.discard(id(followed))
         elif own is not None:
             self._count(followed, followed, own[1])
@@ -358,7 +360,7 @@ class Clipping(Topic):
         for one in [one for one in statements_of(code) if isinstance(one, ast.Expr)]:
             if found := re.match(r".+\.grad(?:\.data)?\.(clamp|clip)(?=\()", ast.unparse(one)):
                 site = site_of(code, one, None, code.co_qualname)
-                self.say(DROPS_THE_CLIPPED, site, clip=site, name=found[1])
+                self.report(DROPS_THE_CLIPPED, site, clip=site, name=found[1])
 
     def _count(self, followed: FollowedOptimizer, clipped: FollowedOptimizer, line: Line) -> None:
         key = id(followed), id(clipped), line.place
@@ -370,7 +372,7 @@ class Clipping(Topic):
             path = f"{module[1]}.parameters()" if module else "its optimizer"
             facts = {"kind": followed.kind, "backward": followed.backward, "step": followed.site, "path": path}
             cause = CLIPS_TOO_SOON if clipped is followed else CLIPS_ANOTHER
-            self.say(cause, site, clip=site, names=names, others=others, **facts)
+            self.report(cause, site, clip=site, names=names, others=others, **facts)
 
 
 _NEW = re.compile("masked_fill|detach|dropout|relu|sigmoid|(log_)?softmax|normalize|clamp|squeeze|transpose|permute")
@@ -389,7 +391,7 @@ class Unused(Topic):
         for log in [one for one in logs() if one.of_this_thread()] if loss.number <= 4 else ():
             for place, (line, name, module) in {one[0].place: one for one in _calls_of(log)}.items():
                 if remedy := self._remedies.get(place):
-                    self.say(DROPPED, line.site, dropped=line.site, name=name, remedy=remedy)
+                    self.report(DROPPED, line.site, dropped=line.site, name=name, remedy=remedy)
                 elif place not in self._remedies and not is_library(line.code.co_filename):  # type: ignore[union-attr]
                     remedy = _instead(line, name, module)
                     changes = remedy and any(one.line.place == place for one in log.changes)
@@ -402,14 +404,14 @@ def _calls_of(log: Log) -> Iterator[tuple[Line, str, Any]]:
     for raw in takewhile(lambda raw: raw[0] >= since, reversed([*log.calls])):
         if raw[3] is not None and raw[3]() is None and raw[6] is not None and not raw[5]:
             yield Line(*raw[6:]), Call.of(raw).name, raw[4] and raw[4]()
-    for cut in takewhile(lambda cut: cut.number >= since, reversed([*log.cuts])):
+    for cut in takewhile(lambda cut: cut.number >= since, reversed([*log.detaches])):
         if cut.name == "detach" and cut.result is not None and cut.result() is None:
             yield cut.line, cut.name, None
 
 
 def _instead(line: Line, name: str, module: Any) -> str:
     """Return what to write instead of a call for its result that is a whole statement; empty if it is none."""
-    node: Any = getattr(line.spot, "node", None)
+    node: Any = getattr(line.expr, "node", None)
     statement: Any = getattr(node, "parent", None)
     called = ast.unparse(node.func) if isinstance(node, ast.Call) and isinstance(statement, ast.Expr) else ""
     own = attributes_of(module) if type(module).__module__.startswith("torch.nn.") else {}  # else the line is in it

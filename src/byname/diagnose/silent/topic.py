@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from byname.diagnose.cause import Cause, always, nothing_more, variable
+from byname.diagnose.cause import Cause, always, no_extra_facts, variable
 from byname.diagnose.causes.loss import Loss
 from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.nonfinite.reasons import is_readable, looking
+from byname.diagnose.nonfinite.reasons import is_readable, reading_values
 from byname.naming.name import Name
-from byname.reading.frames import Line, line_of, programs_frame
+from byname.reading.frames import Line, reported_frame, user_line
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.undo import Patch, Undo
@@ -39,12 +39,12 @@ class ObservedCall:
 
     @cached_property
     def line(self) -> Line:
-        return line_of(self.frame)
+        return user_line(self.frame)
 
     @cached_property
     def programs_line(self) -> Line:
         """The line of the program, past libraries."""
-        return line_of(programs_frame(self.frame))
+        return user_line(reported_frame(self.frame))
 
     @cached_property
     def tensors(self) -> list[torch.Tensor]:
@@ -76,9 +76,9 @@ SIGNED = {F.cosine_embedding_loss: 2, F.margin_ranking_loss: 2, F.soft_margin_lo
 class Watch(Protocol):
     """The watch that the topics belong to."""
 
-    made: int
+    steps: int
 
-    def tell(self, finding: Finding) -> None:
+    def report_once(self, finding: Finding) -> None:
         """Report a finding, unless it was reported before."""
 
     def optimizers(self) -> list[FollowedOptimizer]:
@@ -119,17 +119,17 @@ class Topic:
         """Return the ids of the parameters that any optimizer has."""
         return {key for followed in self._watch.optimizers() for key in followed.keys}
 
-    def say(self, cause: Cause[Any], noticed: Any = None, **facts: Any) -> None:
+    def report(self, cause: Cause[Any], noticed: Any = None, **facts: Any) -> None:
         """Report facts in the words of a cause."""
-        self._watch.tell(cause.finding({"noticed": noticed, **facts}))
+        self._watch.report_once(cause.finding({"noticed": noticed, **facts}))
 
 
-def row(identifier: str, says: str, remedy: str) -> Cause[Any]:
+def topic_cause(identifier: str, template: str, remedy: str) -> Cause[Any]:
     """Return a cause whose facts a topic finds."""
-    return Cause(identifier, always, nothing_more, says, remedy)
+    return Cause(identifier, always, no_extra_facts, template, remedy)
 
 
-def patch(
+def on_call(
     block: Undo, owner: Any, name: str, note: Callable[[ObservedCall, Any], None], *, reads_whole: bool = False
 ) -> None:
     """Call a function after each call of one of PyTorch's own, with its result.
@@ -156,24 +156,24 @@ def patch(
         replaced.install()
 
 
-def argument(line: Line, number: int, otherwise: str = "a tensor") -> Name:
+def arg_name(line: Line, number: int, otherwise: str = "a tensor") -> Name:
     """Return the name of a positional argument of the call on a line, or of its receiver for -1."""
-    spot = line.spot
-    path = None if spot is None else spot.receiver if number < 0 else (*spot.operands, *[None] * 9)[number]
+    expr = line.expr
+    path = None if expr is None else expr.receiver if number < 0 else (*expr.operands, *[None] * 9)[number]
     return variable(path or otherwise)
 
 
-def called_as(line: Line) -> str:
+def callee_text(line: Line) -> str:
     """Return the expression that is called on a line, such as ``self.model``, or an empty string."""
-    called = getattr(getattr(line.spot, "node", None), "func", None)
+    called = getattr(getattr(line.expr, "node", None), "func", None)
     return ast.unparse(called) if isinstance(called, ast.Name | ast.Attribute) else ""
 
 
-def values_of(tensor: Any, most: int = 1 << 16) -> torch.Tensor | None:
+def copy_values(tensor: Any, most: int = 1 << 16) -> torch.Tensor | None:
     """Return a copy of a tensor's numbers, up to a number of them; None if they cannot be read."""
     if type(tensor) not in PLAIN:
         return None
-    with looking():
+    with reading_values():
         if not is_readable(tensor) or tensor.layout is not torch.strided or not 0 < tensor.numel() <= most:
             return None
         copied: torch.Tensor = tensor.detach().cpu().clone()

@@ -15,9 +15,9 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer, has_modes, is_training
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, called_as, patch, row, values_of
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, copy_values, on_call, topic_cause
 from byname.naming.name import Name
-from byname.reading.frames import Line, line_of, users_frame
+from byname.reading.frames import Line, find_user_frame, user_line
 from byname.reading.modules import modules_in, parameters_in
 from byname.source.code import enclosing_statement
 from byname.source.location import is_library
@@ -25,25 +25,25 @@ from byname.tracking.log import logs
 from byname.undo import Undo
 
 # fmt: off
-TRAINS_IN_VALIDATION = row("evaluated-in-training-mode",
+TRAINS_IN_VALIDATION = topic_cause("evaluated-in-training-mode",
     "suspicious: {modal} of {module} {modal:is|are} in training mode in the forwards {which}{noticed:at}, "
     "after training steps. In this mode a dropout drops values, and a batch norm uses and keeps batch statistics",
     "call {module.path}.eval() before the evaluation and {module.path}.train() after it; it is right for Monte Carlo "
     "dropout")
-STAYS_IN_EVALUATION = row("left-in-evaluation",
+STAYS_IN_EVALUATION = topic_cause("left-in-evaluation",
     "suspicious: {module} and its {modal} are in evaluation mode in all {steps} steps{stepped:at}, as in the forwards "
     "without gradients{noticed:at} before them: no dropout, and fixed statistics, as after {module.path}.eval() "
     "without a {module.path}.train()",
     "call {module.path}.train() after each evaluation, or as each epoch begins; it is right if this is meant")
-NEVER_TRAINS = row("left-in-evaluation",
+NEVER_TRAINS = topic_cause("left-in-evaluation",
     "suspicious: {module} and its {modal} are in evaluation mode in all {steps} steps{stepped:at}: {by}() puts "
     "{module.path} into it{noticed:at}, and no train() follows. In this mode a dropout drops nothing, and a batch norm "
     "keeps its statistics",
     "call {module.path}.train() before the training; it is right if this is meant")
-DROPS_IN_EVALUATION = row("dropout-in-evaluation",
+DROPS_IN_EVALUATION = topic_cause("dropout-in-evaluation",
     "suspicious: dropout(){noticed:at} drops values although {module} is in evaluation mode, after eval(): the "
     "function does so unless it is given training=False", "F.dropout(..., training=self.training), or an nn.Dropout")
-DROPS_UNREACHED = row("dropout-in-evaluation",
+DROPS_UNREACHED = topic_cause("dropout-in-evaluation",
     "suspicious: a {kind}{noticed:at} drops values although {module} is in evaluation mode: it is in no module of "
     "{module}, as where forward makes a new one at each call or a list holds it, and no eval() reaches it",
     "make it once in __init__, as an attribute or in an nn.ModuleList; or F.dropout(..., training=self.training)")
@@ -71,7 +71,7 @@ class _Forwards:
     modal: list[str] = field(default_factory=list)  # the classes in training mode
     looks: int = 0
     last: tuple[int, Any] = (-1, None)  # the steps before it, and its input's shape and sum
-    is_meant: bool = False
+    is_intended: bool = False
     which: str = "without gradients"
 
 
@@ -83,8 +83,8 @@ class _Early:
     modules: list[weakref.ref[nn.Module]]  # itself, then those that compute otherwise in training
     modal: tuple[Name, ...]
     owner: FollowedOptimizer | None = None
-    is_meant: bool = False
-    is_put: bool = False
+    is_intended: bool = False
+    was_set: bool = False
 
 
 class EvaluationMode(Topic):
@@ -97,28 +97,28 @@ class EvaluationMode(Topic):
 
     def begin(self, block: Undo) -> None:
         """Watch in which mode a module is put between an evaluation and the first step."""
-        patch(block, nn.Module, "train", self._put)
+        on_call(block, nn.Module, "train", self._put)
 
     def _put(self, call: ObservedCall, result: Any) -> None:
         line, trains, early = call.programs_line, call.given(1, "mode", True), self._early.get(id(call.args[0]))
         beside = line.code is None or "backward" in line.code.co_names
-        if self._watch.made and early is not None and early.is_put:  # again, beside its steps
-            early.is_meant = early.is_meant or early.line.place == line.place
-        elif self._watch.made:
+        if self._watch.steps and early is not None and early.was_set:  # again, beside its steps
+            early.is_intended = early.is_intended or early.line.place == line.place
+        elif self._watch.steps:
             return
         elif early is not None:
-            early.is_meant = early.is_meant or trains or (beside and not early.is_put)
+            early.is_intended = early.is_intended or trains or (beside and not early.was_set)
         elif not trains and call.frame.f_code is not call.called.__code__:  # else it is inside of another
             early = self._note_early(call.args[0], line)
-            early.is_put, drops = True, any("Norm" not in one.path for one in early.modal)
-            early.is_meant = early.is_meant or (beside and not drops)
+            early.was_set, drops = True, any("Norm" not in one.path for one in early.modal)
+            early.is_intended = early.is_intended or (beside and not drops)
 
     def evaluated(self, call: ObservedCall) -> None:
         """Note a call without gradients of a module that an optimizer trains, or before the first step of any."""
-        user, inside = users_frame(call.frame)
+        user, inside = find_user_frame(call.frame)
         if inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
             return
-        if not self._watch.made and _evaluates(call.line):
+        if not self._watch.steps and _evaluates(call.line):
             self._note_early(call.called, call.line)
         known = self._lines.get(call.line.place)
         if known is None:
@@ -137,16 +137,16 @@ class EvaluationMode(Topic):
                 return False
             known = self._lines[call.line.place] = _Forwards(call.line, owners[0], which="that no backward follows")
         self._note(known, call)
-        return not known.is_meant
+        return not known.is_intended
 
     def _note(self, known: _Forwards, call: ObservedCall) -> None:
-        if known.is_meant or known.looks >= _LOOKS:
+        if known.is_intended or known.looks >= _LOOKS:
             return
         modal = {type(one).__name__ for one in modules_in(call.called) if is_training(one) and has_modes(one)}
-        values = values_of(call.tensors[0]) if modal and call.tensors else None
+        values = copy_values(call.tensors[0]) if modal and call.tensors else None
         now = known.owner.steps, None if values is None else (values.shape, float(values.double().sum()))
         repeats = now == known.last and values is not None
-        known.is_meant = repeats or now[0] - known.last[0] == 1 or not modal
+        known.is_intended = repeats or now[0] - known.last[0] == 1 or not modal
         known.modal, known.looks, known.last = known.modal or sorted(modal), known.looks + 1, now
 
     def _owners(self, module: nn.Module) -> list[FollowedOptimizer]:
@@ -157,60 +157,60 @@ class EvaluationMode(Topic):
         modes = [one for one in modules_in(module) if has_modes(one)]
         kinds = tuple(map(variable, sorted({type(one).__name__ for one in modes})))
         references = [*map(weakref.ref, [module, *modes])]
-        self._early[id(module)] = _Early(line, references, kinds, is_meant=not modes)
+        self._early[id(module)] = _Early(line, references, kinds, is_intended=not modes)
         return self._early[id(module)]
 
     def applied(self, call: ObservedCall) -> None:
         """Report a dropout that eval() does not reach: one called as a function, or a module that is in no other."""
         running = [one() for log in logs() if log.of_this_thread() for one in log.modules]
         module, inner = (running[0], running[-1]) if running else (None, None)
-        is_late = self._watch.made and call.called is F.dropout and not torch.is_grad_enabled()
+        is_late = self._watch.steps and call.called is F.dropout and not torch.is_grad_enabled()
         if not is_late or module is None or inner is None or is_training(module):
             return
-        user, inside = users_frame(call.frame)
-        spot = line_of(user).spot
-        node = None if spot is None else spot.node
+        user, inside = find_user_frame(call.frame)
+        expr = user_line(user).expr
+        node = None if expr is None else expr.node
         given = [*node.args[2:], *node.keywords] if isinstance(node, ast.Call) else [None]
         says = any(getattr(one, "arg", "training") == "training" for one in given)
         is_apart = has_modes(inner) and is_training(inner) and all(inner is not one for one in modules_in(module))
         drops = is_apart if inside else not says and call.kwargs.get("training")
-        if drops and spot is not None and not is_library(spot.site.file):
+        if drops and expr is not None and not is_library(expr.site.file):
             cause, name = DROPS_UNREACHED if inside else DROPS_IN_EVALUATION, variable(type(module).__name__)
-            self.say(cause, spot.site, kind=type(inner).__name__, module=name)
+            self.report(cause, expr.site, kind=type(inner).__name__, module=name)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Note whether modules are still in the mode in which an evaluation left them."""
-        for early in [one for one in self._early.values() if not one.is_meant]:
+        for early in [one for one in self._early.values() if not one.is_intended]:
             looked_at = early.modules if followed.steps == 1 else early.modules[:2]
             alive = [one for known in looked_at if (one := known()) is not None]
-            early.is_meant = any(map(is_training, alive)) or len(alive) < len(looked_at)
-            trained = parameters_in(alive[0]) if followed.steps == 1 and not early.is_meant else []
+            early.is_intended = any(map(is_training, alive)) or len(alive) < len(looked_at)
+            trained = parameters_in(alive[0]) if followed.steps == 1 and not early.is_intended else []
             mine = frozenset(map(id, trained))
-            if mine and (followed.keys == mine if early.is_put else followed.keys >= mine):  # else one part is frozen
+            if mine and (followed.keys == mine if early.was_set else followed.keys >= mine):  # else one part is frozen
                 early.owner = followed
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         """Report the lines whose forwards looked like that in the whole run."""
-        for early in [one for one in self._early.values() if not one.is_meant]:
+        for early in [one for one in self._early.values() if not one.is_intended]:
             if early.owner is not None and early.owner.steps >= 2 * ENOUGH:
                 facts = {"steps": early.owner.steps, "stepped": early.owner.site, "modal": early.modal}
-                if early.is_put:
-                    module, by = _put_by(early.line)
-                    self.say(NEVER_TRAINS, early.line.site, module=variable(module), by=by, **facts)
+                if early.was_set:
+                    module, by = _eval_call(early.line)
+                    self.report(NEVER_TRAINS, early.line.site, module=variable(module), by=by, **facts)
                 else:
-                    module = called_as(early.line) or "model"
-                    self.say(STAYS_IN_EVALUATION, early.line.site, module=variable(module), **facts)
+                    module = callee_text(early.line) or "model"
+                    self.report(STAYS_IN_EVALUATION, early.line.site, module=variable(module), **facts)
         for known in self._lines.values():
             is_alone = known.which != "without gradients"
-            if not known.is_meant and known.owner.steps > 1 and (is_alone or _evaluates(known.line)):
-                name = variable(called_as(known.line) or "model")
+            if not known.is_intended and known.owner.steps > 1 and (is_alone or _evaluates(known.line)):
+                name = variable(callee_text(known.line) or "model")
                 modal = tuple(map(variable, known.modal))
-                self.say(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name, which=known.which)
+                self.report(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name, which=known.which)
 
 
-def _put_by(line: Line) -> tuple[str, str]:
+def _eval_call(line: Line) -> tuple[str, str]:
     """Return the variable of the module that a line puts into evaluation mode, and the function that does so."""
-    module, _, by = called_as(line).rpartition(".")
+    module, _, by = callee_text(line).rpartition(".")
     if by not in ("eval", "train") or "(" in module:  # as in ``model = Net.from_pretrained(path)``
         module = (line.site and line.site.target) or "model"
     return module, by or "eval"
@@ -218,7 +218,7 @@ def _put_by(line: Line) -> tuple[str, str]:
 
 def _evaluates_alone(line: Line) -> bool:
     """Return whether a call is in a loop over data for an evaluation, or of a function for it, without a backward."""
-    block: Any = None if line.spot is None or is_library(line.spot.site.file) else line.spot.node
+    block: Any = None if line.expr is None or is_library(line.expr.site.file) else line.expr.node
     loop: Any = None
     heads = ""
     while block is not None and not isinstance(block, ast.Module | ast.FunctionDef):
@@ -231,10 +231,10 @@ def _evaluates_alone(line: Line) -> bool:
 
 def _evaluates(line: Line) -> bool:
     """Return whether the code around a call speaks of an evaluation: the block without gradients, or the function."""
-    spot = line.spot
-    if spot is None or spot.node is None or is_library(spot.site.file):
+    expr = line.expr
+    if expr is None or expr.node is None or is_library(expr.site.file):
         return False
-    block: Any = enclosing_statement(spot.node)
+    block: Any = enclosing_statement(expr.node)
     while not isinstance(block, ast.With | ast.FunctionDef | ast.Module):
         block = block.parent
     named = line.code is not None and _NAMES.search(line.code.co_name)

@@ -14,8 +14,8 @@ from torch import nn
 from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext, assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, sum_of
-from byname.diagnose.nonfinite.reasons import can_look, is_zero, looking
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, called_as, patch, row
+from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, on_call, topic_cause
 from byname.naming.name import Name
 from byname.reading.frames import Line
 from byname.reading.modules import modules_in, parameters_in
@@ -24,41 +24,41 @@ from byname.reading.tensor import PLAIN, fact, memory_of
 from byname.source.code import enclosing_statement, names_bound, names_read, source_of, statements_of
 from byname.source.location import is_library
 from byname.tracking.log import changes_of, logs
-from byname.tracking.lookup import note_of, site_of_tensor
+from byname.tracking.lookup import creation_record_of, site_of_tensor
 from byname.undo import Undo
 
 # fmt: off
-EQUAL_UNITS = row("equal-units",
+EQUAL_UNITS = topic_cause("equal-units",
     "all rows of {names:3} are equal after {steps} steps, and so are those of {names:its|their} gradients: "
     "the units of a layer stay identical, as if it had one (symmetric initialisation{made:at})",
     "initialise the weights at random, such as nn.init.xavier_uniform_ or kaiming_uniform_; biases may be constant")
-TWINS = row("equal-units",
+TWINS = topic_cause("equal-units",
     "{names:4} have the same values after {steps} steps, and the same gradients: so far they learn as if they were "
     "one, as copies of one layer do{made:at}",
     "initialise each at random, by itself: make each anew instead of by copy.deepcopy(), or call reset_parameters()")
-DIES = row("gradients-die",
+DIES = topic_cause("gradients-die",
     "{backward:-}all numbers in the gradients of {names:3} are exactly 0 since step {since} of {steps}, and were not "
     "before; the loss is not 0. This happens when a relu gets only negative values (a dead "
     "relu), or a clamp only values outside of its range",
     "leave out a relu at the output (or take softplus, leaky_relu), take a smaller learning rate (lr), or clip")
-AVERAGE_IS_COPY = row("average-is-a-copy",
+AVERAGE_IS_COPY = topic_cause("average-is-a-copy",
     "{average} is no average of {weight}: after each update{noticed:at} it is nearly equal to it, and differs by "
     "{share:.1g} of what the last step changed. The decay seems to be used the wrong way round",
     "average = decay * average + (1 - decay) * weight, with a decay near 1; or average.lerp_(weight, 1 - decay)")
-NEVER_FOLLOWS = row("target-never-updated",
+NEVER_FOLLOWS = topic_cause("target-never-updated",
     "suspicious: {target} has the shapes of {module}, is used{noticed:at}, and was never updated in {steps} "
     "steps: it has its initial weights. No line that runs copies weights to it{unused}",
     "call {target.path}.load_state_dict({module.path}.state_dict()) every few steps; it is right for a fixed teacher")
-DEAD_UNITS = row("dead-units",
+DEAD_UNITS = topic_cause("dead-units",
     "{dead} of the {units} units of {name} have gradients of exactly 0 whenever they were looked at since step {since} "
     "of {steps}{noticed:at}, and had others before: they are dead, as where a relu gets only negative values",
     "a smaller learning rate (lr), leaky_relu or gelu in place of relu, or a norm before it")
-SAME_MODULE = row("same-module",
+SAME_MODULE = topic_cause("same-module",
     "suspicious: {copy} and {module} are the same module since `{assigned.statement}`{assigned:at}: what {copy} gives "
     "without gradients{noticed:at} changes with every step of {module}",
     "make a copy of its own, `{copy.path} = copy.deepcopy({module.path}).requires_grad_(False)`, and update it "
     "from time to time: {copy.path}.load_state_dict({module.path}.state_dict())")
-UNTIED = row("weights-untied",
+UNTIED = topic_cause("weights-untied",
     "suspicious: {first} and {second} were one parameter{tied:at}, and are two since a new Parameter was assigned"
     "{noticed:at}: each learns by itself",
     "change values in place, as nn.init does, or by copy_() under torch.no_grad(), or tie them again afterwards; it is "
@@ -92,7 +92,7 @@ class _Called(NamedTuple):
         return [] if module is None else parameters_in(module)
 
 
-class _Home(NamedTuple):
+class _ParameterSlot(NamedTuple):
     """A place where a parameter was assigned: the module, the name of the attribute, and the line."""
 
     parameter: weakref.ref[torch.Tensor]
@@ -100,7 +100,7 @@ class _Home(NamedTuple):
     name: str
     line: Line
 
-    def is_at(self, other: _Home) -> bool:
+    def is_same_slot(self, other: _ParameterSlot) -> bool:
         """Return whether another place is the same attribute of the same module."""
         return self.name == other.name and self.module() is other.module() is not None
 
@@ -121,27 +121,29 @@ class Weights(Topic):
         self._modules: dict[int, _Called] = {}
         self._targets: list[tuple[_Called, FollowedOptimizer, dict[str, Any]]] = []
         self._loss_is_zero = False
-        self._goals: dict[Any, Line | None] = {}  # calls without gradients of a trained module, if named as a target
+        self._target_calls: dict[Any, Line | None] = {}  # calls without gradients named as a target
         self._alive: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[int, torch.Tensor]]]] = {}
-        self._homes: dict[int, _Home] = {}
-        self._ties: list[tuple[_Home, _Home, list[Line]]] = []
+        self._parameter_slots: dict[int, _ParameterSlot] = {}
+        self._ties: list[tuple[_ParameterSlot, _ParameterSlot, list[Line]]] = []
 
     def begin(self, block: Undo) -> None:
-        patch(block, nn.Module, "register_parameter", self._registered)
+        on_call(block, nn.Module, "register_parameter", self._registered)
 
     def _registered(self, call: ObservedCall, result: Any) -> None:
         parameter = call.given(2, "param")
-        if parameter is None or len(self._homes) >= _MOST_NUMBERS:
+        if parameter is None or len(self._parameter_slots) >= _MOST_NUMBERS:
             return
-        home = _Home(weakref.ref(parameter), weakref.ref(call.args[0]), call.given(1, "name"), call.programs_line)
+        slot = _ParameterSlot(
+            weakref.ref(parameter), weakref.ref(call.args[0]), call.given(1, "name"), call.programs_line
+        )
         for first, second, broken in self._ties:
-            if any(home.is_at(one) and one.parameter() is not parameter for one in (first, second)):
-                broken.append(home.line)
-        known = self._homes.get(id(parameter))
+            if any(slot.is_same_slot(one) and one.parameter() is not parameter for one in (first, second)):
+                broken.append(slot.line)
+        known = self._parameter_slots.get(id(parameter))
         if known is None or known.parameter() is not parameter or known.module() is None:
-            self._homes[id(parameter)] = home
-        elif not known.is_at(home):
-            self._ties.append((known, home, []))
+            self._parameter_slots[id(parameter)] = slot
+        elif not known.is_same_slot(slot):
+            self._ties.append((known, slot, []))
 
     def _look_for_ties(self, followed: FollowedOptimizer) -> None:
         """Report parameters that were one parameter, are two now, and are both trained."""
@@ -150,7 +152,7 @@ class Weights(Topic):
             is_copy = site is None or is_library(site.file) or "clone(" in site.statement
             if not is_copy and mine[0] is not mine[1] and followed.keys.issuperset(map(id, mine)):
                 names = FailureContext().names(mine)
-                self.say(UNTIED, site, first=names[0], second=names[1], tied=second.line.site)
+                self.report(UNTIED, site, first=names[0], second=names[1], tied=second.line.site)
 
     def note_losses(self, roots: Sequence[Any]) -> None:
         """Note whether a loss is 0: then a gradient of 0 is right, as that of a hinge loss."""
@@ -159,40 +161,40 @@ class Weights(Topic):
     def evaluated(self, call: ObservedCall) -> None:
         """Note a call that gives a target, by the name of what is called, of a module that an optimizer trains."""
         line = call.programs_line
-        is_new = self._watch.made and line.place not in self._goals
+        is_new = self._watch.steps and line.place not in self._target_calls
         if is_new and not self.owned().isdisjoint(map(id, parameters_in(call.called))):  # it may be, from some step on
-            self._goals[line.place] = line if _TARGET.search(called_as(line).lower()) else None
+            self._target_calls[line.place] = line if _TARGET.search(callee_text(line).lower()) else None
         self.ran(call)
 
     def ran(self, call: ObservedCall) -> None:
         if not call.depth and id(call.called) not in self._modules and len(self._modules) < _MOST_MODULES:
             for first in parameters_in(call.called)[:1]:
-                facts = sum_of(first), call.line, self._watch.made
+                facts = sum_of(first), call.line, self._watch.steps
                 self._modules[id(call.called)] = _Called(weakref.ref(call.called), *facts)
 
     def applied(self, call: ObservedCall) -> None:
         """Look for targets of a loss that come from the trained module, called by the name of a target network."""
-        lines = [line for line in self._goals.values() if line is not None] if torch.is_grad_enabled() else []
-        made = note_of(call.targets) if lines and call.targets is not None else None
+        lines = [line for line in self._target_calls.values() if line is not None] if torch.is_grad_enabled() else []
+        made = creation_record_of(call.targets) if lines and call.targets is not None else None
         for line in lines:
             if made is not None and made.line.code is line.code and _is_computed_from(made.line, line):
-                self._goals[line.place] = None
+                self._target_calls[line.place] = None
                 self._look_for_alias(line)
 
     def _look_for_alias(self, line: Line) -> None:
         """Report the assignment, in the same file, that makes a target the trained module itself."""
-        path = called_as(line)
+        path = callee_text(line)
         for site, node in assignments(line.code):
             module = ast.unparse(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else ""
             if module and path in map(ast.unparse, node.targets) and not _TARGET.search(module.lower()):
                 names = {"copy": variable(path), "module": variable(module)}
-                self.say(SAME_MODULE, line.site, assigned=site, **names)
+                self.report(SAME_MODULE, line.site, assigned=site, **names)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         steps = followed.steps
         if steps == 1:
             self._look_for_ties(followed)
-        if followed.is_looked_at:
+        if followed.is_sampled_step:
             self._look_at_units(followed)
         if steps == _EQUAL_AT:
             self._look_for_equal_units(followed)
@@ -201,12 +203,12 @@ class Weights(Topic):
         if steps in _AVERAGED_AT:
             matrices = [one for one in followed.parameters() if one.dim() > 1 and type(one) in PLAIN]
             for one in sorted(matrices, key=torch.numel)[:1]:
-                with looking():
+                with reading_values():
                     self._last[id(followed)] = weakref.ref(one), one.detach().clone()
         if steps in _TARGETS_AT:
             self._look_for_targets(followed)
-        if id(followed) in self.dead or followed.is_looked_at:
-            self._look_for_death(followed)
+        if id(followed) in self.dead or followed.is_sampled_step:
+            self._look_for_zero_gradients(followed)
 
     def _look_at_units(self, followed: FollowedOptimizer) -> None:
         """Note which units of the linear and convolutional layers have a gradient that is not 0."""
@@ -214,16 +216,16 @@ class Weights(Topic):
         modules = [one for module in alive if module is not None for one in modules_in(module)]
         weights = [attributes_of(one)["_parameters"].get("weight") for one in modules if type(one) in _LAYERS]
         mine = {id(one): one for one in weights if type(one) in PLAIN and id(one) in followed.keys}
-        with looking():
+        with reading_values():
             for key, one in mine.items():
                 gradient = fact(one, "grad")
-                if type(gradient) in PLAIN and one.numel() <= _MOST_NUMBERS and can_look(gradient):
+                if type(gradient) in PLAIN and one.numel() <= _MOST_NUMBERS and can_read(gradient):
                     if key not in self._alive or self._alive[key][0]() is not one:  # an id is used again
                         self._alive[key] = weakref.ref(one), []
                     units = gradient.detach().reshape(len(one), -1).ne(0).any(1).cpu()
                     self._alive[key][1].append((followed.steps, units))
 
-    def _tell_of_dead_units(self, every: Sequence[FollowedOptimizer]) -> None:
+    def _report_dead_units(self, every: Sequence[FollowedOptimizer]) -> None:
         for key, (reference, looks) in self._alive.items():
             weight, alive = reference(), torch.stack([mask for _, mask in looks])
             steps, site = next(((one.steps, one.site) for one in every if key in one.keys), (0, None))
@@ -232,11 +234,11 @@ class Weights(Topic):
                 is_long = len(looks) - number >= _DEAD_LOOKS and steps - since >= max(2 * _DEAD, steps / _LONG)
                 if weight is not None and is_long and len(weight) > dead > max(_DEAD_SHARE * len(weight), 3):
                     facts = {"dead": dead, "units": len(weight), "name": FailureContext().names([weight])[0]}
-                    self.say(DEAD_UNITS, site, since=since, steps=steps, **facts)
+                    self.report(DEAD_UNITS, site, since=since, steps=steps, **facts)
                     break
 
     def _look_for_equal_units(self, followed: FollowedOptimizer) -> None:
-        with looking():
+        with reading_values():
             graded = [one for one in followed.parameters() if type(one) in PLAIN and fact(one, "grad") is not None]
             found = [one for one in graded if _all_equal(one) and _all_equal(fact(one, "grad"))]
             same: dict[Any, list[torch.Tensor]] = {}
@@ -247,9 +249,9 @@ class Weights(Topic):
             if which:
                 made = [change.line.site for change in changes_of(memory_of(which[0]))] or [site_of_tensor(which[0])]
                 names = tuple(FailureContext().names(which))
-                self.say(cause, followed.site, names=names, steps=followed.steps, made=made[-1])
+                self.report(cause, followed.site, names=names, steps=followed.steps, made=made[-1])
 
-    def _look_for_death(self, followed: FollowedOptimizer) -> None:
+    def _look_for_zero_gradients(self, followed: FollowedOptimizer) -> None:
         graded = [one for one in followed.parameters() if one.dim() > 1 and fact(one, "grad") is not None]
         lived = any(id(one) not in followed.zero for one in graded)  # a bias behind a dead relu lives on
         smallest = sorted(graded, key=torch.numel)[: 1 if id(followed) in self.dead else None]
@@ -268,7 +270,7 @@ class Weights(Topic):
         for held in [record() for record in records] if one is not None else ():
             if held is None or held.shape != one.shape or held.dtype != one.dtype or id(held) in owned:
                 continue
-            with looking():
+            with reading_values():
                 last, now = (other - one for other in (before, held.detach().to(one.device)))
                 step, distance = float(last.abs().max()), float(now.abs().max())
                 follows = float(torch.cosine_similarity(last.flatten(), now.flatten(), 0)) > 0.7  # rounding does not
@@ -282,7 +284,7 @@ class Weights(Topic):
                         noticed = every if len(every) == 1 else [None]
                     noticed = noticed or [site_of_tensor(held)]
                     average, weight = FailureContext().names([held, one])
-                    self.say(AVERAGE_IS_COPY, noticed[-1], average=average, weight=weight, share=distance / step)
+                    self.report(AVERAGE_IS_COPY, noticed[-1], average=average, weight=weight, share=distance / step)
                 return
 
     def _look_for_targets(self, followed: FollowedOptimizer) -> None:
@@ -304,14 +306,14 @@ class Weights(Topic):
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         since = {one: self.dead.get(id(one), one.steps) for one in every}
         died = [one for one in every if one.steps - since[one] >= max(_DEAD, one.steps / _LONG)]
-        self._tell_of_dead_units([one for one in every if one not in died])  # they may be dead by what is behind them
+        self._report_dead_units([one for one in every if one not in died])  # they may be dead by what is behind them
         for followed in died:
             names = followed.names_of(self._dying[id(followed)])
             facts = {"names": names, "backward": followed.backward, "steps": followed.steps}
-            self.say(DIES, followed.site, since=since[followed], **facts)
+            self.report(DIES, followed.site, since=since[followed], **facts)
         for called, followed, facts in self._targets:
             if any(sum_of(one) == called.total for one in called.parameters[:1]):  # none of a copy that is gone
-                self.say(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
+                self.report(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
 
 
 def _all_equal(tensor: torch.Tensor) -> bool:
@@ -329,7 +331,7 @@ def _all_equal(tensor: torch.Tensor) -> bool:
 
 def _is_computed_from(last: Line, first: Line) -> bool:
     """Return whether a statement computes with the value of an earlier one, through variables of the same function."""
-    begin, end = (getattr(one.spot, "node", None) for one in (first, last))
+    begin, end = (getattr(one.expr, "node", None) for one in (first, last))
     if last.code is None or begin is None or end is None:
         return False
     begin, end = enclosing_statement(begin), enclosing_statement(end)

@@ -35,7 +35,7 @@ from byname.naming.children.reference import (
     slots_of,
     suffix,
 )
-from byname.reading.frames import in_a_module, locals_of, stacks
+from byname.reading.frames import is_module_body, locals_of, running_frame_ids
 from byname.reading.objects import attributes_of, found_in, namespace_of, plain, reads_plainly, snapshot, steady
 from byname.source.location import is_torch
 
@@ -257,7 +257,7 @@ _TRACEBACK: Any = namespace_of(BaseException)["__traceback__"]
 
 def held_by_frame(obj: types.FrameType) -> Held:
     """Yield the variables of a function that has returned, and its outer frame; running frames are roots instead."""
-    running = stacks()
+    running = running_frame_ids()
     if id(obj) in running:
         return
     for name, value in _variables_of(obj, running):
@@ -268,7 +268,7 @@ def held_by_frame(obj: types.FrameType) -> Held:
 
 
 def _variables_along(traceback: types.TracebackType, start: str, owner: str, evaluates: bool) -> Held:
-    running = stacks()
+    running = running_frame_ids()
     here: types.TracebackType | None = traceback
     depth = 0
     while here is not None:
@@ -280,7 +280,7 @@ def _variables_along(traceback: types.TracebackType, start: str, owner: str, eva
 
 def _variables_of(frame: types.FrameType, running: frozenset[int]) -> list[tuple[str, Any]]:
     """Return the variables of a frame that is not running; none of PyTorch's own functions or of a module's body."""
-    if id(frame) in running or is_torch(frame.f_code.co_filename) or in_a_module(frame):
+    if id(frame) in running or is_torch(frame.f_code.co_filename) or is_module_body(frame):
         return []
     return [(name, value) for name, value in locals_of(frame) if type(value) not in ATOMS]
 

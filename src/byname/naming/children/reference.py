@@ -25,7 +25,7 @@ class Reference(NamedTuple):
         label, note: for a variable whose source would be hard to read: its name, and a function from the words for the
             holder to words for the place of the variable. A path through it is shown as the label, the further steps
             and the note.
-        seen_through: whether the step enters a wrapper (DDP, compile) that names leave out.
+        enters_wrapper: whether the step enters a wrapper (DDP, compile) that names leave out.
         reads_registry: whether the step reads a private registry such as ``_parameters`` or one of hooks. Directly
             after a step that is left out it would read the wrapper's registry, so such a path is not exact.
         wild: a function that writes the step as the pattern that all similar entries share.
@@ -37,7 +37,7 @@ class Reference(NamedTuple):
     evaluates: bool = True
     label: str = ""
     note: Callable[[str], str] = str
-    seen_through: bool = False
+    enters_wrapper: bool = False
     reads_registry: bool = False
     parameter: int | None = None
     key: object = None

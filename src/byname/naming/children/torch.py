@@ -106,7 +106,7 @@ class _Registered:
         if what == "module":
             for parent in self._wrappers:
                 if (through := _SEEN_THROUGH.get((parent, name))) is not None:
-                    return Reference("module", str, through, seen_through=True)
+                    return Reference("module", str, through, enters_wrapper=True)
         if (container := _container_item(self._kind, name, position, what)) is not None:
             return container
         if shadowed or not self._own or found_in(self._kind, name) is not None:

@@ -26,15 +26,15 @@ from byname.recording.distributed.wire import (
     HEADER,
     Parcel,
     Window,
+    abort_connections,
+    approximate_bytes,
     body_length,
-    break_off,
     first_line,
     last_iteration,
     packed,
     receive_tensor,
     send_tensor,
     unpacked,
-    weight,
 )
 from byname.recording.series import Series, joined
 
@@ -152,7 +152,7 @@ class Gatherer:
         for peer, thread in self._threads.items():
             thread.join(0.5)
             while thread.is_alive() and time.monotonic() < give_up:
-                break_off(self._group, peer)
+                abort_connections(self._group, peer)
                 thread.join(0.5)
         group, self._group = self._group, None
         if group is not None:
@@ -181,7 +181,7 @@ class Sending(Gatherer):
 
     def offer(self, number: int, window: Window) -> None:
         """Put a window behind the others, or with those kept here."""
-        size = weight(window)
+        size = approximate_bytes(window)
         with self._changed:
             if self._ended or self._ending:
                 self._kept.append(window)
@@ -308,7 +308,7 @@ class Receiving(Gatherer):
         self._unstored: Counter[int] = Counter()
         self._handed: Counter[int] = Counter()
         self._moves = 0
-        self._deaf = self._stopping = False
+        self._given_up = self._stopping = False
         threads = {
             peer: threading.Thread(
                 target=self._run, args=(peer,), name=f"byname receives from rank {peer}", daemon=True
@@ -358,7 +358,7 @@ class Receiving(Gatherer):
                     self._changed.wait_for(self._moved(moves), min(left, self._patience / 4))
 
     def _stop(self) -> None:
-        self._deaf = self._stopping = True
+        self._given_up = self._stopping = True
 
     def _moved(self, moves: int) -> Callable[[], bool]:
         return lambda: self._moves != moves
@@ -375,7 +375,7 @@ class Receiving(Gatherer):
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends what this rank sends and nothing else
             reason = first_line(error)
         with self._changed:
-            if reason and not self._deaf:
+            if reason and not self._given_up:
                 self._sentences.append(
                     f"rank {peer} ended without closing its recording ({reason}): {self._after(peer)}"
                 )
@@ -392,7 +392,7 @@ class Receiving(Gatherer):
             return False
         parcel = unpacked(words, body)
         with self._changed:
-            if self._deaf:
+            if self._given_up:
                 return False
             for number, window in parcel:
                 self._take(peer, number, window)
@@ -401,7 +401,7 @@ class Receiving(Gatherer):
             return not self._unstored[peer]
 
     def _take(self, rank: int, number: int, window: Window) -> None:
-        self._held.setdefault(number, []).append(_Arrived(rank, window, weight(window), time.monotonic()))
+        self._held.setdefault(number, []).append(_Arrived(rank, window, approximate_bytes(window), time.monotonic()))
         self._last[rank] = last_iteration(window, self._last[rank])
         self._late.discard(rank)
         self._move(rank, number)
@@ -429,7 +429,7 @@ class Receiving(Gatherer):
             self._late |= {rank for rank, reached in self._reached.items() if reached < first}
 
     def _give_up(self, timeout: float) -> None:
-        self._deaf = True
+        self._given_up = True
         for peer in self._open():
             self._sentences.append(
                 f"rank {peer} had not closed its recording {timeout:g} s after rank 0 closed: {self._after(peer)} "

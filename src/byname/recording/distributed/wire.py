@@ -41,7 +41,7 @@ def receive_tensor(group: Any, tensor: Tensor, source: int) -> Tensor:
     return tensor
 
 
-def break_off(group: Any, other: int) -> None:
+def abort_connections(group: Any, other: int) -> None:
     """Break all connections of this rank in the group, so that whatever thread waits for one of them waits no more.
 
     To wait in vain for anything is the only way to do so that gloo leaves to Python (2.13 gives `Work` no ``abort``).
@@ -73,7 +73,7 @@ def last_iteration(window: Window, before: int | None = None) -> int | None:
     return max((int(series.records["iteration"][-1]) for series in window.values() if len(series)), default=before)
 
 
-def weight(window: Window) -> int:
+def approximate_bytes(window: Window) -> int:
     """Return about how many bytes a window holds."""
     return sum(size_of(series.values) + 64 * len(series) for series in window.values()) + 64
 
@@ -131,7 +131,7 @@ def unpacked(windows: int, body: Tensor) -> list[tuple[int, dict[str, Series]]]:
 def _kept(series: Series, stacked: bool) -> Series:
     """Return a series with its values in memory."""
     values = [*series.values]
-    return series.but(values=torch.stack(values) if stacked else values)
+    return series.replace(values=torch.stack(values) if stacked else values)
 
 
 class _Message(Source):

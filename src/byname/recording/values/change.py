@@ -13,7 +13,14 @@ from byname.errors import NotStorableError
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, is_tensor
 from byname.recording.values.copy import plain_copy
-from byname.recording.values.plain import ATOMS, bare, functions_listen, is_ordinary, nothing_listens, undisturbed
+from byname.recording.values.plain import (
+    ATOMS,
+    bare,
+    function_mode_count,
+    is_ordinary,
+    no_dispatch_modes,
+    without_dispatch_modes,
+)
 
 NOTHING: Any = object()
 """Stands where there is no copy."""
@@ -31,7 +38,7 @@ class ChangeDetector:
     The program's tensor is held weakly, and the copy as long as its memory is alive.
 
     Args:
-        form: a function of a value whose result is copied and compared instead.
+        convert: a function of a value whose result is copied and compared instead.
         by_content: whether new memory with the old content is no change. This costs about as much as another copy.
 
     Attributes:
@@ -41,14 +48,14 @@ class ChangeDetector:
             `same_bits` tells it once the copies are there: whoever stores the value keeps `copy` until then.
     """
 
-    __slots__ = ("__weakref__", "_by_content", "_form", "_let_go", "_memory", "_state", "copies", "doubtful")
+    __slots__ = ("__weakref__", "_by_content", "_convert", "_drop_copy", "_memory", "_state", "copies", "doubtful")
 
-    def __init__(self, form: Callable[[Any], Any] | None = None, *, by_content: bool = False) -> None:
+    def __init__(self, convert: Callable[[Any], Any] | None = None, *, by_content: bool = False) -> None:
         self.doubtful = False
-        self._form = form
+        self._convert = convert
         self._by_content = by_content
         self.copies: dict[Any, Any] = {}
-        self._let_go = None if by_content else self.copies.__delitem__
+        self._drop_copy = None if by_content else self.copies.__delitem__
         self._memory: weakref.ref[Any] | None = None
         self._state: tuple[Any, ...] | None = None
 
@@ -79,7 +86,7 @@ class ChangeDetector:
         self.copies.clear()  # after the other reference to its key, see `forget`
         # When the memory is gone whatever comes next has changed. What lets go of the copy then must not be
         # written in Python: an interrupt that comes in a callback of a weak reference is lost (CPython).
-        self._memory = None if memory is None else weakref.ref(memory, self._let_go)
+        self._memory = None if memory is None else weakref.ref(memory, self._drop_copy)
         self.copies[self._memory] = copy
 
     @property
@@ -94,7 +101,7 @@ class ChangeDetector:
     def _differs(self, value: Any, copy: Any) -> bool:
         """Return whether the content differs, or may differ and lies where nobody should wait for it."""
         try:
-            return not same_bits(value if self._form is None else self._form(value), copy)
+            return not same_bits(value if self._convert is None else self._convert(value), copy)
         except _Elsewhere:
             self.doubtful = True
             return True
@@ -104,7 +111,9 @@ class ChangeDetector:
 
 def _memory_of(tensor: torch.Tensor, *, quiet: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
     """Return a tensor's storage, and how and in which version it is seen; None where it has none (sparse, wrapped)."""
-    if not quiet and (type(tensor) not in PLAIN or functions_listen()):  # the context takes as long as all that is read
+    if not quiet and (
+        type(tensor) not in PLAIN or function_mode_count()
+    ):  # the context takes as long as all that is read
         with DisableTorchFunction():
             return _memory_of(tensor, quiet=True)
     try:
@@ -174,7 +183,7 @@ _BITS = struct.Struct("d")
 
 def _same_numbers(value: torch.Tensor, copy: torch.Tensor) -> bool:
     """Return whether two dense tensors have the same bits; no memory is taken for it."""
-    with DisableTorchFunction() if nothing_listens() else undisturbed():
+    with DisableTorchFunction() if no_dispatch_modes() else without_dispatch_modes():
         if value.dtype != copy.dtype or value.shape != copy.shape:
             return False
         return torch.equal(*_bits(bare(value), copy))

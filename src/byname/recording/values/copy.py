@@ -19,7 +19,7 @@ from byname.recording.values.plain import (
     plain_key,
     quick_copy,
     recorded_class,
-    undisturbed,
+    without_dispatch_modes,
 )
 
 
@@ -164,7 +164,7 @@ class Copies:
         for stream in self._streams.values():
             stream.record_event().synchronize()
         under_way, self._under_way = self._under_way, []
-        with undisturbed():
+        with without_dispatch_modes():
             for copy, pinned in under_way:
                 copy.copy_(pinned)
 

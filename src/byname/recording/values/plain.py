@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 import torch
 
-from byname.codec import WITH_NUMBERS
+from byname.codec import READABLE_DTYPES
 from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, fact, parts_of
@@ -27,14 +27,14 @@ from byname.recording.distributed.dtensor import is_distributed, local_part
 bare: Callable[[Any], torch.Tensor] = torch._C.TensorBase.data.__get__  # type: ignore[attr-defined]
 """The tensor without history, neither for backward nor, which ``detach`` would keep, for forward mode."""
 
-functions_listen: Callable[[], int] = torch._C._len_torch_function_stack
+function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
 """How many function modes are on; under `DisableTorchFunction` they observe nothing."""
 
 _operators_listen: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined, unused-ignore]
 
 
-def nothing_listens() -> bool:
+def no_dispatch_modes() -> bool:
     """Return whether no dispatch mode is on, and no transform such as ``vmap`` is at work."""
     return not _operators_listen() and _transform() is None
 
@@ -65,7 +65,7 @@ _LISTENERS = _keyset("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontM
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def without_dispatch_modes() -> Iterator[None]:
     """Context in which operators work on tensors themselves: no mode, no subclass and no transform sees them."""
     with DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_LISTENERS):
         yield
@@ -80,11 +80,11 @@ def quick_copy(value: Any, *, quiet: bool = False) -> torch.Tensor | None:
         return None
     if _operators_listen() or _transform() is not None or _inference():
         return None
-    if functions_listen() and not quiet:
+    if function_mode_count() and not quiet:
         with DisableTorchFunction():
             return quick_copy(value, quiet=True)
     numbers = bare(value)
-    if numbers.dtype not in WITH_NUMBERS:
+    if numbers.dtype not in READABLE_DTYPES:
         return None
     return numbers.clone() if numbers.is_contiguous() else numbers.contiguous()
 
@@ -250,7 +250,7 @@ def part_copied(tensor: torch.Tensor, fetch: Callable[[torch.Tensor], torch.Tens
         return [part_copied(one, fetch) for one in _nested_parts(tensor)]
     if layout is not torch.strided:
         return _sparse(tensor, layout, fetch)
-    with undisturbed():
+    with without_dispatch_modes():
         dense = numbers(tensor)
         return dense.clone(memory_format=torch.contiguous_format) if dense.device.type == "cpu" else fetch(dense)
 
@@ -270,7 +270,7 @@ def inner(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a dense tensor without history, class and lazy operations, on its device. Call it in `undisturbed`."""
+    """Return a dense tensor without history, class and lazy operations; to be called in `without_dispatch_modes`."""
     _check(tensor)
     return bare(tensor).resolve_conj().resolve_neg()
 
@@ -302,7 +302,7 @@ def _check(tensor: torch.Tensor) -> None:
         )
     if torch._C.TensorBase.__dict__["is_quantized"].__get__(tensor):
         raise Refused("is a quantized tensor. Let `on_value` return its `int_repr()` or `dequantize()`")
-    if (dtype := fact(tensor, "dtype")) not in WITH_NUMBERS:  # PyTorch knows it by name alone
+    if (dtype := fact(tensor, "dtype")) not in READABLE_DTYPES:  # PyTorch knows it by name alone
         raise Refused(
             f"is a tensor of {dtype}, whose elements PyTorch cannot read. Let `on_value` return its bytes: "
             "`value.view(torch.uint8)`"

@@ -17,13 +17,13 @@ from byname.recording.values.copy import Copying
 from byname.recording.values.plain import (
     Refused,
     bare,
-    functions_listen,
+    function_mode_count,
     inner,
     is_ordinary,
-    nothing_listens,
+    no_dispatch_modes,
     numbers,
     recorded_class,
-    undisturbed,
+    without_dispatch_modes,
 )
 from byname.table import closest
 from byname.text import note_on
@@ -224,7 +224,7 @@ def _reduced(value: Any, take: Reduction) -> Any:
 
 def _figure(tensor: torch.Tensor, name: str, path: str) -> Any:
     try:
-        if is_ordinary(tensor) and nothing_listens():
+        if is_ordinary(tensor) and no_dispatch_modes():
             with DisableTorchFunction():
                 return _taken(bare(tensor), name)
         return _of_unusual(tensor, name)
@@ -236,7 +236,7 @@ def _figure(tensor: torch.Tensor, name: str, path: str) -> Any:
 
 def _of_unusual(tensor: torch.Tensor, name: str) -> Any:
     tensor = inner(tensor)
-    with undisturbed():
+    with without_dispatch_modes():
         if fact(tensor, "is_nested") or fact(tensor, "layout") is not torch.strided:
             raise Refused("is not dense. Let `on_value` return a dense tensor, or give a function as `reduce`")
         return _taken(numbers(tensor), name)
@@ -256,10 +256,10 @@ def quick_figure(reduce: _Asked) -> Reduction:
     figure = FIGURES.get(reduce) if type(reduce) is str and reduce not in ORDERED else None
 
     def take(value: Any) -> torch.Tensor | None:
-        if figure is None or not is_ordinary(value) or not nothing_listens() or torch.is_inference_mode_enabled():
+        if figure is None or not is_ordinary(value) or not no_dispatch_modes() or torch.is_inference_mode_enabled():
             return None
         try:
-            if not functions_listen():
+            if not function_mode_count():
                 return figure(bare(value))  # type: ignore[no-any-return]
             with DisableTorchFunction():
                 return figure(bare(value))  # type: ignore[no-any-return]

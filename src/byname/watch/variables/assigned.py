@@ -10,54 +10,54 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, InterjectionError, NoMatchError
-from byname.model.called_functions import code_of_place
-from byname.model.items import put
+from byname.model.called_functions import function_at
+from byname.model.items import replace_item
 from byname.model.methods import method_of
 from byname.place import Segments
 from byname.reading.tensor import version_of
 from byname.table import counted
-from byname.watch.attachment import Running
+from byname.watch.attachment import Attachment
 from byname.watch.delivery import ReportedPlace
 from byname.watch.handle import remove_all
-from byname.watch.variables.subscribe import Listening, Run
+from byname.watch.variables.subscribe import Run, Subscription
 
 _NEW = ("entry", "assigned", "returned")
 
 
-class Assigned:
+class VariableHooks:
     """The local variables, arguments and return values that one attachment observes."""
 
-    def __init__(self, running: Running, places: Sequence[ReportedPlace]) -> None:
-        self._running = running
-        self._listenings: list[Listening] = []
-        self._functions: dict[tuple[int, str], _ReceiverOfFunction] = {}
+    def __init__(self, attachment: Attachment, places: Sequence[ReportedPlace]) -> None:
+        self._attachment = attachment
+        self._listenings: list[Subscription] = []
+        self._functions: dict[tuple[int, str], _VariableReporter] = {}
         for place in places:
             key = id(place.module), place.spot.method
             if key not in self._functions:
-                self._functions[key] = _ReceiverOfFunction(running, place.module, place.spot.method)
+                self._functions[key] = _VariableReporter(attachment, place.module, place.spot.method)
             self._functions[key].add(place)
 
     def install(self) -> None:
         for one in self._functions.values():
             module, method = one.module, one.method
-            function = code_of_place(module, method)
+            function = function_at(module, method)
             if function is None:
                 raise NoMatchError(f"`{method}` of {type(module).__name__} is no longer a Python function")
-            listening = Listening(
+            subscription = Subscription(
                 function,
                 module,
                 [*one.places],
                 weakref.ref(one),  # so that the code in the class does not keep the model alive
-                order=self._running.order,
+                order=self._attachment.order,
                 exits=one.at_exit,
                 items=one.of_items,
                 by_caller=method_of(module, method) is None,
             )
-            self._listenings.append(listening)
-            listening.begin()
-            one.begin(replaces=listening.replaces)
-            if not (listening.replaces or self._running.reads):
-                self._running.notes.setdefault(
+            self._listenings.append(subscription)
+            subscription.begin()
+            one.begin(replaces=subscription.replaces)
+            if not (subscription.replaces or self._attachment.reads):
+                self._attachment.notes.setdefault(
                     f"the source of `{type(module).__qualname__}.{method}` cannot be read: its variables are observed, "
                     "but cannot be changed"
                 )
@@ -66,24 +66,24 @@ class Assigned:
         """Remove the subscriptions, and note functions that other code has replaced meanwhile."""
         remove_all(self._listenings)
         self.look()
-        for one, listening in zip(self._functions.values(), self._listenings, strict=False):
-            if listening.ran:
-                self._look_at(one.module, one.method, listening)
+        for one, subscription in zip(self._functions.values(), self._listenings, strict=False):
+            if subscription.ran:
+                self._look_at(one.module, one.method, subscription)
         self._listenings.clear()
 
     def look(self) -> None:
         """Note the functions whose code was replaced by other code: they report nothing since."""
         for one in {one.function: one for one in self._listenings}.values():
-            self._running.notes.update(dict.fromkeys(one.notes))
+            self._attachment.notes.update(dict.fromkeys(one.notes))
 
-    def _look_at(self, module: nn.Module, method: str, listening: Listening) -> None:
+    def _look_at(self, module: nn.Module, method: str, subscription: Subscription) -> None:
         """Note a method that other code has replaced by another function."""
         try:
-            now = code_of_place(module, method)
+            now = function_at(module, method)
         except BadArgumentError:  # it has no Python code
             now = None
-        if now is not listening.function:
-            self._running.notes.setdefault(
+        if now is not subscription.function:
+            self._attachment.notes.setdefault(
                 f"other code replaced `{method}` of {type(module).__qualname__}; its variables are no longer reported"
             )
 
@@ -99,7 +99,7 @@ def _changed_again(path: str, count: int, entered: bool) -> str:
     )
 
 
-class _ReceiverOfFunction:
+class _VariableReporter:
     """The receiver of the variables of one function; it reports them at their places.
 
     Attributes:
@@ -107,13 +107,13 @@ class _ReceiverOfFunction:
         reports: see `FunctionReceiver`.
     """
 
-    def __init__(self, running: Running, module: nn.Module, method: str) -> None:
+    def __init__(self, attachment: Attachment, module: nn.Module, method: str) -> None:
         self.module = module
         self.method = method
         self.places: dict[str, list[ReportedPlace]] = {}
         self.at_exit = self.of_items = False
         self.reports: Mapping[str, Callable[[Any], Any]] = {}
-        self._running = running
+        self._attachment = attachment
         self._changes: dict[str, tuple[int, str]] = {}
         self._replaces = True
         self._reached: set[ReportedPlace] = set()
@@ -142,9 +142,9 @@ class _ReceiverOfFunction:
         count, entered = run.memory[self, path] = count + 1, entered or moment == "entry"
         most, before = self._changes.get(path, (1, ""))
         if count > most:
-            self._running.notes.pop(before, None)
+            self._attachment.notes.pop(before, None)
             self._changes[path] = count, _changed_again(path, count, entered)
-            self._running.notes.setdefault(self._changes[path][1])
+            self._attachment.notes.setdefault(self._changes[path][1])
 
     def receive(self, run: Run, variable: str, value: Any, moment: str) -> Any:
         """Report a value at each of its places; return what replaces it."""
@@ -177,7 +177,7 @@ class _ReceiverOfFunction:
             if count == nth:
                 self._reached.add(place)
             return bool(count == nth)
-        if moment == "exit" and nth != -1 and place.spot.alone and place not in self._reached:
+        if moment == "exit" and nth != -1 and place.spot.exact and place not in self._reached:
             raise NoMatchError(
                 f"`{place.path}`: `{place.spot.name}` was assigned {counted(count, 'time')} in this call; the first "
                 "is `@0`, and the last is always `@-1`"
@@ -192,7 +192,7 @@ class _ReceiverOfFunction:
             items = [one for one in items if _differs(last.get(one[0]), one[1])]
         for segments, one in items:
             new = self._report(place, run, one, moment, segments)
-            value = value if new is one else put(value, segments, new)
+            value = value if new is one else replace_item(value, segments, new)
         if last is not None:
             last.update((segments, _seen(one)) for segments, one in place.found(value))
         return value

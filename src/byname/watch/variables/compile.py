@@ -22,7 +22,7 @@ from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 from byname.reading.tensor import version_of
-from byname.source.code import Function, ThisCode, definition_of, one_at_a_time, stands_for
+from byname.source.code import AST_LOCK, CodeKey, Function, definition_of, original_code
 from byname.watch.variables.transform import first_line_node, report_variables, statements_at
 
 _FUTURE = 0
@@ -40,8 +40,8 @@ def recompiled(code: CodeType, wanted: Iterable[str], key: int) -> CodeType | No
     in a function. It is cached, since compiling takes milliseconds and an attachment may be disabled and enabled often.
     """
     try:
-        with one_at_a_time:
-            made = _recompiled(ThisCode(code), frozenset(wanted))
+        with AST_LOCK:
+            made = _recompiled(CodeKey(code), frozenset(wanted))
     except NoSourceError:  # not cached, since the source may be found later
         return None
     consts = [key if type(const) is int and const == _KEY else const for const in made.co_consts]
@@ -59,7 +59,7 @@ class NoSourceError(Exception):
 
 
 @lru_cache(maxsize=256)
-def _recompiled(this: ThisCode, wanted: frozenset[str]) -> CodeType:
+def _recompiled(this: CodeKey, wanted: frozenset[str]) -> CodeType:
     """Return the code that reports these variables, with the placeholder instead of its key."""
     assert this.code is not None
     return changed_code(this.code, lambda node: report_variables(node, wanted, _KEY))
@@ -88,7 +88,7 @@ def changed_code(code: CodeType, change: Callable[[Function], None]) -> CodeType
 
 def _note(made: CodeType, original: CodeType) -> None:
     """Note in ``stands_for`` the original of the new code, and the originals of the functions inside it."""
-    stands_for[made] = original
+    original_code[made] = original
     inside = {(one.co_name, one.co_firstlineno): one for one in original.co_consts if isinstance(one, CodeType)}
     for one in (const for const in made.co_consts if isinstance(const, CodeType)):
         if (own := inside.get((one.co_name, one.co_firstlineno))) is not None:
@@ -183,7 +183,7 @@ def with_code(function: FunctionType, code: CodeType) -> FunctionType:
     return copy
 
 
-def handing_over(code: CodeType, key: int) -> CodeType:
+def forwarding_code(code: CodeType, key: int) -> CodeType:
     """Return code that calls ``byname._traced``; its signature and free variables are those of `code`."""
     outside = code.co_freevars
     signature = inspect.signature(FunctionType(code, {}, None, None, tuple(CellType() for _ in outside)))
@@ -210,7 +210,7 @@ def handing_over(code: CodeType, key: int) -> CodeType:
     for _ in range(2):
         made = next(const for const in made.co_consts if isinstance(const, CodeType))
     made = made.replace(co_name=code.co_name, co_qualname=code.co_qualname)
-    stands_for[made] = code
+    original_code[made] = code
     return made  # type: ignore[no-any-return]
 
 

@@ -1,8 +1,8 @@
 """Subscribe: replace the code of a method by code that reports its local variables.
 
-The code of a method belongs to its class, and so to the whole process. One table for the process, ``_TAPS``, has the
-receivers of each function; the rewritten code looks there each time it begins to run. A run of a method is reported if
-its first argument is the observed object. A run of another function is reported if the observed module calls it.
+The code of a method belongs to its class, and so to the whole process. One table for the process, ``_REWRITTEN``, has
+the receivers of each function; the rewritten code looks there each time it begins to run. A run of a method is reported
+if its first argument is the observed object. A run of another function is reported if the observed module calls it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from byname.reading.tensor import version_of
 from byname.source.code import HIDDEN
 from byname.table import listed
 from byname.tracing.eager import EAGERLY
-from byname.watch.variables.compile import can_be_traced, handing_over, recompiled, traced, with_code
+from byname.watch.variables.compile import can_be_traced, forwarding_code, recompiled, traced, with_code
 
 RETURN = "return"
 """The name that stands for the return value of a function among its variables."""
 
 
-class Listening:
+class Subscription:
     """A subscription to variables of a function, which reports each run with its owner as the first argument.
 
     Values are reported in the thread of the function, and an error of the receiver is raised in the function. A run
@@ -91,29 +91,33 @@ class Listening:
         self.every_run = not by_caller and gets_no_owner(function, owner)
         self.key = id(owner)
         self._owner = _weakly(owner, self)
-        self._tap: _Tap | None = None
-        self._left = False
+        self._rewritten: _RewrittenFunction | None = None
+        self._unsubscribed = False
         self._notes: list[str] = []
 
     def begin(self) -> None:
         """Begin to report; raise a `BadArgumentError` if the variables cannot be read."""
         with _CHANGING:
-            taps = (tap for tap in _TAPS.values() if tap.function is self.function)
-            known = next((tap for tap in taps if tap.installed is self.function.__code__), None)
-            self._tap = known or _Tap(self.function)
-            self._tap.add(self)
+            rewritten_functions = (
+                rewritten for rewritten in _REWRITTEN.values() if rewritten.function is self.function
+            )
+            known = next(
+                (rewritten for rewritten in rewritten_functions if rewritten.installed is self.function.__code__), None
+            )
+            self._rewritten = known or _RewrittenFunction(self.function)
+            self._rewritten.add(self)
 
     @property
     def replaces(self) -> bool:
         """Whether the result of the receiver replaces the value; False if the function has no source."""
-        return self._tap is None or self._tap.plain is None
+        return self._rewritten is None or self._rewritten.plain is None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the subscription: whether other code has replaced the function's code meanwhile."""
-        tap = self._tap
-        if self.active and tap is not None and tap.function.__code__ is not tap.installed:
-            return (*self._notes, tap.replaced)
+        rewritten = self._rewritten
+        if self.active and rewritten is not None and rewritten.function.__code__ is not rewritten.installed:
+            return (*self._notes, rewritten.replaced)
         return tuple(self._notes)
 
     def is_about(self, first: object) -> bool:
@@ -125,24 +129,24 @@ class Listening:
 
         If other code was put into the function meanwhile, that stays, and `notes` says so.
         """
-        if not self._left:
-            if self._leave():
+        if not self._unsubscribed:
+            if self._unsubscribe():
                 forget_compiled()
-            self._left = True
+            self._unsubscribed = True
 
-    def _leave(self) -> bool:
+    def _unsubscribe(self) -> bool:
         """Unsubscribe; return whether this was the last subscription of the function."""
         with _CHANGING:
             if self.active:
                 self._notes = [*self.notes]
             self.active = False
-            if self._tap is None:
+            if self._rewritten is None:
                 return False
-            self._tap.discard(self)
-            return not self._tap.by_owner
+            self._rewritten.discard(self)
+            return not self._rewritten.by_owner
 
 
-class _Tap:
+class _RewrittenFunction:
     """A function whose code was replaced, and its subscriptions.
 
     Attributes:
@@ -151,36 +155,36 @@ class _Tap:
         reported: the names of the variables that the installed code reports.
         plain: a copy of a function without source, with its own code; None for a function with source.
         by_owner: the subscriptions, by the ``id`` of the owner.
-        listenings: all subscriptions, if one of them wants every run; otherwise empty.
+        subscriptions: all subscriptions, if one of them wants every run; otherwise empty.
     """
 
     def __init__(self, function: FunctionType) -> None:
         self.function = function
         self.original = self.installed = function.__code__
         self.key = _key_of(function)
-        self.listenings: tuple[Listening, ...] = ()
+        self.subscriptions: tuple[Subscription, ...] = ()
         self.reported: frozenset[str] = frozenset()
         self.plain: FunctionType | None = None
-        self.by_owner: dict[int, tuple[Listening, ...]] = {}
+        self.by_owner: dict[int, tuple[Subscription, ...]] = {}
         self.every_run = False
         self.by_caller = False
 
-    def add(self, listening: Listening) -> None:
+    def add(self, subscription: Subscription) -> None:
         """Add a subscription; rewrite the code again if it does not yet report all of the variables."""
         try:
-            _TAPS[self.key] = self
-            self._listen(listening.key, sorted([*self.by_owner.get(listening.key, ()), listening], key=_order))
-            if not listening.variables <= self.reported:
-                self._install(self.reported | listening.variables)
+            _REWRITTEN[self.key] = self
+            self._listen(subscription.key, sorted([*self.by_owner.get(subscription.key, ()), subscription], key=_order))
+            if not subscription.variables <= self.reported:
+                self._install(self.reported | subscription.variables)
         except BaseException:  # otherwise installed code without subscriptions would pass for the function's own
-            self.discard(listening)
+            self.discard(subscription)
             raise
 
     def _install(self, variables: frozenset[str]) -> None:
         code = recompiled(self.original, variables, self.key)
         if code is None:
             self._check_without_source(variables)
-            code = handing_over(self.original, self.key)
+            code = forwarding_code(self.original, self.key)
             self.plain = with_code(self.function, self.original)
             _FUNCTIONS[self.key] = self.function
         self.function.__code__ = self.installed = code
@@ -194,26 +198,28 @@ class _Tap:
         if nested := [one for one in variables if "." in one]:
             raise BadArgumentError(f"{name} has no source: {nested[0]!r}, of a nested function, cannot be read")
 
-    def _listen(self, key: int, listenings: Sequence[Listening]) -> None:
+    def _listen(self, key: int, subscriptions: Sequence[Subscription]) -> None:
         """Set the subscriptions of one owner. There may be thousands of owners, and runs in other threads meanwhile."""
-        if listenings:
-            self.by_owner[key] = tuple(listenings)
+        if subscriptions:
+            self.by_owner[key] = tuple(subscriptions)
         else:
             self.by_owner.pop(key, None)
-        if self.every_run or any(one.every_run for one in listenings):
+        if self.every_run or any(one.every_run for one in subscriptions):
             everyone = [one for of_owner in tuple(self.by_owner.values()) for one in of_owner]
             self.every_run = any(one.every_run for one in everyone)
-            self.listenings = tuple(sorted(everyone, key=_order)) if self.every_run else ()
-        self.by_caller = self.by_caller or any(one.by_caller for one in listenings)
+            self.subscriptions = tuple(sorted(everyone, key=_order)) if self.every_run else ()
+        self.by_caller = self.by_caller or any(one.by_caller for one in subscriptions)
 
-    def discard(self, listening: Listening) -> None:
-        self._listen(listening.key, [one for one in self.by_owner.get(listening.key, ()) if one is not listening])
+    def discard(self, subscription: Subscription) -> None:
+        self._listen(
+            subscription.key, [one for one in self.by_owner.get(subscription.key, ()) if one is not subscription]
+        )
         if self.by_owner:
             return
         if self.function.__code__ is self.installed:
             self.function.__code__ = self.original
-        if _TAPS.get(self.key) is self:
-            del _TAPS[self.key]
+        if _REWRITTEN.get(self.key) is self:
+            del _REWRITTEN[self.key]
 
     @property
     def replaced(self) -> str:
@@ -225,11 +231,11 @@ class _Tap:
 
     def enter(self, first: object) -> Run | None:
         """Return a `Run` for a run that begins with this first argument, or that a module calls; None if unobserved."""
-        for one in self.listenings:
+        for one in self.subscriptions:
             if one.entered is not None:
                 one.entered(one._owner())
         caller = running_module() if self.by_caller else first
-        candidates = self.listenings if self.every_run else self.by_owner.get(id(first), ())
+        candidates = self.subscriptions if self.every_run else self.by_owner.get(id(first), ())
         if caller is not first and not self.every_run:
             candidates = tuple(sorted([*candidates, *self.by_owner.get(id(caller), ())], key=_order))
         concerned = [one for one in candidates if one.is_about(caller if one.by_caller else first)]
@@ -262,7 +268,7 @@ class Run:
 
     __slots__ = ("_listeners", "exits", "items", "known", "memory")
 
-    def __init__(self, listeners: Sequence[Listening]) -> None:
+    def __init__(self, listeners: Sequence[Subscription]) -> None:
         self._listeners = listeners
         self.exits = listeners[0].exits if len(listeners) == 1 else any(one.exits for one in listeners)
         self.items = self.exits and any(one.items for one in listeners)
@@ -356,11 +362,11 @@ class FunctionReceiver:
     def changed(self, run: Run, variable: str, moment: str) -> None: ...
 
 
-def _order(listening: Listening) -> int:
-    return listening.order
+def _order(subscription: Subscription) -> int:
+    return subscription.order
 
 
-_TAPS: dict[int, _Tap] = {}
+_REWRITTEN: dict[int, _RewrittenFunction] = {}
 _FUNCTIONS: weakref.WeakValueDictionary[int, FunctionType] = weakref.WeakValueDictionary()
 """The functions without source, for calls that began just before the last subscription was removed."""
 
@@ -381,10 +387,10 @@ def _key_of(function: FunctionType) -> int:
 @dynamo_skip
 def _enter(key: int, first: object) -> Run | None:
     """Return the `Run` of a function that begins; rewritten code calls this. None if this run is not observed."""
-    tap = _TAPS.get(key)
-    if tap is None or not (id(first) in tap.by_owner or tap.every_run or tap.by_caller):
+    rewritten = _REWRITTEN.get(key)
+    if rewritten is None or not (id(first) in rewritten.by_owner or rewritten.every_run or rewritten.by_caller):
         return None
-    return tap.enter(first)
+    return rewritten.enter(first)
 
 
 _enter._torchdynamo_disable_msg = (  # type: ignore[attr-defined]  # PyTorch shows it in the error under fullgraph=True
@@ -395,8 +401,8 @@ _enter._torchdynamo_disable_msg = (  # type: ignore[attr-defined]  # PyTorch sho
 @dynamo_skip
 def _traced(key: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Run a function without source; the code that was installed in it calls this."""
-    tap = _TAPS.get(key)
-    return _FUNCTIONS[key](*arguments, **keywords) if tap is None else tap.call(arguments, keywords)
+    rewritten = _REWRITTEN.get(key)
+    return _FUNCTIONS[key](*arguments, **keywords) if rewritten is None else rewritten.call(arguments, keywords)
 
 
 def _shown(names: Any) -> Any:
@@ -428,17 +434,17 @@ def _check(function: FunctionType, variables: Sequence[str]) -> None:
             )
 
 
-def _weakly(owner: Any, listening: Listening) -> Any:
+def _weakly(owner: Any, subscription: Subscription) -> Any:
     """Return a weak reference to the owner, which unsubscribes when the owner is freed.
 
     Compiled code is not discarded then, since the garbage collector may run at any time, also while the compiler runs.
     """
-    itself = weakref.ref(listening)
+    itself = weakref.ref(subscription)
 
     def gone(_: Any) -> None:
-        if (one := itself()) is not None and not one._left:
-            one._leave()
-            one._left = True
+        if (one := itself()) is not None and not one._unsubscribed:
+            one._unsubscribe()
+            one._unsubscribed = True
 
     try:
         return weakref.ref(owner, gone)
