@@ -301,7 +301,7 @@ TIMES_OUT = """
     import os, signal
     def too_late(number, frame): raise TimeoutError("too late")
     signal.signal(signal.SIGALRM, too_late)
-    import byname.cli.moment as signals
+    import byname.cli.remote_answer as signals
     def census(): os.kill(os.getpid(), signal.{signal}); return signals.__dict__["missing"]
     signals.census = census
     try:
@@ -326,7 +326,7 @@ def test_errors_of_a_look_are_told_and_those_of_the_program_are_raised(meanwhile
 PREDECESSOR = """
     import os, signal, sys, threading
     from byname.cli.command import CommandError
-    from byname.cli.moment import answer_signals
+    from byname.cli.remote_answer import answer_signals
     def earlier(number, frame): print("earlier", number == signal.SIGUSR1)
     if sys.argv[1] == "chained":
         signal.signal(signal.SIGUSR1, earlier)

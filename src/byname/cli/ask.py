@@ -243,7 +243,7 @@ if "torch" in sys.modules:
     before = sys.path[:]
     sys.path.append({root!r})
     try:
-        from byname.cli.moment import answer_remotely
+        from byname.cli.remote_answer import answer_remotely
         answer_remotely()
     finally:
         sys.path[:] = before

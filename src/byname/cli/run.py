@@ -175,7 +175,7 @@ class CensusCommand:
 
 def _looks(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
     from byname.cli.json_lines import JsonLines
-    from byname.cli.looks import CensusShown, GrowthShown
+    from byname.cli.step_watchers import CensusShown, GrowthShown
 
     lines = None if options.json is None else JsonLines(options.json)
     shown = (GrowthShown if options.growth else CensusShown)(options.every, options.top, lines)
@@ -201,7 +201,7 @@ def run_program(
     program = options.loaded = _program(options)
     watchers = watchers_of(options)
     if options.census_on_signal:
-        from byname.cli.moment import answer_signals
+        from byname.cli.remote_answer import answer_signals
 
         answer_signals()
     program.take_place()

@@ -13,7 +13,7 @@ from byname.diagnose.engine import ENGINE, BackwardCall, EndCallback, safely, st
 from byname.diagnose.explain import explain
 from byname.diagnose.finding import Explanation, Finding, Note, explained
 from byname.diagnose.nonfinite.watch import FiniteWatch
-from byname.diagnose.unattended import RunningCheck
+from byname.diagnose.running_check import RunningCheck
 from byname.errors import BadArgumentError
 from byname.memory.oom import RESERVE
 from byname.reading.modules import models_of, optimizers_of

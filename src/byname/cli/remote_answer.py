@@ -1,4 +1,4 @@
-"""Moment: the tensors alive in this process, or the lines its threads are on, as an answer to another process.
+"""Remote answer: the tensors alive in this process, or the lines its threads are on, as an answer to another process.
 
 Nothing of the program is run; its frames are only read. A signal is answered with a census, or with the answer to the
 question of another process (`byname.cli.ask`). Python runs its handler between two instructions of the main thread,

@@ -1,4 +1,4 @@
-"""Evaluation: forwards without gradients whose dropout and batch norms are in training mode."""
+"""Evaluation mode: forwards without gradients whose dropout and batch norms are in training mode."""
 
 from __future__ import annotations
 

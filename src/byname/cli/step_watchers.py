@@ -1,4 +1,4 @@
-"""Looks: censuses of a program, or the growth in it, after its optimizer steps and at its end."""
+"""Step watchers: censuses of a program, or the growth in it, after its optimizer steps and at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unattended: the watch of a running program, which checks each new loss, and reports what learns nothing and why."""
+"""Running check: the watch of a program that runs; it checks each new loss and says what learns nothing, and why."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, sum_of
 from byname.diagnose.nonfinite.reasons import is_zero
+from byname.diagnose.silent.batches import Batches
+from byname.diagnose.silent.evaluation_mode import EvaluationMode
 from byname.diagnose.silent.loading import Loading
 from byname.diagnose.silent.ranks_apart import Ranks
-from byname.diagnose.silent.samples import Batches
 from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.shuffles import Labels, Seeds, Shuffles
 from byname.diagnose.silent.steps import Clipping, Schedules, Unused
 from byname.diagnose.silent.topic import LOSS_FUNCTIONS, SIGNED, ObservedCall, Topic, on_call
-from byname.diagnose.silent.validation import EvaluationMode
 from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name
 from byname.naming.names import find
