@@ -127,9 +127,8 @@ class BoundaryNodes:
                 if edge in edges:
                     self._event(node).input_edges.append(BoundaryEdge(slot, edges[edge], None))
                 elif edge in geometries and type(node).__name__ == "CopySlices":
-                    if (
-                        changed := geometries[edge]
-                    ) is not None:  # of two views of one base the parts are not separable
+                    changed = geometries[edge]
+                    if changed is not None:  # of two views of one base the parts are not separable
                         self._event(node).input_edges.append(BoundaryEdge(slot, *changed))
                 elif leaves and type(following).__name__ == "AccumulateGrad":
                     number = leaves.get(id(following.variable))

@@ -126,17 +126,15 @@ class Following:
             tap.install()
 
     def _await_modules(self) -> None:
-        arrives, held = (
-            weak_callback(self._on_module_registered),
-            weak_callback(self._on_state_registered),
-        )  # so that the model can be freed
+        # weak, so that the model can be freed
+        on_module, on_state = weak_callback(self._on_module_registered), weak_callback(self._on_state_registered)
         if self._end is None:  # the compiler, which looks into whatever runs inside compiled code, cannot read one
             self._end = weakref.finalize(self, self._registrations)
             self._end.atexit = False
-        self._registrations.register(register_module_module_registration_hook, arrives)
+        self._registrations.register(register_module_module_registration_hook, on_module)
         if self._of_states:
-            self._registrations.register(register_module_parameter_registration_hook, held)
-            self._registrations.register(register_module_buffer_registration_hook, held)
+            self._registrations.register(register_module_parameter_registration_hook, on_state)
+            self._registrations.register(register_module_buffer_registration_hook, on_state)
 
     def remove(self) -> None:
         try:

@@ -111,9 +111,8 @@ class ChangeDetector:
 
 def _memory_of(tensor: torch.Tensor, *, quiet: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
     """Return a tensor's storage, and how and in which version it is seen; None where it has none (sparse, wrapped)."""
-    if not quiet and (
-        type(tensor) not in PLAIN or function_mode_count()
-    ):  # the context takes as long as all that is read
+    # the context takes as long as all that is read
+    if not quiet and (type(tensor) not in PLAIN or function_mode_count()):
         with DisableTorchFunction():
             return _memory_of(tensor, quiet=True)
     try:

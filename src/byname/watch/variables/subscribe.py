@@ -98,12 +98,8 @@ class Subscription:
     def begin(self) -> None:
         """Begin to report; raise a `BadArgumentError` if the variables cannot be read."""
         with _CHANGING:
-            rewritten_functions = (
-                rewritten for rewritten in _REWRITTEN.values() if rewritten.function is self.function
-            )
-            known = next(
-                (rewritten for rewritten in rewritten_functions if rewritten.installed is self.function.__code__), None
-            )
+            every = (one for one in _REWRITTEN.values() if one.function is self.function)
+            known = next((one for one in every if one.installed is self.function.__code__), None)
             self._rewritten = known or _RewrittenFunction(self.function)
             self._rewritten.add(self)
 
