@@ -13,6 +13,7 @@ from torch import nn
 from byname.autograd.slots import held_by_nodes
 from byname.autograd.walk import Walk
 from byname.diagnose.cause import Cause, Facts, always, variable
+from byname.diagnose.causes.cuts import cut_before, remedy_of, why_cut
 from byname.diagnose.causes.loss import (
     ACTIVATIONS,
     COMPARING,
@@ -24,7 +25,7 @@ from byname.diagnose.causes.loss import (
     node_kind,
     shape_of,
 )
-from byname.diagnose.causes.not_reached import cut_before, cuts_beside, remedy_of, why_cut
+from byname.diagnose.causes.not_reached import cuts_beside
 from byname.diagnose.causes.out_of_place import data_edit_advice
 from byname.diagnose.context import FailureContext, assigned_on, assignments, made_at, value_of
 from byname.diagnose.followed_optimizer import FlatOperation

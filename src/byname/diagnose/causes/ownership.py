@@ -14,7 +14,8 @@ from torch import nn
 
 from byname.autograd.leaves import Leaf, leaves_of
 from byname.diagnose.cause import Cause, Facts, is_before_backward, render
-from byname.diagnose.causes.not_reached import MAY_BE, cuts_beside, sentence_of
+from byname.diagnose.causes.cuts import sentence_of
+from byname.diagnose.causes.not_reached import MAY_BE, cuts_beside
 from byname.diagnose.causes.readers import reads_gradient_of
 from byname.diagnose.context import FailureContext, made_at
 from byname.diagnose.engine import first_run

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from byname.diagnose.cause import Cause, Facts, always, no_extra_facts, render
-from byname.diagnose.causes.not_reached import Use, remedy_of, why_cut
+from byname.diagnose.causes.cuts import remedy_of, why_cut
+from byname.diagnose.causes.not_reached import Use
 from byname.diagnose.causes.readers import reads_gradients
 from byname.diagnose.context import assignments
 from byname.diagnose.followed_optimizer import CARRIED, ENOUGH, MOVED, PUT_BACK, FollowedOptimizer, alive

@@ -1,0 +1,176 @@
+"""Cuts: the calls before a loss that cut it off from the graph, why no gradient flows through them, and the remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from byname.diagnose.cause import Facts, Sentence, Subject, render
+from byname.diagnose.context import FailureContext, assigned_on
+from byname.naming.name import Name, at, unnamed, with_relation
+from byname.reading.frames import NO_LINE
+from byname.reading.tensor import is_tensor
+from byname.source.code import CodeKey
+from byname.source.location import Site, is_library, statements_binding
+from byname.tracking.log import DetachPoint, logs
+
+
+def sentence_of(context: FailureContext, cut: DetachPoint) -> Sentence:
+    """Return what a call cuts off and why, as a part of a sentence."""
+    name = _cut_off_by(context, cut)
+    return render("{result} {why}", result=Subject(name, _where(context, cut, name)), why=why_cut(cut))
+
+
+def _where(context: FailureContext, cut: DetachPoint, name: Name) -> Site | None:
+    """Return the line of a cut or, of one in a library, the line that assigns its result where the loss is computed."""
+    site = cut.line.site
+    if site is None or not is_library(site.file) or not name.exact:
+        return site
+    made = [one.line.code for log in logs() for root in context.roots if is_tensor(root) and (one := log.made(root))]
+    bound = [one.site for code in made if code is not None for one in statements_binding(code, name.path)]
+    return bound[0] if len(bound) == 1 and not is_library(bound[0].file) else site
+
+
+def _cut_off_by(context: FailureContext, cut: DetachPoint) -> Name:
+    """Return the name of the result of a cut, of the variable that its line assigns, or else of one that it reads."""
+    result = None if cut.result is None else cut.result()
+    if result is not None:
+        name = context.name(result)
+        if name.path and name.exact:
+            return name
+    if (named := assigned_on(cut.line)) is not None:
+        return named
+    given = (tensor for reference, _ in cut.inputs if (tensor := reference()) is not None)
+    if (read := next((name for tensor in given if (name := context.name(tensor)).path), None)) is None:
+        return unnamed(cut.line.site)
+    return read if not cut.reason and cut.name in (*DETACHES, *_NUMBERS) else with_relation(read, "a result of")
+
+
+def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
+    """Return the facts of the calls that detached a tensor from all that requires grad, if the log has some."""
+    cuts, certain = [cut for log in logs() for cut in log.detaches_of(root)], True
+    if not cuts:
+        cuts, certain = _taken_out(root)
+    if not cuts:
+        return None
+    first: dict[object, DetachPoint] = {}
+    for cut in cuts:  # under no_grad every call is one
+        first.setdefault(cut.reason or cut.line.place, cut)
+    off, remedy, still = _left_off(cuts[0]), remedy_of(cuts[0]), ""
+    if off is not None:
+        still = f". The set_grad_enabled(False){at(off)} belongs to no block, and is still in effect"
+        remedy = "call torch.set_grad_enabled(True) after what needs no gradients, or put that into a block of "
+        remedy += "`with torch.no_grad():`, which switches them on again at its end"
+    ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'} "
+    places = Sentence.joined("; and ", dict.fromkeys(sentence_of(context, cut) for cut in first.values()))
+    return {"off": off, "why": render("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
+
+
+def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
+    """Return the calls that converted tensors to the Python values a tensor was made from, and whether it is sure.
+
+    A call is sure if its statement also made the tensor, or assigned a variable that the making statement reads.
+    Otherwise, if the statement makes a tensor of a Python value, every call since the last step that may be meant is
+    returned, if they are few, since nobody sees how a number passes through the program.
+    """
+    known = ((log, made.line) for log in logs() if (made := log.made(root)) is not None)
+    log, line = next(known, (None, NO_LINE))
+    code, into = line.code, line.expr
+    if log is None or code is None or into is None:
+        return [], False
+    out = [cut for cut in log.detaches if cut.name != "grad"]
+    if by_library := is_library(code.co_filename):  # a trainer's line is given what the program has made
+        out = [cut for cut in out if (site := cut.line.site) is not None and not is_library(site.file)]
+    begin = log.steps[-1].number if log.steps else 0
+    numbers = {cut.line.place: cut for cut in out if cut.result is None and cut.number >= begin}
+    here = [(cut, expr) for cut in numbers.values() if cut.line.code is code and (expr := cut.line.expr) is not None]
+    certain = [
+        cut
+        for cut, expr in here
+        if expr.site == into.site or (expr.site.target in into.reads and expr.site.line <= into.site.line)
+    ]
+    before = [expr for variable in into.reads for expr in statements_binding(code, variable)]
+    makes_anew = by_library or any(_MAKERS.search(expr.site.statement) for expr in (into, *before))
+    if certain or len(numbers) > MOST_PLACES or not makes_anew:
+        return certain[-1:], True
+    return list(numbers.values()), False
+
+
+MOST_PLACES = 3
+_MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
+
+
+def _left_off(cut: DetachPoint) -> Site | None:
+    """Return the line that switched gradients off before a call under ``no_grad``, if they are still off.
+
+    A log that ended before the call does not know what was switched since.
+    """
+    if cut.reason != "no_grad" or torch.is_grad_enabled():
+        return None
+    mine = [log for log in logs() if log.of_this_thread()]
+    key = cut.number, CodeKey(cut.line.code)
+    mine = [log for log in mine if any((one.number, CodeKey(one.line.code)) == key for one in reversed(log.detaches))]
+    off = next((one for log in mine if (one := log.switched_off) is not None and one.number <= cut.number), None)
+    return None if off is None else off.line.site
+
+
+def why_cut(cut: DetachPoint) -> str:
+    """Return why no gradient flows back through a call, as the end of a sentence."""
+    return _words_of(cut)[0]
+
+
+def remedy_of(cut: DetachPoint) -> str:
+    """Return what to write in place of a call that cuts off, as an imperative."""
+    return _words_of(cut)[1]
+
+
+def _words_of(cut: DetachPoint) -> tuple[str, str]:
+    if cut.reason:
+        is_drawn = cut.reason == "no_grad" and ".sample(" in getattr(cut.line.site, "statement", "")
+        return _REASONS["sample" if is_drawn else cut.reason]
+    otherwise = f"is the result of {cut.name}(), which has no gradient", "use a differentiable operation instead"
+    return next(((why, remedy) for names, why, remedy in _KINDS if cut.name in names), otherwise)
+
+
+_OUTSIDE = "compute what the loss depends on outside of that block (a decorator of the function is one, too)"
+_COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isclose isnan isfinite logical_and".split()
+_POSITIONS = "argmax argmin argsort nonzero argwhere searchsorted bucketize multinomial".split()
+_POSITIONS += "max min topk sort median nanmedian mode kthvalue cummax cummin".split()  # their values have gradients
+_NUMBERS = "item tolist numpy __array__ __float__ __int__ __bool__ __index__ __complex__".split()
+DETACHES = ["detach", "data", "detach_"]
+
+# fmt: off
+_REASONS = {
+    "no_grad": (
+        "is computed while gradients are switched off (torch.no_grad() or set_grad_enabled(False))", _OUTSIDE),
+    "sample": (
+        "is drawn by sample(), which computes under torch.no_grad()",
+        "draw by rsample(), through which gradients flow; for a choice, as of Categorical, take F.gumbel_softmax(), or "
+        "weight the log-probability of what was drawn (REINFORCE)"),
+    "inference": ("is computed under torch.inference_mode()", _OUTSIDE),
+    "checkpoint": (
+        "is computed by a reentrant checkpoint, and none of the tensors that were passed to it requires grad: the "
+        "parameters used in it get gradients only if one of these does",
+        "pass use_reentrant=False to checkpoint(), or let its input require grad: x.requires_grad_(), which "
+        "enable_input_require_grads() does for a model of transformers"),
+}
+_KINDS: Sequence[tuple[Sequence[str], str, str]] = (
+    (DETACHES, "is detached from the graph",
+        "leave out .detach() and .data for tensors that the loss is computed from"),
+    (_POSITIONS, "is a position or a choice, which has no gradient",
+        "compute the loss from the scores themselves (cross_entropy takes logits); positions are for metrics"),
+    (_NUMBERS, "is converted to plain numbers outside of PyTorch",
+        "keep the tensor for the loss, without .item() or float() (torch.stack joins several); numbers are for logs"),
+    ("tensor as_tensor asarray array from_numpy".split(),
+        "is made anew from the numbers of others, which have no gradient then",
+        "join the tensors: torch.stack(list) if they have no dimension, torch.cat(list) if each has one element"),
+    (["grad"], "is the result of autograd.grad() without create_graph=True, so it has no graph",
+        "pass create_graph=True to it"),
+    (_COMPARISONS, "is a comparison, which has no gradient", "use a smooth function (sigmoid, softplus) instead"),
+    ("long int short bool byte".split(), "is converted to whole numbers, which have no gradients",
+        "convert to a floating-point type"),
+)
+# fmt: on
+"""Calls that cut off, by the block that they are in or by name: a phrase about their result, and what to write."""
