@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import sys
 from collections import Counter
+from types import ModuleType
 
 import pytest
 import torch
@@ -1459,6 +1461,31 @@ def test_a_line_put_in_place_of_an_edit_through_data_mends_the_gradients():
     exec(advice.rpartition("write ")[2], space)
     assert torch.equal(space["h"], before.clamp(0.2, 0.8))
     assert torch.equal(torch.autograd.grad(space["h"].sum(), x)[0], torch.ones(3))
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_parts_of_a_librarys_module_that_a_program_leaves_out_are_no_finding(tmp_path, monkeypatch, wraps):
+    library = ModuleType("encoders")
+    library.__file__ = str(tmp_path / "site-packages" / "encoders.py")
+    monkeypatch.setitem(sys.modules, "encoders", library)
+
+    def forward(self, x):
+        return self.layer(x)
+
+    encoder = type("Encoder", (nn.Module,), {"forward": forward, "__module__": "encoders"})
+
+    class OfTheProgram(nn.Linear):
+        pass
+
+    def program():
+        model = encoder()
+        model.layer, model.pooler = nn.Linear(4, 1), (OfTheProgram if wraps else nn.Linear)(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trained(optimizer, lambda x, y: F.mse_loss(model(x), y), 2 * STEPS)
+        return model, optimizer
+
+    causes = [finding.cause for finding in found_in(program)[1]]
+    assert causes == (["never-learns"] if wraps else [])  # what holds a module of the program is a wrapper
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -19,10 +20,10 @@ from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values
 from byname.naming.name import Name, at
 from byname.reading.frames import NO_LINE, Line, caller, reported_frame, user_line
-from byname.reading.modules import own_parameters, parameters_of
-from byname.reading.objects import attributes_of
+from byname.reading.modules import modules_in, own_parameters, parameters_in, parameters_of
+from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import PLAIN, fact
-from byname.source.location import Site
+from byname.source.location import FILE_ORIGIN, LIBRARY, PROGRAM, Site
 from byname.tracking.log import logs
 
 ENOUGH = 4
@@ -76,6 +77,7 @@ class FollowedOptimizer:
         waiting: findings about parameters that a loss does not reach, for those without a gradient at its next step.
         cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
         explained: the parameters without a gradient that such a finding reported, by ``id``.
+        optional: those in a library's module of which other parameters get a gradient, by ``id``.
         reached: the parameters that a backward call reached, by ``id``.
         outside: the names of parameters that losses reach and that no optimizer has.
         anew: optimizers in a row, with this one, that make one step each for its parameters.
@@ -104,6 +106,7 @@ class FollowedOptimizer:
         self.waiting: list[tuple[Finding, list[weakref.ref[torch.Tensor]]]] = []
         self.cuts: list[tuple[Finding, frozenset[int]]] = []
         self.explained: set[int] = set()
+        self.optional: set[int] = set()
         self.reached: set[int] = set()
         self.losses: set[bool] = set()
         self._reached = self._cleared = False  # since the last step
@@ -140,9 +143,10 @@ class FollowedOptimizer:
     def without_gradient(self) -> tuple[Name, ...]:
         """The names of the parameters that had no gradient in any step, but not those in a finding about a cut.
 
-        Nor, where others learn, those that a backward reaches: a program that clears their gradients freezes them.
+        Nor, where others learn, those that a backward reaches: a program that clears their gradients freezes them. Nor
+        those of a library's module that the program uses in part, such as a pooler.
         """
-        frozen = self.reached if len(self.without) < len(self.keys) else set()
+        frozen = self.reached | self.optional if len(self.without) < len(self.keys) else set()
         return self.names_of(key for key in self.without if key not in self.explained | frozen)
 
     @property
@@ -250,6 +254,7 @@ class FollowedOptimizer:
         if self.steps == ENOUGH:
             self.name(alive([*self.without.values(), *self.zero.values()]))
             self.use = last_use(list(alive(self.without.values())))
+            self.optional = _in_library_modules(self.without.keys(), self.keys) if self.without else set()
             self.name(one for one in self.parameters() if id(one) in self._values)
 
     def _note_gradients(self) -> None:
@@ -327,6 +332,24 @@ def has_zero_gradient(parameter: torch.Tensor) -> bool:
 def rate_is_zero(group: dict[str, Any]) -> bool:
     rate = group.get("lr")
     return type(rate) in (int, float) and rate == 0
+
+
+def _in_library_modules(without: Iterable[int], keys: frozenset[int]) -> set[int]:
+    """Return the parameters without a gradient in libraries' modules of which others have one; all ids are of `keys`.
+
+    A module of the program inside makes a library's module a wrapper, which is used as a whole.
+    """
+    found: set[int] = set()
+    for module in [one for one in living(nn.Module) if _origin_of(type(one)) == LIBRARY]:
+        mine = keys.intersection(map(id, parameters_in(module)))
+        lacking = mine.intersection(without)
+        if lacking < mine and all(_origin_of(type(one)) != PROGRAM for one in modules_in(module)):
+            found |= lacking
+    return found
+
+
+def _origin_of(kind: type) -> int:
+    return FILE_ORIGIN[getattr(sys.modules.get(kind.__module__), "__file__", None) or ""]
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
