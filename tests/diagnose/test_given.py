@@ -10,7 +10,7 @@ META = torch.device("meta")
 
 
 def explained(run):
-    with pytest.raises((RuntimeError, IndexError)) as caught:
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as caught:
         run()
     return byname.explain(caught.value)
 
@@ -132,3 +132,36 @@ def test_labels_and_scores_without_names_are_told_as_that():
         why.message.startswith("the tensor of labels holds 5 at [1] at ")
         and "tensor of scores has 3 classes" in why.message
     )
+
+
+def test_nan_of_a_distribution_is_told_with_the_parameters_that_hold_it():
+    policy, x = nn.Linear(4, 3), torch.ones(2, 4)
+    with torch.no_grad():
+        policy.bias[0] = torch.nan
+    message = explained(lambda: torch.distributions.Categorical(logits=policy(x))).message
+    assert message.startswith("the parameter logits of this Categorical at ")
+    assert message.endswith("holds NaN, and so does `policy.bias`: the NaN was there before this forward")
+    with torch.no_grad():  # as while a policy acts: there is no graph to look at
+        assert "so does `policy.bias`" in explained(lambda: torch.distributions.Categorical(logits=policy(x))).message
+
+
+def test_nan_of_a_distribution_that_comes_from_its_inputs_blames_no_parameter():
+    policy, x = nn.Linear(4, 3), torch.full((2, 4), torch.inf)
+    why = explained(lambda: torch.distributions.Bernoulli(torch.sigmoid(policy(x - x))))
+    assert why.message.endswith("holds NaN (6 of 6), and the parameters that it is computed from are finite")
+    assert why.remedy.startswith("look at the inputs of this forward")
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "write"),
+    [
+        (lambda given: torch.distributions.Normal(0.0, given), "scale of this Normal", "F.softplus(x)"),
+        (lambda given: torch.distributions.Bernoulli(given), "probs of this Bernoulli", "torch.sigmoid(x)"),
+    ],
+)
+def test_values_that_a_distribution_cannot_take_are_told_with_what_to_write(make, what, write):
+    why = explained(lambda: make(-torch.ones(3)))
+    assert why.cause == "invalid-distribution" and write in why.remedy
+    assert f"`given`, the parameter {what} at " in why.message and "has values from -1 to -1" in why.message
+    x = torch.linspace(-2, 2, 5)
+    make(eval(write, {"F": nn.functional, "torch": torch, "x": x}))

@@ -14,14 +14,16 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
+from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, Sentence, render, variable
 from byname.diagnose.context import FailingExpression, FailureContext, made_at, parsed
+from byname.diagnose.nonfinite.reasons import can_read, is_finite, numbers_of, reading_values
 from byname.memory.blocks import cuda_is_in_use
-from byname.naming.name import Name
+from byname.naming.name import Name, unnamed
 from byname.reading.functions import tensors_among
-from byname.reading.objects import attributes_of
+from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import modes_disabled
-from byname.reading.tensor import fact, is_tensor, storage_of
+from byname.reading.tensor import PLAIN, fact, is_tensor, storage_of
 from byname.source.location import Site, is_torch, locate
 from byname.source.tracebacks import is_byname
 from byname.tracking.log import logs
@@ -296,6 +298,52 @@ def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
         yield {**facts, "norm": replace(name, path=name.path.removesuffix(f".{part}"))}
 
 
+def _invalid_distribution(context: FailureContext) -> Iterator[Facts]:
+    """Yield what is wrong with the values of a distribution's parameter."""
+    needed = {"constraint", "valid", "value"}
+    checked: dict[str, Any] = next((one for one in context.frames("__init__") if needed <= one.keys()), {})
+    value: Any = checked.get("value")
+    if type(value) not in PLAIN or not can_read(value):
+        return
+    mine = [one for one in _tensors_given(context) if storage_of(one) == storage_of(value)]
+    name = context.name(mine[0]) if len(mine) == 1 else unnamed()
+    parameter = f"the parameter {context.match[1]}"
+    called = render("{name}, {parameter}", name=name, parameter=parameter) if name.path else parameter
+    is_number = is_finite(value)
+    what, remedy = _violates(value, str(checked["constraint"])) if is_number else _bad_before(context, value)
+    facts = {"made": made_at(mine[0]) if name.path else None, "what": what, "remedy": remedy}
+    yield {"called": called, "distribution": context.match[2], **facts}
+
+
+def _violates(value: torch.Tensor, constraint: str) -> tuple[str, str]:
+    with reading_values():
+        least, most = value.min().item(), value.max().item()
+    remedy = next((remedy for word, remedy in _CONSTRAINED.items() if word in constraint), "give it values that do")
+    return f"has values from {least:g} to {most:g}, and must satisfy {constraint}", remedy
+
+
+_CONSTRAINED = {
+    "GreaterThan": "compute it as F.softplus(x) + 1e-6, or as x.exp(), which are positive",
+    "Simplex": "give it F.softmax(x, dim=-1), or the scores themselves as logits=",
+    "Interval(lower_bound=0.0, upper_bound=1.0": "give it torch.sigmoid(x), or the scores themselves as logits=",
+}
+"""What to write for values that satisfy a constraint, by a part of its text."""
+
+
+def _bad_before(context: FailureContext, value: torch.Tensor) -> tuple[Sentence | str, str]:
+    """Return what is known of NaN or Inf in a value: whether parameters, those that it is computed from, hold them."""
+    leaves = leaf_tensors(nodes_behind([value])) if has_graph(value) else living(nn.Parameter)
+    bad = [one for one in leaves if not is_finite(one)]
+    if bad:
+        words = "holds {kind}, and so {names:does|do} {names}: the {kind} was there before this forward"
+        return render(words, kind=numbers_of(value).kind, names=context.names(bad)), _FIRST_NAN
+    fine = ", and the parameters that it is computed from are finite" if has_graph(value) else ""
+    return f"holds {numbers_of(value)}{fine}", _LOOK_AT_INPUTS
+
+
+_FIRST_NAN = "`byname run --non-finite` names the first operation, gradient or step that gave NaN or Inf"
+_LOOK_AT_INPUTS = "look at the inputs of this forward, and at log(), sqrt() and divisions in it"
+
 # fmt: off
 GIVEN: tuple[Cause[FailureContext], ...] = (
     Cause("inference-tensor", Raised(RuntimeError, r"[Ii]nference tensors? (cannot be saved|outside InferenceMode)"),
@@ -315,6 +363,10 @@ GIVEN: tuple[Cause[FailureContext], ...] = (
         "{indices}{made:-} holds {value}{place}{noticed:at}, and {indexed} has {size}", "{remedy}"),
     Cause("index-out-of-range", Raised(RuntimeError, r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS"), _refused_on_gpu,
         "the GPU has stopped{noticed:at}: {what}", "{remedy}"),
+    Cause("invalid-distribution",
+        Raised(ValueError, r"Expected parameter (\w+) .*of distribution (\w+)\(.*but found invalid values"),
+        _invalid_distribution,
+        "{called} of this {distribution}{noticed:at} {what}{made:-}", "{remedy}"),
     Cause("batch-norm-in-vmap", Raised(RuntimeError, r"[Bb]atch norm got a batched tensor as input while the running"),
         _norm_in_vmap,
         "the {kind} {norm} updates its running statistics in place{updated:at}, and vmap{mapped:at} gives it other "
