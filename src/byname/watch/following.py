@@ -122,8 +122,8 @@ class Following:
         """Install what may change, and PyTorch's hook on the registration of modules if it may have something to do."""
         if self._open or self.binding.needs_function_mode:
             self._await_modules()
-        for tap in self._hook_sets:
-            tap.install()
+        for hook_set in self._hook_sets:
+            hook_set.install()
 
     def _await_modules(self) -> None:
         # weak, so that the model can be freed
