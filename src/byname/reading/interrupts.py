@@ -45,10 +45,10 @@ def defer_signals(*, also_repeated: bool = False) -> AbstractContextManager[None
     written
     and then interrupted
     """
-    return _DeferredSignals(also_repeated)
+    return _Held(also_repeated)
 
 
-class _DeferredSignals:
+class _Held:
     """The context of `defer_signals`, with the signals that have arrived inside it.
 
     It is a class, because a signal can arrive between two lines of `contextlib`, and the generator of a
@@ -112,7 +112,7 @@ class _DeferringHandler:
 
     __slots__ = ("context", "replaced")
 
-    def __init__(self, held: _DeferredSignals, replaced: dict[int, Handler]) -> None:
+    def __init__(self, held: _Held, replaced: dict[int, Handler]) -> None:
         self.context = weakref.ref(held)
         self.replaced = replaced
 
