@@ -34,9 +34,14 @@ def _mismatch(context: FailureContext) -> Iterator[Facts]:
         numbers = context.walk.numbers
         found = {id(raw.data): numbers[node] for node, _, raw in packed_in(context.walk.nodes[1:])}
         nodes = [found.get(id(held)) if (held := one()) is not None else None for one in record.weak_holders]
-        cells = dict(zip(record.recompute_fn.__code__.co_freevars, record.recompute_fn.__closure__, strict=True))
-        remedy = _REMEDY.format(random=_REPLAYED if cells["preserve_rng_state"].cell_contents else _NOT_REPLAYED)
+        remedy = _REMEDY.format(random=_REPLAYED if _replays(record.recompute_fn) else _NOT_REPLAYED)
         yield {"remedy": remedy, **(_other_operation(context, record, nodes) or _other_shape(context, record, nodes))}
+
+
+def _replays(recompute: Any) -> bool:
+    """Return whether a checkpoint draws the same random numbers again, as it does unless it is told not to."""
+    cells = dict(zip(recompute.__code__.co_freevars, recompute.__closure__, strict=True))  # others may be empty
+    return "preserve_rng_state" not in cells or bool(cells["preserve_rng_state"].cell_contents)
 
 
 def _record(context: FailureContext) -> Any:
@@ -112,11 +117,11 @@ def _differing(left_out: Sequence[Call], added: Sequence[Call]) -> Facts:
     how = "{one[0]} was computed only the " + f"{'first' if left_out else 'second'} time"
     if left_out and added:
         how = "{one[0]} was computed the first time, but {one[1]} in its place the second time"
-    mode, remedy = _mode(left_out, added), {}
-    if mode:
+    facts: Facts = {}
+    if mode := _mode(left_out, added):
         how += f". The first time {mode[0]} was in {mode[1]} mode, and it is in {mode[2]} mode now"
-        remedy = {"remedy": "call train() and eval() after the backward or before the forward, not between the two"}
-    return {"how": render(f"{_SAME}: {how}", one=subjects), **remedy}
+        facts["remedy"] = "call train() and eval() after the backward or before the forward, not between the two"
+    return {**facts, "how": render(f"{_SAME}: {how}", one=subjects)}
 
 
 def _mode(left_out: Sequence[Call], added: Sequence[Call]) -> tuple[str, str, str] | None:

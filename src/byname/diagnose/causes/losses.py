@@ -101,9 +101,12 @@ def _edited(loss: Loss) -> Iterator[Facts]:
     mine = [(edit, site) for edit, site in sites.items() if site is not None and not is_library(site.file)]
     for edit, site in {(site.file, site.line): (edit, site) for edit, site in mine}.values():
         path, remedy = data_edit_advice(site.statement or "", edit.operation)
-        statement = f"`{site.statement}`" if site.statement else "a statement"
-        names = [variable(path)] if path else []
-        yield {"names": names, "statement": statement, "edited": site, "remedy": remedy}
+        yield {
+            "names": [variable(path)] if path else [],
+            "statement": f"`{site.statement}`" if site.statement else "a statement",
+            "edited": site,
+            "remedy": remedy,
+        }
 
 
 def _constant_terms(loss: Loss) -> Iterator[Facts]:
@@ -122,11 +125,15 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
         path, cut = next(_cut_parts({path: variables.get(path) for path in paths}, leaves), ("", None))
         if cut is not None:
             derived = cut.name == "grad"  # the variable is computed from it
-            remedy = remedy_of(cut) if derived else f"compute `{path}` {_AGAIN}"
-            name = (assigned_on(cut.line) if derived else None) or variable(path)
-            facts: Facts = {"made": cut.line.site if derived else site_of_tensor(variables[path]), "remedy": remedy}
-            facts |= {"lines": [one.site for one in made], "term": ast.unparse(term), "variable": name}
-            yield {**facts, "why": why_cut(cut), "cut": cut.line.site}
+            yield {
+                "lines": [one.site for one in made],
+                "term": ast.unparse(term),
+                "variable": (assigned_on(cut.line) if derived else None) or variable(path),
+                "made": cut.line.site if derived else site_of_tensor(variables[path]),
+                "why": why_cut(cut),
+                "cut": cut.line.site,
+                "remedy": remedy_of(cut) if derived else f"compute `{path}` {_AGAIN}",
+            }
             return
 
 
@@ -219,9 +226,12 @@ def _unfrozen(loss: Loss) -> Iterator[Facts]:
         theirs = [reached[id(one)] for one in parameters_in(module) if id(one) in reached]
         if dict.get(attributes_of(module), "requires_grad") is False and theirs:
             site = _freezing(loss.frame, module)
-            path = "module" if site is None else (site.statement or "").rpartition(".requires_grad")[0]
-            names = tuple(FailureContext().names(theirs))
-            yield {"names": names, "kind": type(module).__name__, "assigned": site, "path": path}
+            yield {
+                "names": tuple(FailureContext().names(theirs)),
+                "kind": type(module).__name__,
+                "assigned": site,
+                "path": "module" if site is None else (site.statement or "").rpartition(".requires_grad")[0],
+            }
 
 
 def _freezing(frame: FrameType | None, module: nn.Module) -> Site | None:

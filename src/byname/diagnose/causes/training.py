@@ -177,8 +177,13 @@ def _clipped_too_soon(followed: FollowedOptimizer) -> Iterator[Facts]:
     step = user_line(reported_frame(caller()))
     beside = step.expr if code is step.code else None  # its names are known there
     scaler, given = (beside.receiver, (*beside.operands, None)[0]) if beside is not None else (None, None)
-    names = {"scaler": scaler or "scaler", "optimizer": given or "optimizer"}
-    yield {"clip": site, "scale": scale, "noticed": step.site, **names}
+    yield {
+        "clip": site,
+        "scale": scale,
+        "scaler": scaler or "scaler",
+        "optimizer": given or "optimizer",
+        "noticed": step.site,
+    }
 
 
 def _still_scaled(followed: FollowedOptimizer) -> Iterator[Facts]:

@@ -134,11 +134,9 @@ def _describe_gradient(walk: Walk, number: int, how: str, bad: torch.Tensor, inc
     same = [one for one in incoming if one is not None and one.shape == bad.shape and one.layout is torch.strided]
     masked = bool(same) and not bool((same[0].detach()[not_finite(bad)] != 0).any().item())
     remedy = remedy_for(operation, bad.dtype, numbers.kind == "Inf")
-    reason, from_forward = (
-        why(operation, saved, bad),
-        any(one is not None and not is_finite(one) for one in saved.values()),
-    )
-    return _BadGradient(number, how, numbers, reason, remedy, masked, from_forward and not reason)
+    reason = why(operation, saved, bad)
+    from_forward = not reason and any(one is not None and not is_finite(one) for one in saved.values())
+    return _BadGradient(number, how, numbers, reason, remedy, masked, from_forward)
 
 
 def of_backward(run: WatchedRun) -> tuple[tuple[Any, ...], Finding]:
