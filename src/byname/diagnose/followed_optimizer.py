@@ -270,7 +270,7 @@ class FollowedOptimizer:
         if self.steps == 1:
             mine = [log for log in logs() if log.of_this_thread()]
             ran = [one for log in mine for one in log.modules_since_step()]
-            every = [one for log in mine for one in log.modules_since_step(all=True)]  # of a GAN another steps between
+            every = [one for log in mine for one in log.modules_since_step(ever=True)]  # of a GAN another steps between
             owners = [one for one in every if not self.keys.isdisjoint(map(id, own_parameters(one)))]
             ran += owners
             modal = [one for one in ran if is_training(one) and has_modes(one)]

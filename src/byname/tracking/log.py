@@ -329,10 +329,10 @@ class Log:
                     found.append(Mutation(change.operation, before, after, change.line.site, of, scope))
         return found
 
-    def modules_since_step(self, *, all: bool = False) -> list[nn.Module]:
-        """Return the living modules that made nodes since the last step of an optimizer, or all, but no running one."""
+    def modules_since_step(self, *, ever: bool = False) -> list[nn.Module]:
+        """Return the living modules that made nodes since the last optimizer step, or `ever`, but no running one."""
         now = torch._C._autograd._get_sequence_nr()
-        since = 0 if all else next((step.number for step in reversed(self.steps) if step.number < now), 0)
+        since = 0 if ever else next((step.number for step in reversed(self.steps) if step.number < now), 0)
         calls = itertools.takewhile(lambda call: call[0] >= since, reversed(self.calls))
         modules = (None if call[4] is None else call[4]() for call in calls)
         return list({id(one): one for one in modules if one is not None}.values())

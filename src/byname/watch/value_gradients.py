@@ -75,7 +75,9 @@ class Removable:
                     setattr(leaf, self._attribute, None)
 
 
-def on_gradient(value: Tensor, receive: OnGradient, missed: _Do | None = None, keep: _Do = id) -> Removable | None:
+def on_gradient(
+    value: Tensor, receive: OnGradient, missed: _Do | None = None, keep: _Do | None = None
+) -> Removable | None:
     """Report the whole gradient of a value as soon as a backward has computed it.
 
     Later in-place changes of the value do not matter: the gradient is that of the value as it is now. One case cannot
@@ -105,7 +107,8 @@ def on_gradient(value: Tensor, receive: OnGradient, missed: _Do | None = None, k
                 return Removable(value.register_hook(receive))  # type: ignore[no-untyped-call]
         with defer_signals(), TENSOR_HOOK_LOCK:  # a hook of a leaf that is not kept would never go
             hook = Removable(value.register_hook(receive), value, "_backward_hooks")  # type: ignore[no-untyped-call]
-            keep(hook)
+            if keep is not None:
+                keep(hook)
         return hook
 
 

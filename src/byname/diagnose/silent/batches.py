@@ -190,7 +190,7 @@ class Batches(Topic):
             own = attributes_of(loader)
             if type(own.get("sampler")) is RandomSampler and own["sampler"].generator is None:
                 key = str(id(own["dataset"]))
-                known.shuffled = Drawn((0, key), line, key, ("DataLoader(..., shuffle=True)", len(own["dataset"])))
+                known.shuffled = Drawn((0, key), line, key, "DataLoader(..., shuffle=True)", len(own["dataset"]))
             if type(own.get("sampler")) is SequentialSampler and hasattr(type(own["dataset"]), "__len__"):
                 known.size, known.samples = own["batch_size"] or 0, len(own["dataset"])
         known.regular += made - known.steps == 1 and known.batches == known.iterators
@@ -275,9 +275,8 @@ class Batches(Topic):
             ignoring = [words for one in self._loaders.values() if (words := ignores_index(one.loader()))]
             self._how = "while their targets differ" if differ else [*ignoring, ""][0]
             second = self._draw_of(targets)
-            is_apart = first and second and first.key != second.key and first.source != second.source
-            if first is not None and second is not None and is_apart and first.by == second.by:
-                self.report(SHUFFLED_APART, second.line.site, inputs=first.line.site, by=first.by[0])
+            if first is not None and second is not None and _are_apart(first, second):
+                self.report(SHUFFLED_APART, second.line.site, inputs=first.line.site, by=first.by)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         for one in self._input if self._how else ():
@@ -370,6 +369,12 @@ class Batches(Topic):
             often = known.regular >= max(_MANY, known.iterators - 2) and known.samples > known.size > 0
             if often and site is not None and not is_library(site.file):
                 self.report(FIRST_BATCH_ONLY, site, loader=loader_of(known.line)[0], **facts)
+
+
+def _are_apart(first: Drawn, second: Drawn) -> bool:
+    """Return whether two draws of one kind, each of its own source, are of as many samples."""
+    is_alike = (first.by, first.samples) == (second.by, second.samples)
+    return is_alike and first.key != second.key and first.source != second.source
 
 
 def loader_of(line: Line) -> tuple[Name, Site | None, bool]:

@@ -72,7 +72,7 @@ class _Forwards:
     looks: int = 0
     last: tuple[int, Any] = (-1, None)  # the steps before it, and its input's shape and sum
     is_intended: bool = False
-    which: str = "without gradients"
+    has_gradients: bool = False
 
 
 @dataclass
@@ -135,7 +135,7 @@ class EvaluationMode(Topic):
             owners = self._owners(call.called)
             if not owners or not _evaluates_alone(call.line):
                 return False
-            known = self._lines[call.line.place] = _Forwards(call.line, owners[0], which="that no backward follows")
+            known = self._lines[call.line.place] = _Forwards(call.line, owners[0], has_gradients=True)
         self._note(known, call)
         return not known.is_intended
 
@@ -201,11 +201,11 @@ class EvaluationMode(Topic):
                     module = callee_text(early.line) or "model"
                     self.report(STAYS_IN_EVALUATION, early.line.site, module=variable(module), **facts)
         for known in self._lines.values():
-            is_alone = known.which != "without gradients"
-            if not known.is_intended and known.owner.steps > 1 and (is_alone or _evaluates(known.line)):
+            if not known.is_intended and known.owner.steps > 1 and (known.has_gradients or _evaluates(known.line)):
                 name = variable(callee_text(known.line) or "model")
                 modal = tuple(map(variable, known.modal))
-                self.report(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name, which=known.which)
+                which = "that no backward follows" if known.has_gradients else "without gradients"
+                self.report(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name, which=which)
 
 
 def _eval_call(line: Line) -> tuple[str, str]:

@@ -74,7 +74,8 @@ class Drawn(NamedTuple):
     key: tuple[int, str]
     line: Line
     source: str
-    by: tuple[str, int] = ("randperm or randint", 0)  # and how many samples a loader has
+    by: str = "randperm or randint"
+    samples: int = 0  # of a loader that shuffles them
 
 
 class Shuffles(Topic):
