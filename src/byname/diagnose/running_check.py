@@ -31,10 +31,11 @@ from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptim
 from byname.diagnose.nonfinite.reasons import is_zero
 from byname.diagnose.silent.batches import Batches
 from byname.diagnose.silent.evaluation_mode import EvaluationMode
+from byname.diagnose.silent.labels import Labels
 from byname.diagnose.silent.loading import Loading
 from byname.diagnose.silent.ranks_apart import Ranks
 from byname.diagnose.silent.sequences import Sequences
-from byname.diagnose.silent.shuffles import Labels, Seeds, Shuffles
+from byname.diagnose.silent.shuffles import Seeds, Shuffles
 from byname.diagnose.silent.steps import Clipping, Schedules, Unused
 from byname.diagnose.silent.topic import LOSS_FUNCTIONS, SIGNED, ObservedCall, Topic, on_call
 from byname.diagnose.silent.weights import Weights

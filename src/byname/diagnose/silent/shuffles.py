@@ -1,4 +1,4 @@
-"""Shuffles: inputs and targets that two draws shuffle differently, random numbers that repeat, and odd targets."""
+"""Shuffles: inputs and targets that two draws shuffle differently, and random numbers that repeat."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import ast
 import dis
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.utils.data import dataloader
 
-from byname.diagnose.causes.loss import node_kind
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import is_readable, reading_values
-from byname.diagnose.silent.topic import SIGNED, ObservedCall, Topic, Watch, copy_values, on_call, topic_cause
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, on_call, topic_cause
 from byname.reading.frames import Line, variables_of
-from byname.reading.modules import own_parameters
-from byname.reading.objects import attributes_of, found_in, living
+from byname.reading.objects import attributes_of, found_in
 from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.code import CodeKey, enclosing_statement, names_bound, statements_of
 from byname.source.location import FILE_ORIGIN, PROGRAM, Site, is_library, site_of, statements_binding
@@ -40,17 +36,9 @@ SAME_DRAWS = topic_cause("same-random-numbers",
     "suspicious: `{seeds.statement}`{noticed:at} sets the same seed {when}: what is drawn {what}{drawn:at} is the same "
     "each time",
     "set the seed once, before the loop; for an evaluation with a fixed seed, under torch.random.fork_rng()")
-NEVER_A_TARGET = topic_cause("class-never-occurs",
-    "suspicious: class {missing} of {classes} does not occur in the first {count} targets of cross_entropy()"
-    "{noticed:at}, and the others occur about equally often: its output only learns to be small",
-    "{remedy}; it is right if the class comes later")
-ZERO_FOR_MINUS_ONE = topic_cause("targets-of-zero",
-    "{loss}(){noticed:at} expects targets of 1 and -1, and {zeros} of the first {all} are 0, none is -1: a 0 does not "
-    "stand for -1 there", "make them 1 and -1: 2 * target - 1")
 # fmt: on
 
 _MOST_ROWS, _MOST_NUMBERS, _COMPARED, _MANY = 1 << 16, 1 << 22, 4, 8
-_MOST_CLASSES, _COUNTED = 1000, 32
 _SEEDS = re.compile(r"seed|set_state|default_rng|RandomState|Random\(")
 """Words of a statement after which the same numbers may be drawn again."""
 _SEEDS_BY = re.compile(r"\b(manual_seed|random\.seed|default_rng|RandomState|random\.Random)\((\d+|[A-Z][A-Z_]*)\)$")
@@ -173,57 +161,6 @@ class Seeds(Topic):
             draws = [one for one in between if generator and re.search(rf"\b{re.escape(generator[0])}\b", one)]
             if draws and not _EVALUATES.search(" ".join([ast.unparse(seeds), *draws])):
                 self.report(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what="with it", drawn=None)
-
-
-class Labels(Topic):
-    """Counts the targets of the first steps."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__(watch)
-        self._classes: dict[Any, tuple[Line, torch.Tensor]] = {}
-        self._signs: dict[Any, list[float]] = {}
-
-    def applied(self, call: ObservedCall) -> None:
-        is_of_words = call.called is F.cross_entropy and call.kwargs.get("ignore_index", -100) < 0
-        if is_of_words and call.targets is not None and torch.is_grad_enabled():
-            self._note_classes(call, call.targets)
-        signs = self._signs.setdefault(call.line.place, []) if call.called in SIGNED else [0.0] * _COUNTED
-        if len(signs) < _COUNTED and (values := copy_values(call.given(SIGNED[call.called], "target"))) is not None:
-            signs += values.flatten().tolist()
-            if len(signs) >= _COUNTED and {*signs} == {0.0, 1.0}:
-                counts = {"zeros": signs.count(0), "all": len(signs)}
-                self.report(ZERO_FOR_MINUS_ONE, call.line.site, loss=call.called.__name__, **counts)
-
-    def _note_classes(self, call: ObservedCall, targets: torch.Tensor) -> None:
-        """Count the targets of each class, where each has an output of a linear layer."""
-        scores, values = call.given(0, "input"), copy_values(targets)
-        if values is None or values.dtype != torch.long or values.dim() != 1 or scores.dim() != 2:
-            return
-        classes = scores.shape[1]
-        if (
-            classes <= _MOST_CLASSES
-            and node_kind(fact(scores, "grad_fn")) == "AddmmBackward"
-            and int(values.min()) >= 0
-        ):
-            counts = values.bincount(minlength=classes)
-            line, before = self._classes.get(call.line.place, (call.line, torch.zeros_like(counts)))
-            self._classes[call.line.place] = line, before + counts if len(before) == classes else before * 0
-
-    def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Report classes that never occurred."""
-        for line, counts in self._classes.values():
-            classes, count, occurring = len(counts), int(counts.sum()), counts[counts > 0]
-            even = count / max(len(occurring), 1)
-            if count >= 50 * classes and len(occurring) == classes - 1 > 1 and 2 * int(occurring.min()) > even:
-                missing = int(counts.argmin())
-                words = [one for one in living(nn.Embedding) if one.num_embeddings == classes]
-                if not self.owned().isdisjoint(id(weight) for one in words for weight in own_parameters(one)):
-                    continue  # of words, one of which may stand for padding
-                remedy = f"give the last layer {classes - 1} outputs"
-                if not missing:
-                    remedy = f"number the classes from 0, as by target - 1, and {remedy}"
-                facts = {"missing": missing, "classes": classes, "count": count, "remedy": remedy}
-                self.report(NEVER_A_TARGET, line.site, **facts)
 
 
 def getitem_code(dataset: Any) -> Any:
