@@ -29,7 +29,6 @@ from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, sum_of
 from byname.diagnose.nonfinite.reasons import is_zero
-from byname.diagnose.silent.batches import Batches
 from byname.diagnose.silent.evaluation_mode import EvaluationMode
 from byname.diagnose.silent.labels import Labels
 from byname.diagnose.silent.loading import Loading
@@ -38,6 +37,7 @@ from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.shuffles import Seeds, Shuffles
 from byname.diagnose.silent.steps import Clipping, Schedules, Unused
 from byname.diagnose.silent.topic import LOSS_FUNCTIONS, SIGNED, ObservedCall, Topic, on_call
+from byname.diagnose.silent.training_batches import Batches
 from byname.diagnose.silent.weights import Weights
 from byname.naming.name import Name
 from byname.naming.names import find

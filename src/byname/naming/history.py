@@ -1,4 +1,4 @@
-"""History: the former names of tensors that no variable holds now, from the logs of the trackers."""
+"""CreationHistory: the former names of tensors that no variable holds now, from the logs of the trackers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from byname.tracking.log import Call
 from byname.tracking.lookup import SiteLookup, creation_record_of, making_of, output_expr
 
 
-class History(NamedTuple):
+class CreationHistory(NamedTuple):
     """The site that made a tensor, and the name that its statement gave it, though no variable holds it now.
 
     The name is not `exact`: its variable is gone or holds another value. With a statement that read this tensor and
@@ -27,21 +27,21 @@ class History(NamedTuple):
     former: Name | None
 
 
-def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> History:
+def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> CreationHistory:
     """Return the history of a tensor, according to the trackers. Callers hold `DisableTorchFunction`."""
     expr, code = making_of(tensor, lookup)
     return NO_HISTORY if expr is None else history_at(expr, code)
 
 
-def history_at(expr: Expression, code: CodeType | None) -> History:
+def history_at(expr: Expression, code: CodeType | None) -> CreationHistory:
     """Return the history of the tensors that an expression of this code made."""
     named = None if code is None else name_at(expr, code)
     if expr.in_place:
-        return History(None, None if named is None else replace(named, site=None))
-    return History(expr.site, named)
+        return CreationHistory(None, None if named is None else replace(named, site=None))
+    return CreationHistory(expr.site, named)
 
 
-NO_HISTORY = History(None, None)
+NO_HISTORY = CreationHistory(None, None)
 
 
 def name_at(expr: Expression, code: CodeType) -> Name | None:

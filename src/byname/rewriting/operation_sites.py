@@ -20,7 +20,7 @@ from byname.place import NameSegment
 from byname.reading.functions import is_in_place
 from byname.reading.quiet import dynamo_skip, run_eagerly
 from byname.rewriting.narrow import narrowed
-from byname.rewriting.sites import InterjectionSite, OperationSite, thread_state
+from byname.rewriting.sites import InterjectionSite, OperationSite, rewriting_state
 from byname.watch.forwards import do_nothing
 from byname.watch.interject import Interjection, note_inputs
 from byname.watch.replacement import (
@@ -101,7 +101,7 @@ class Operations:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.on and not _depth():  # no mode is on, as nearly always
             return self.kind.forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
-        if thread_state.running:
+        if rewriting_state.running:
             return self._forward(*args, **kwargs)
         if not self.on:
             return self._run_without_mode(*args, **kwargs)

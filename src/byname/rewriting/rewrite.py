@@ -23,7 +23,7 @@ from byname.place import NameSegment, Place, parse
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
 from byname.rewriting.operation_sites import Operations, operations_of, resume_mode, suspend_mode
-from byname.rewriting.sites import InterjectionSite, muted, thread_state
+from byname.rewriting.sites import InterjectionSite, muted, rewriting_state
 from byname.source.code import AST_LOCK
 from byname.table import listed
 from byname.tracing.tracer import trace
@@ -184,28 +184,28 @@ class ModuleSite(InterjectionSite):
     @dynamo_skip
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the inputs of a call that begins."""
-        if not thread_state.running:
-            thread_state.open.append((module, note_inputs((*args, *kwargs.values()))))
+        if not rewriting_state.running:
+            rewriting_state.open.append((module, note_inputs((*args, *kwargs.values()))))
 
     @dynamo_skip
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forget the inputs of a call that has ended, also by an error."""
-        if not thread_state.running:
-            thread_state.open.end(module)
+        if not rewriting_state.running:
+            rewriting_state.open.end(module)
 
     def part(self, module: nn.Module, args: Any) -> Any:
         """Let a module that works in place work on a copy while the compiler traces; see `_reported_in_place`."""
-        if not torch.compiler.is_compiling() or thread_state.running or not args:
+        if not torch.compiler.is_compiling() or rewriting_state.running or not args:
             return None
-        thread_state.parted.append(args[0])
+        rewriting_state.parted.append(args[0])
         return (args[0].clone(), *args[1:])
 
     def hook(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if thread_state.running:
+        if rewriting_state.running:
             return None
-        if torch.compiler.is_compiling() and thread_state.parted and module.__dict__.get("inplace") is True:
+        if torch.compiler.is_compiling() and rewriting_state.parted and module.__dict__.get("inplace") is True:
             new = self(self.path, module, (*args, *kwargs.values()), output)
-            return thread_state.parted.pop().copy_(output if new is None else new)
+            return rewriting_state.parted.pop().copy_(output if new is None else new)
         call_inputs = _noted_inputs(module) if self.with_gradients else None
         around = suspend_mode()
         try:
@@ -225,7 +225,7 @@ class ModuleSite(InterjectionSite):
 @dynamo_skip
 def _noted_inputs(module: nn.Module) -> CallInputs | None:
     """Return what was noted when the innermost call of a module began."""
-    return next((call_inputs for one, call_inputs in reversed(thread_state.open) if one is module), None)
+    return next((call_inputs for one, call_inputs in reversed(rewriting_state.open) if one is module), None)
 
 
 class ExtraRepr:
@@ -342,12 +342,12 @@ class _FirstCall:
 
     def resolve(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Put the interjection where the selectors match, before the first call."""
-        if self.selectors and not thread_state.running:
+        if self.selectors and not rewriting_state.running:
             self._resolve(model, args, kwargs)
 
     def check(self, model: nn.Module, args: Any, output: Any) -> None:
         """Refuse the first call if none of the operations has run."""
-        if not torch.compiler.is_compiling() and not thread_state.running:
+        if not torch.compiler.is_compiling() and not rewriting_state.running:
             self._check(model)
 
     @dynamo_skip

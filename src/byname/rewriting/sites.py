@@ -28,7 +28,7 @@ from byname.watch.replacement import check_replacement
 from byname.watch.value_gradients import LeafHooks
 
 
-class _ThreadState(threading.local):
+class _RewritingState(threading.local):
     """The state of one thread.
 
     Attributes:
@@ -43,17 +43,17 @@ class _ThreadState(threading.local):
         self.open: OpenCalls[CallInputs | None] = OpenCalls()
 
 
-thread_state = _ThreadState()
+rewriting_state = _RewritingState()
 
 
 class muted:
     """Run no interjection of a rewritten model in this thread inside the block."""
 
     def __enter__(self) -> None:
-        thread_state.running.append(self)
+        rewriting_state.running.append(self)
 
     def __exit__(self, *_: object) -> None:
-        thread_state.running.pop()
+        rewriting_state.running.pop()
 
 
 class InterjectionSite:
@@ -80,7 +80,7 @@ class InterjectionSite:
         """
         if call_inputs is not None:
             self._await_gradients(path, module, value, call_inputs)
-        running, process = thread_state.running, process_of(self.interjection)
+        running, process = rewriting_state.running, process_of(self.interjection)
         running.append(self)
         try:
             new = process(path, module, inputs, value) if self.with_inputs else process(path, module, value)

@@ -18,8 +18,8 @@ from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import can_read, reading_values
-from byname.diagnose.silent.batches import loader_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, on_call, topic_cause
+from byname.diagnose.silent.training_batches import loader_of
 from byname.reading.frames import NO_LINE, Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of, living

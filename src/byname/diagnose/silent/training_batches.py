@@ -1,4 +1,4 @@
-"""Batches: training on one batch again and again, on samples that are all equal, or on values that do not fit."""
+"""Training batches: one batch again and again, samples that are all equal, and values that do not fit the network."""
 
 from __future__ import annotations
 
