@@ -1,11 +1,13 @@
 """`attach`: which values are told, under which path, and what becomes of those that are replaced."""
 
 import copy
+import dataclasses
 import gc
 import io
 import pickle
 import threading
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,6 +22,43 @@ from byname.errors import BadArgumentError, NoMatchError, NotAModuleError, Nothi
 
 def paths(events):
     return [event.path for event in events]
+
+
+class Named(NamedTuple):
+    mu: torch.Tensor
+    rest: torch.Tensor
+
+
+@dataclasses.dataclass
+class Plain:
+    mu: torch.Tensor
+    rest: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    mu: torch.Tensor
+    rest: torch.Tensor
+
+
+class Inner(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        z = self.kind(x * 2, x * 10)
+        return z
+
+
+class Outer(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.inner = Inner(kind)
+
+    def forward(self, x):
+        z = self.inner(x)
+        return z.mu + z.rest
 
 
 class TestWhere:
@@ -210,6 +249,21 @@ class TestReplacing:
         ):
             model(x)
         assert not told[0].value.any()
+
+    @pytest.mark.parametrize("kind", [Named, Plain, Frozen])
+    @pytest.mark.parametrize("where", ["inner.forward.z.mu", "forward.z.mu", "inner['mu']", "inner[*]"])
+    def test_a_field_of_a_named_tuple_or_dataclass(self, kind, where):
+        model = Outer(kind)
+        where = {"inner['mu']": "inner[0]"}.get(where, where) if kind is Named else where
+        expected = 120 if where == "inner[*]" else 30
+        with attach(model, where, lambda event: event.value * 10):
+            assert model(torch.ones(1)).item() == expected
+        assert model(torch.ones(1)).item() == 12
+
+    def test_a_field_under_two_names_is_changed_once(self):
+        model = Outer(Plain)
+        with attach(model, ["forward.z.mu", "forward.z['mu']"], lambda event: event.value * 10):
+            assert model(torch.ones(1)).item() == 30
 
     def test_an_item_of_a_dict_in_a_variable(self):
         class Cached(nn.Module):

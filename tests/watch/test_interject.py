@@ -511,7 +511,7 @@ def test_the_gradients_of_tensors_in_a_dataclass_are_observed_and_changed(how):
     (plain,) = torch.autograd.grad(model(x), x)
     with byname.attach(model, "box.grad", lambda event: seen.update({event.path: event.value.tolist()})):
         model(x).backward()
-    assert seen == {"box.hidden.grad": [[5.0, 5.0]]}
+    assert seen == {"box['hidden'].grad": [[5.0, 5.0]]}
     changed = how(model, "box", Halved())
     (found,) = torch.autograd.grad((changed if isinstance(changed, nn.Module) else model)(x), x)
     assert torch.equal(found, plain / 2)

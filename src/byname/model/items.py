@@ -5,11 +5,12 @@ Reading never runs the user's code: attributes come from ``__dict__`` and slots,
 
 from __future__ import annotations
 
+import copy
 import types
 from collections import deque, namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -54,9 +55,13 @@ def _items(value: Any, pattern: Segments, at: Segments, counted: Segments) -> It
                 yield from _items(inner, pattern, (*at, segment), (*counted, segment))
         return
     wanted = _from_the_beginning(first, value)
-    for segment, inner in _named(value, first) if isinstance(first, NameSegment) and not first.wild else inside(value):
+    fields_of = [*_fields(value)] if isinstance(first, Item) or first is ANY_ITEM else []
+    named = _named(value, first) if isinstance(first, NameSegment) and not first.wild else fields_of or inside(value)
+    for segment, inner in named:
         if fits(wanted, segment):
             written = segment if wanted is first or isinstance(first, Slice) else first
+            if isinstance(segment, Item) and fields_of:  # `['x']` and `.x` are one field
+                segment = NameSegment.of(str(segment.key))
             yield from _items(inner, rest, (*at, written), (*counted, segment))
 
 
@@ -126,7 +131,7 @@ _FIELD = type(namedtuple("_", "field").field)  # type: ignore[attr-defined]
 
 
 def replace_item(value: Any, segments: Sequence[Segment], new: Any) -> Any:
-    """Return `value` with one item replaced: in place for lists, dicts and objects; a new tuple for tuples.
+    """Return `value` with one item replaced: in place for lists, dicts and objects; a new one for what is frozen.
 
     >>> replace_item({"h": (1, 2)}, (Item("h"), Item(0)), 5)
     {'h': (5, 2)}
@@ -134,12 +139,11 @@ def replace_item(value: Any, segments: Sequence[Segment], new: Any) -> Any:
     if not segments:
         return new
     first, rest = segments[0], segments[1:]
-    if isinstance(first, NameSegment):
-        held = _attribute(value, first.plain)
+    if isinstance(first, NameSegment) or _has_fields(type(value)):
+        name = first.plain if isinstance(first, NameSegment) else str(first.key)  # type: ignore[union-attr]
+        held = _attribute(value, name)
         changed = replace_item(held, rest, new)
-        if changed is not held:
-            _set_attribute(value, first.plain, changed)
-        return value
+        return value if changed is held else _with_attribute(value, name, changed)
     assert isinstance(first, Item)
     held = value[first.key]
     changed = replace_item(held, rest, new)
@@ -151,13 +155,20 @@ def replace_item(value: Any, segments: Sequence[Segment], new: Any) -> Any:
     return value
 
 
-def _set_attribute(value: Any, name: str, new: Any) -> None:
+def _with_attribute(value: Any, name: str, new: Any) -> Any:
     if isinstance(value, nn.Module):
         for registry in _REGISTRIES:
             if name in value.__dict__[registry]:
                 value.__dict__[registry][name] = new
-                return
-    setattr(value, name, new)
+                return value
+    if isinstance(value, tuple) and name in (names := getattr(type(value), "_fields", ())):
+        return _tuple_with(value, names.index(name), new)
+    if getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False):
+        value = copy.copy(value)
+        object.__setattr__(value, name, new)
+    else:
+        setattr(value, name, new)
+    return value
 
 
 def _tuple_with(value: tuple[Any, ...], at: int, new: Any) -> tuple[Any, ...]:
@@ -167,25 +178,33 @@ def _tuple_with(value: tuple[Any, ...], at: int, new: Any) -> tuple[Any, ...]:
     return kind._make(items) if hasattr(kind, "_make") else kind(items)
 
 
-def tensors_in(value: Any, *, of_dataclasses: bool = False) -> list[tuple[Segments, torch.Tensor]]:
+def tensors_in(value: Any) -> list[tuple[Segments, torch.Tensor]]:
     """Return the tensors in a value, with their segments: the value itself, or those in its containers at any depth."""
     found: list[tuple[Segments, torch.Tensor]] = []
-    _collect(value, (), found, of_dataclasses)
+    _collect(value, (), found)
     return found
 
 
-def _collect(value: Any, at: Segments, found: list[tuple[Segments, torch.Tensor]], of_dataclasses: bool) -> None:
+def _collect(value: Any, at: Segments, found: list[tuple[Segments, torch.Tensor]]) -> None:
     if is_tensor(value):
         found.append((at, value))
     elif len(at) < _DEEPEST:
-        for segment, inner in _contents(value) or (_fields(value) if of_dataclasses else ()):
-            _collect(inner, (*at, segment), found, of_dataclasses)
+        for segment, inner in _contents(value) or _fields(value):
+            _collect(inner, (*at, segment), found)
 
 
-def _fields(value: Any) -> Iterable[tuple[Segment, Any]]:
-    names = [one.name for one in fields(type(value))] if is_dataclass(type(value)) else []
-    held = ((NameSegment.of(name), _attribute(value, name)) for name in names)
+def _fields(value: Any) -> Iterator[tuple[Item, Any]]:
+    """Yield the fields of a dataclass that is no other container, by their names as keys."""
+    names = [one.name for one in fields(type(value))] if _has_fields(type(value)) else []
+    held = ((Item(name), _attribute(value, name)) for name in names)
     return (one for one in held if one[1] is not _NOTHING)
+
+
+def _has_fields(kind: type) -> bool:
+    return is_dataclass(kind) and _CONTAINERS.isdisjoint(parents_of(kind))
+
+
+_CONTAINERS = frozenset({dict, list, tuple, deque})
 
 
 def describe_missing(value: Any, pattern: Sequence[Segment], path: str) -> str:
@@ -227,7 +246,7 @@ def _without(value: Any, rest: Segments, where: str) -> str:
     if word and (how := _how_computed(value, word)):
         return f"{called}, whose `{word}` is {how}: byname runs no code in order to look"
     has = _has(value, word)
-    if not {dict, list, tuple, deque}.intersection(parents_of(kind)):
+    if _CONTAINERS.isdisjoint(parents_of(kind)) and (word or not is_dataclass(kind)):
         return f"{called}{f' without `{word}`' if word else ', which has no items in a path'}; {has}"
     if wanted is ANY_ITEM or isinstance(wanted, Slice):
         return f"{called} with no {'such ' if isinstance(wanted, Slice) else ''}items; {has}"
@@ -235,7 +254,7 @@ def _without(value: Any, rest: Segments, where: str) -> str:
 
 
 def _has(value: Any, word: str) -> str:
-    held = [segment for segment, _ in islice(inside(value), _MOST)]
+    held = [segment for segment, _ in islice(inside(value) if word else chain(_fields(value), inside(value)), _MOST)]
     items = [one for one in held if isinstance(one, Item)]
     if not items and word:
         near = closest(word, [str(one) for one in held])

@@ -352,19 +352,18 @@ def _keywords(given: Mapping[Any, Any]) -> dict[str, Any]:
 
 def distinct_tensors(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a value and in its nested tuples, lists, dicts and dataclasses, each once."""
-    return [*{id(tensor): tensor for _, tensor in items.tensors_in(value, of_dataclasses=True)}.values()]
+    return [*{id(tensor): tensor for _, tensor in items.tensors_in(value)}.values()]
 
 
 def labelled(label: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors in a value, each with its reference path: ``batch['x']``, ``states[0]``."""
-    for segments, tensor in items.tensors_in(value, of_dataclasses=True):
+    for segments, tensor in items.tensors_in(value):
         yield label + "".join(map(_step, segments)), tensor
 
 
 def _step(segment: Segment) -> str:
-    if not isinstance(segment, Item):
-        return f".{segment}"
-    return str(segment) if type(segment.key) in (str, int) else "[…]"  # the repr of another key may be the user's code
+    """Return an item in brackets, but for a key whose ``repr`` may be the user's code."""
+    return str(segment) if isinstance(segment, Item) and type(segment.key) in (str, int) else "[…]"
 
 
 def copied_arguments(value: Any, model: nn.Module, modules: list[nn.Module]) -> Any:

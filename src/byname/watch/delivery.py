@@ -200,7 +200,7 @@ class _PlaceOfGradient(ReportedPlace):
         return None
 
     def _hook_tensors_in(self, value: Any, inputs: tuple[Any, ...]) -> None:
-        if not (found := tensors_in(value, of_dataclasses=True)):
+        if not (found := tensors_in(value)):
             self.attachment.requested.missing_gradients.setdefault(self.spot.full, "no tensor passed there")
         for segments, tensor in found:
             place = self._inner.get(segments)

@@ -189,7 +189,7 @@ def gradients_from(
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    return [tensor for _, tensor in tensors_in(value, of_dataclasses=True)]
+    return [tensor for _, tensor in tensors_in(value)]
 
 
 def _put_in(interjection: Interjection) -> _PutIn:
