@@ -371,3 +371,11 @@ PROCESSES = """
 @pytest.mark.slow
 def test_two_processes_of_data_parallel_and_sharded_models(tmp_path):
     assert run_forked_file(tmp_path, PROCESSES) == ["ddp", "compiled ddp", "ddp of compiled", "fsdp"]
+
+
+def test_a_path_may_begin_with_the_name_of_the_wrapper_around_the_model():
+    compiled, events = torch.compile(Pair(), backend="eager"), []
+    for where in ("_orig_mod.first", "_orig_mod.relu", "_orig_mod.first.weight"):
+        with attach(compiled, where, lambda event: events.append(event.path)):
+            compiled(torch.ones(1, 4))
+    assert events == ["first", "relu", "first.weight"]

@@ -80,6 +80,10 @@ def modules_reached(model: nn.Module, pattern: tuple[Segment, ...]) -> list[Leve
     """Return the modules that the beginnings of a pattern lead to: with no segment of it, with one, ..., with all."""
     levels: list[Level] = [{"": model}, *({} for _ in pattern)]
     order: dict[int, int] = {}
+    for at, segment in enumerate(pattern):  # the wrappers around the model itself, which it was taken out of
+        if str(segment) not in _WRAPPERS.values() or str(segment) in children_of(model):
+            break
+        levels[at + 1][""] = model
     for at, segment in enumerate(pattern):
         entered = _with_all_inside(levels[at]) if segment is ANY else _children(levels[at], segment)
         for path, module, wrappers in entered:
