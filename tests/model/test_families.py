@@ -301,6 +301,19 @@ def test_a_class_derived_from_one_of_torch_nn_belongs_to_its_family_once():
     assert paths(select.arithmetic, model, X) == ["0.mul"]
 
 
+def test_a_derived_class_that_holds_other_modules_belongs_to_its_family_too():
+    class LoRALinear(Scaled):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.down, self.up = nn.Linear(4, 2), nn.Linear(2, 4)
+
+        def forward(self, x):
+            return super().forward(x) + self.up(self.down(x))
+
+    found = byname.points(nn.Sequential(LoRALinear()), select.linear, example=torch.ones(1, 4)).paths
+    assert set(found) == {"0", "0.down", "0.up"}
+
+
 def test_a_module_of_somebody_elses_is_told_by_the_function_it_calls():
     assert paths(select.gelu, nn.Sequential(HandMade()), X) == ["0.gelu"]
 

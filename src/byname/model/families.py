@@ -212,9 +212,9 @@ def _is_matrix(value: Any) -> bool:
 def _nearest(kind: type) -> type | _ByName | None:
     """Return the first of a class and its bases that is in a family, or the families that its name names."""
     known = {one for name in FAMILIES for one in family_named(name).classes}
+    if (of_torch := next((parent for parent in parents_of(kind) if parent in known), None)) is not None:
+        return of_torch
     for parent in parents_of(kind):
-        if parent in known:
-            return parent
         written_by = str(namespace_of(parent).get("__module__")).partition(".")[0]
         if nn.Module in parents_of(parent) and written_by != "torch":
             named = _by_name(name_of_class(parent))
