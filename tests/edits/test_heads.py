@@ -98,3 +98,21 @@ def test_of_a_place_around_an_attention_the_error_says_where_its_heads_are(make,
         pytest.raises(InterjectionError, match=rf"side by side in `{layer}.input`\n"),
     ):
         model(**inputs)
+
+
+def test_of_a_multi_head_attention_the_error_names_its_pattern_since_it_never_calls_its_projection():
+    attention, x = torch.nn.MultiheadAttention(8, 2, batch_first=True, bias=False), torch.randn(1, 5, 8)
+    with byname.ablate(attention, "forward[0]", heads=1), pytest.raises(InterjectionError) as raised:
+        attention(x, x, x)
+    assert str(raised.value).endswith('use `multi_head_attention_forward.pattern` with attention="explicit"')
+    by_head = torch.cat([attention.in_proj_weight[16:20] @ x[0].T, torch.zeros(4, 5)]).T
+    weights = attention(x, x, x, average_attn_weights=False)[1][0, 0]
+    with byname.ablate(attention, "multi_head_attention_forward.pattern", heads=1, attention="explicit"):
+        found = attention(x, x, x)[0][0]
+    assert torch.allclose(found, weights @ by_head @ attention.out_proj.weight.T, atol=1e-6)
+    with (
+        byname.ablate(attention, "out_proj.input", heads=1) as handle,
+        pytest.warns(byname.errors.NothingSeenWarning, match="reads its weight and bias and never calls it"),
+    ):
+        attention(x, x, x)
+        handle.remove()

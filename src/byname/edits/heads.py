@@ -9,6 +9,7 @@ from byname.errors import InterjectionError
 from byname.model.families import family_named
 from byname.model.feature_dims import FeatureContext, Heads, configs_of, enclosing_paths, head_counts, read_heads
 from byname.model.module_tree import join_path, modules_by_path
+from byname.model.operations import is_multi_head
 from byname.reading.objects import attributes_of
 from byname.watch.attachment import Event
 
@@ -38,7 +39,11 @@ def heads_of(root: nn.Module, event: Event, value: Tensor, around: FeatureContex
         return None
     mixed = _mixing(root, event, found)
     if mixed:
-        raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; use `{mixed}.input`")
+        owner = mixed.rpartition(".")[0]
+        multi_head = is_multi_head(modules_by_path(root)[owner])  # which never calls its `out_proj`
+        pattern = f'`{join_path(owner, "multi_head_attention_forward.pattern")}` with attention="explicit"'
+        use = pattern if multi_head else f"`{mixed}.input`"
+        raise InterjectionError(f"`{path}` has no heads: `{mixed}` has mixed them; use {use}")
     if not isinstance(found, Heads):
         raise _unknown(path, value, numbers, found, None)
     if value.ndim not in (2, 3) and not beside:
@@ -131,7 +136,7 @@ def _holders_inside(path: str, modules: dict[str, nn.Module], way: list[str]) ->
 def _mixing(root: nn.Module, event: Event, found: Heads | str) -> str | None:
     """Return the layer that has mixed the heads of what a module gives, or a dropout gets; it is known by its name."""
     modules, path = modules_by_path(root), event.path.partition("[")[0]
-    path = path.removesuffix("input").removesuffix(".") if event.kind == "input" else path
+    path = path.removesuffix("input").removesuffix(".") if event.kind == "input" else "" if path == "forward" else path
     if event.kind not in ("module", "input") or modules.get(path) is not event.module:
         return None
     around, _, name = path.rpartition(".")

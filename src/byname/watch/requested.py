@@ -175,6 +175,8 @@ class Requested:
             return f"{way} {ran}" if method == "forward" else f"{way} {ran}; {_not_called(spots[0])}"
         if kinds <= {"parameter", "buffer"}:
             return f"it was None {ran}" if kinds else f"nothing that was selected ran {ran}"
+        if isinstance(spots[0].module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+            return "MultiheadAttention reads its weight and bias and never calls it"
         return f"it was not called {ran}"
 
     def never_ran(self) -> str:
