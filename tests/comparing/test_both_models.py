@@ -133,6 +133,13 @@ def test_another_epsilon_is_found_at_the_norm_and_named():
     assert found.first.what == "eps is 1e-05 in a, 0.001 in b"
 
 
+def test_a_module_of_another_class_is_named():
+    a = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    b = nn.Sequential(a[0], nn.GELU()).eval()
+    found = byname.diff(a, b, example=torch.randn(2, 4))
+    assert (found.first.path, found.first.what) == ("1", "class is 'ReLU' in a, 'GELU' in b")
+
+
 def test_a_port_with_other_names_is_aligned_by_the_content_of_its_weights():
     reference, port = made(), ported()
     found = byname.diff(port, reference, example=TOKENS)

@@ -256,7 +256,7 @@ class TestErrors:
         model, x = plain()
         with (
             byname.patch(model, "blocks.0.attn.softmax", {"other": x}),
-            pytest.raises(NoMatchError, match="which has other"),
+            pytest.raises(NoMatchError, match="it has `other`"),
         ):
             model(x)
 

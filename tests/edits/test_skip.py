@@ -321,3 +321,10 @@ def test_of_a_tuple_that_is_not_written_out_the_length_is_left_open():
 
     with pytest.raises(BadArgumentError, match="with as many items as it returns"):
         byname.skip(nn.Sequential(Several()), "0")
+
+
+def test_places_may_come_from_a_generator():
+    model, x = plain()
+    with byname.skip(model, (f"blocks.{number}" for number in range(2))) as handle:
+        model(x)
+    assert handle.paths == ("blocks.0", "blocks.1")

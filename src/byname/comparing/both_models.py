@@ -228,9 +228,10 @@ def reason(a: ModelRun, b: ModelRun, tolerance: Tolerance, path: str, other: str
         one, two = a.state[path], b.state[other]
         turned = one.dim() == 2 and one.T.shape == two.shape and not measured(one.T.contiguous(), two, tolerance).beyond
         return "b is the transpose of a" if turned else ""
-    modules = (run.modules.get(at.partition("[")[0].removesuffix("forward")) for run, at in ((a, path), (b, other)))
+    modules = [run.modules.get(at.partition("[")[0].removesuffix("forward")) for run, at in ((a, path), (b, other))]
     own, held = map(attributes_of, modules)
-    pairs = [(name, value, held.get(name)) for name, value in own.items()]
+    kinds = [None if one is None else type(one).__name__ for one in modules]
+    pairs = [("class", *kinds), *((name, value, held.get(name)) for name, value in own.items())]
     return ", ".join(
         f"{name} is {one!r} in a, {two!r} in b"
         for name, one, two in pairs

@@ -310,4 +310,4 @@ def checked_keys(model: nn.Module, where: Any, values: Mapping[str, Any]) -> Non
 
 
 def _not_in(path: str, values: Mapping[str, Any]) -> str:
-    return f"`{path}` is not in the given mapping, which has {closest(path, map(str, values)) or 'none'}"
+    return f"`{path}` is not in the given mapping; it has {closest(path, [f'`{one}`' for one in values]) or 'no paths'}"

@@ -16,7 +16,7 @@ from byname.edits.selection import SelectedPart, Selection
 from byname.errors import BadArgumentError, InterjectionError
 from byname.model.methods import method_of
 from byname.model.returns import items_returned, returned_by
-from byname.model.where import modules_of, unwrapped
+from byname.model.where import modules_of, parts_of, unwrapped
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of, namespace_of, parents_of
 from byname.reading.quiet import DisableTorchFunction
@@ -64,6 +64,7 @@ def skip(model: nn.Module, where: Any, value: Any = "input", *, channels: Any = 
             `value` is the input. Where the source does not tell, the notes of the handle say so.
     """
     root = unwrapped(model)
+    where = parts_of(where, root)
     if not (is_tensor(value) or callable(value) or (type(value) is str and value == "input")):
         kind = f"of type {type(value).__name__}" if type(value) is not str else repr(value)[:40]
         raise BadArgumentError(f"value= takes 'input', a tensor, or a function of the module's arguments, not {kind}")

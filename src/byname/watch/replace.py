@@ -85,9 +85,10 @@ def _outermost(model: nn.Module, modules: list[nn.Module]) -> list[tuple[str, nn
 
 
 def _made(make: Make, old: nn.Module, path: str) -> nn.Module | None:
-    new = make(old)
+    new: Any = make(old)
     if new is not None and not isinstance(new, nn.Module):
-        raise BadArgumentError(f"make returned {type(new).__name__} for `{path}`, not a module; nothing was replaced")
+        what = f"the class {new.__name__}" if isinstance(new, type) else type(new).__name__
+        raise BadArgumentError(f"make returned {what} for `{path}`, not a module; nothing was replaced")
     return new
 
 
