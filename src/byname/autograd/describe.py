@@ -29,7 +29,7 @@ from byname.naming.name import NAMELESS, Name, with_relation, with_site
 from byname.naming.names import NameIndex
 from byname.naming.reference_path import Names
 from byname.reading.frames import NO_LINE
-from byname.reading.tensor import STORAGE, CardFields, card_fields, card_from, fact
+from byname.reading.tensor import Card, fact, read_card
 from byname.source.location import Expression, Site, statements_binding
 from byname.tracking.log import Call
 from byname.tracking.lookup import making_of, site_of_tensor
@@ -56,7 +56,7 @@ class Describer:
         name = self._overwritten(leaf, uses, made) or former or self._nearest(number)
         return Names((), None, name or self._index.related_name(leaf, made) or self._index.unnamed(made))
 
-    def saved(self, number: int, slot: str, tensor: torch.Tensor, facts: CardFields) -> Name | Names:
+    def saved(self, number: int, slot: str, tensor: torch.Tensor, card: Card) -> Name | Names:
         """Return the name of a tensor that a node saved in a slot."""
         site, former = self._history(tensor)
         met = self._index.contains(tensor)
@@ -66,9 +66,9 @@ class Describer:
         named = former if own is None else own.of(site).best
         if named is not None:
             return named if named.exact else self._taken_by(number, tensor) or named
-        other = None if met else self._same_result(number, slot, facts) or self._viewed(tensor)
+        other = None if met else self._same_result(number, slot, card) or self._viewed(tensor)
         name = self._taken_by(number, tensor) if met else other
-        if name is None and facts[STORAGE] in self._index.by_storage:
+        if name is None and card.storage in self._index.by_storage:
             name = self._index.related_name(tensor, site)
         return name or with_site(NAMELESS, site)
 
@@ -135,11 +135,11 @@ class Describer:
         name = rebound_by(tensor, call, len(row), uses[0] if len(uses) == 1 else None) if uses else None
         return None if name is None else replace(name, site=site_of_tensor(tensor, self._lookup))
 
-    def _same_result(self, number: int, slot: str, facts: CardFields) -> Name | None:
+    def _same_result(self, number: int, slot: str, card: Card) -> Name | None:
         """Return the name of the node's own result, which PyTorch saves as a new object in the same memory."""
         node = self._graph.nodes[number]
-        for tensor in self._index.by_storage.get(facts[STORAGE], ()):
-            if fact(tensor, "grad_fn") is node and card_from(facts).same_value(card_from(card_fields(tensor))):
+        for tensor in self._index.by_storage.get(card.storage, ()):
+            if fact(tensor, "grad_fn") is node and card.same_value(read_card(tensor)):
                 return self._index.own_name(tensor)
         return self._name_at(node, 0) if slot == "result" else None
 

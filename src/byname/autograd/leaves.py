@@ -22,7 +22,7 @@ from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.modules import models_of, optimizers_of
 from byname.reading.quiet import DisableTorchFunction, collection_paused
-from byname.reading.tensor import Card, Carded, card_fields, card_from, fact
+from byname.reading.tensor import Card, Carded, fact, read_card
 from byname.source.location import Located, Site
 from byname.table import Alias, Column, Lazy, Tabled, Totals, counted
 
@@ -221,7 +221,7 @@ def leaves_among(
             group = None if groups is None else groups.get(id(tensor))
             fields.append(
                 (
-                    card_fields(tensor),
+                    read_card(tensor),
                     names,
                     _kind(tensor, names),
                     None if groups is None else group is not None,
@@ -238,12 +238,12 @@ def leaves_among(
 
 
 _Fields: TypeAlias = tuple[Any, ...]
-"""The fields of a `Leaf` in order, with the facts for its card, and its consumers as tuples; without its site."""
+"""The fields of a `Leaf` in order, with its consumers as tuples; without its site."""
 
 
 def _leaf(fields: _Fields) -> Leaf:
-    facts, names, kind, in_optimizer, group, grad, distance, uses, held, number, counts = fields
-    card, consumers, site = card_from(facts), Lazy(uses, lambda use: Consumer(*use)), names.best.site
+    card, names, kind, in_optimizer, group, grad, distance, uses, held, number, counts = fields
+    consumers, site = Lazy(uses, lambda use: Consumer(*use)), names.best.site
     return Leaf(card, names.all(), kind, in_optimizer, group, grad, distance, consumers, site, held, number, counts)
 
 

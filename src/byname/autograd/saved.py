@@ -17,7 +17,7 @@ from byname.naming.names import NameIndex, Searches
 from byname.naming.reference_path import Names
 from byname.naming.search import Targets
 from byname.reading.quiet import DisableTorchFunction, collection_paused
-from byname.reading.tensor import STORAGE, STORAGE_BYTES, Card, Carded, CardFields, card_fields, card_from
+from byname.reading.tensor import Card, Carded, read_card
 from byname.source.location import Located, Site
 from byname.table import Alias, Column, Lazy, Tabled, Totals, bytes_text, counted
 
@@ -84,9 +84,9 @@ class Saved(Totals[SavedTensor]):
     _row = SavedTensor
     _by = ("node", "module", "site", "name", "state", "dtype", "device")
 
-    def __init__(self, fields: list[_Fields], facts: list[CardFields | None], opaque: tuple[str, ...]) -> None:
+    def __init__(self, fields: list[_Fields], cards: list[Card | None], opaque: tuple[str, ...]) -> None:
         self._fields = fields
-        self._facts = facts
+        self._cards = cards
         self.opaque = opaque
 
     def __len__(self) -> int:
@@ -98,8 +98,7 @@ class Saved(Totals[SavedTensor]):
         return Lazy(range(len(self._fields)), self._at)
 
     def _at(self, position: int) -> SavedTensor:
-        fields, facts = self._fields[position], self._facts[position]
-        card = None if facts is None else card_from(facts)
+        fields, card = self._fields[position], self._cards[position]
         rows = () if card is None else self._rows_by_storage.get(card.storage, ())
         node, slot, state, name, site, module, number = fields
         if isinstance(name, Names):
@@ -109,18 +108,18 @@ class Saved(Totals[SavedTensor]):
     @cached_property
     def _rows_by_storage(self) -> dict[Hashable, list[int]]:
         found: dict[Hashable, list[int]] = {}
-        for position, facts in enumerate(self._facts):
-            if facts is not None and facts[STORAGE] is not None:
-                found.setdefault(facts[STORAGE], []).append(position)
+        for position, card in enumerate(self._cards):
+            if card is not None and card.storage is not None:
+                found.setdefault(card.storage, []).append(position)
         return found
 
     @property
     def bytes(self) -> int:
         """The memory that the saved tensors keep alive, in bytes: whole storages, each counted once."""
         storages: dict[Hashable, int] = {}
-        for position, facts in enumerate(self._facts):
-            if facts is not None:
-                storages[position if facts[STORAGE] is None else (facts[STORAGE],)] = facts[STORAGE_BYTES]
+        for position, card in enumerate(self._cards):
+            if card is not None:
+                storages[position if card.storage is None else (card.storage,)] = card.storage_bytes
         return sum(storages.values())
 
     def _title(self) -> str:
@@ -190,28 +189,28 @@ def rows_among(walk: Walk, slots: Sequence[Slot] | None, index: NameIndex) -> Sa
     sites = walk.site if lookup else None
     storages, met = index.by_storage, index.contains
     fields: list[_Fields] = []
-    facts: list[CardFields | None] = []
-    add_fields, add_facts = fields.append, facts.append
-    seen: dict[int, CardFields] = {}
+    cards: list[Card | None] = []
+    add_fields, add_card = fields.append, cards.append
+    seen: dict[int, Card] = {}
     last, name, site = 0, "", None
     called: Name | Names
     for slot in slots or ():
         number, shown, state, tensor = slot
         if number != last:
             last, name, site = number, walk.name(number), None if sites is None else sites(number)
-        fact, called = None, NAMELESS
+        card, called = None, NAMELESS
         if tensor is not None:
-            fact = seen.get(id(tensor))
-            if fact is None:
-                fact = seen[id(tensor)] = card_fields(tensor)
-            if sites is not None or fact[STORAGE] in storages or met(tensor):
-                called = describer.saved(number, shown, tensor, fact)
-        add_facts(fact)
+            card = seen.get(id(tensor))
+            if card is None:
+                card = seen[id(tensor)] = read_card(tensor)
+            if sites is not None or card.storage in storages or met(tensor):
+                called = describer.saved(number, shown, tensor, card)
+        add_card(card)
         add_fields(
             (name, shown, state, called, site, "" if sites is None else describer.module(number, tensor), number)
         )
     unread = [not_ended("saved tensors are missing")] if slots is None else []
-    return Saved(fields, facts, (*unread, *opaque_notes(walk), *index.bound()))
+    return Saved(fields, cards, (*unread, *opaque_notes(walk), *index.bound()))
 
 
 def _first(rows: Sequence[int], without: int) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from byname.naming.search import ScratchList
-from byname.reading.tensor import STORAGE, STORAGE_BYTES, CardFields, card_fields, storage_address
+from byname.reading.tensor import Card, read_card, storage_address
 
 core: Any = torch._C
 
@@ -18,8 +18,8 @@ core: Any = torch._C
 class StorageRegion:
     """One block of memory with the tensors in it, or one tensor without a storage.
 
-    Its size is that of overlapping storages together; its address is 0 without memory. `facts` are those of each
-    tensor.
+    Its size is that of overlapping storages together; its address is 0 without memory. `cards` are those of
+    its tensors.
     """
 
     device: torch.device
@@ -27,14 +27,14 @@ class StorageRegion:
     start: int
     storages: list[torch.UntypedStorage] = field(default_factory=ScratchList)
     tensors: list[torch.Tensor] = field(default_factory=ScratchList)
-    facts: list[CardFields] = field(default_factory=ScratchList)
+    cards: list[Card] = field(default_factory=ScratchList)
 
     @property
     def views(self) -> int:
         """The number of distinct shapes, dtypes, offsets and strides among its tensors, less one."""
-        if len(self.facts) < 2:
+        if len(self.cards) < 2:
             return 0
-        return max(0, len({(str(one[0]), str(one[1]), one[6], str(one[7])) for one in self.facts}) - 1)
+        return len({(str(one.shape), str(one.dtype), one.offset, str(one.strides)) for one in self.cards}) - 1
 
 
 def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedStorage]) -> list[StorageRegion]:
@@ -42,17 +42,17 @@ def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedS
     found: dict[int, StorageRegion] = {}
     without: list[StorageRegion] = ScratchList()
     for tensor in tensors:
-        facts = card_fields(tensor)
-        key = facts[STORAGE]
+        card = read_card(tensor)
+        key = card.storage
         block = found.get(key) if key is not None else None
         if block is None:
-            block = _new_block(tensor, facts)
+            block = _new_block(tensor, card)
             if key is None:
                 without.append(block)
             else:
                 found[key] = block
         block.tensors.append(tensor)
-        block.facts.append(facts)
+        block.cards.append(card)
     for storage in storages:
         if storage._cdata not in found:
             start = storage_address(storage)
@@ -61,14 +61,14 @@ def blocks_of(tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedS
     return sorted([*_merged(found.values()), *without], key=lambda block: (-block.bytes, block.start))
 
 
-def _new_block(tensor: torch.Tensor, facts: CardFields) -> StorageRegion:
-    size = facts[STORAGE_BYTES]
-    if facts[STORAGE] is None:
-        own = facts[3] if tensor.layout is torch._mkldnn else 0  # type: ignore[attr-defined]  # sparse ones have parts
-        return StorageRegion(facts[2], own, 0)
+def _new_block(tensor: torch.Tensor, card: Card) -> StorageRegion:
+    size = card.storage_bytes
+    if card.storage is None:
+        own = card.bytes if tensor.layout is torch._mkldnn else 0  # type: ignore[attr-defined]  # sparse ones have parts
+        return StorageRegion(card.device, own, 0)
     storage = torch._C.TensorBase.untyped_storage(tensor)
     start = _address(tensor, storage) if size else 0
-    return StorageRegion(facts[2], size if start else 0, start, ScratchList([storage]))
+    return StorageRegion(card.device, size if start else 0, start, ScratchList([storage]))
 
 
 def _address(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
@@ -89,7 +89,7 @@ def _merged(blocks: Iterable[StorageRegion]) -> list[StorageRegion]:
             before.bytes = max(before.bytes, block.start + block.bytes - before.start)
             before.storages += block.storages
             before.tensors += block.tensors
-            before.facts += block.facts
+            before.cards += block.cards
             continue
         result.append(block)
         if block.start and block.bytes:
@@ -97,28 +97,28 @@ def _merged(blocks: Iterable[StorageRegion]) -> list[StorageRegion]:
     return result
 
 
-def used(block: StorageRegion, facts: Sequence[CardFields]) -> int:
+def used(block: StorageRegion, cards: Sequence[Card]) -> int:
     """Return an upper bound on the bytes of a block that some of its tensors cover; overlaps count once."""
-    if len(facts) == 1 and facts[0][3] == block.bytes:
+    if len(cards) == 1 and cards[0].bytes == block.bytes:
         return block.bytes
-    spans = sorted({span for one in facts if (span := _span(one)) is not None})
+    spans = sorted({span for one in cards if (span := _span(one)) is not None})
     covered, end = 0, 0
     for start, stop in spans:
         covered += max(0, stop - max(start, end))
         end = max(end, stop)
-    own = {(one[6], tuple(one[0]), one[7]): one[3] for one in facts if _span(one) is not None}
-    nested = sum(one[3] for one in facts if one[0] is None and type(one[3]) is int)  # at unknown offsets
+    own = {(one.offset, one.shape, one.strides): one.bytes for one in cards if _span(one) is not None}
+    nested = sum(one.bytes for one in cards if one.shape is None and type(one.bytes) is int)  # at unknown offsets
     return int(min(block.bytes, min(covered, sum(own.values())) + nested))
 
 
-def _span(facts: CardFields) -> tuple[int, int] | None:
+def _span(card: Card) -> tuple[int, int] | None:
     """Return the offsets of a tensor's first byte and of the byte after its last; None for symbolic sizes."""
-    shape, dtype, _, own, _, _, offset, strides, *_ = facts
-    if shape is None or strides is None or not own or any(type(one) is not int for one in (*shape, *strides)):
+    shape, strides = card.shape, card.strides
+    if shape is None or strides is None or not card.bytes or any(type(one) is not int for one in (*shape, *strides)):
         return None
     reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    begin: int = offset * dtype.itemsize
-    return begin, begin + (reach + 1) * dtype.itemsize
+    begin = card.offset * card.dtype.itemsize
+    return begin, begin + (reach + 1) * card.dtype.itemsize
 
 
 def unattributed(blocks: Iterable[StorageRegion]) -> int | None:

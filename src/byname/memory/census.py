@@ -23,7 +23,7 @@ from byname.naming.name import NAMELESS, Name, quote, unnamed, with_relation
 from byname.naming.search import ScratchDict
 from byname.reading.modules import registered
 from byname.reading.quiet import dynamo_skip
-from byname.reading.tensor import Card, Carded, card_from, fact, is_tensor
+from byname.reading.tensor import Card, Carded, fact, is_tensor
 from byname.source.location import Located, Site
 from byname.table import Alias, Column, Lazy, Tabled, Totals, bytes_text, counted
 from byname.tracking.lookup import site_of_tensor
@@ -185,7 +185,7 @@ def census(*, collect: bool = False, names: bool = True) -> Census:
         blocks = blocks_of(alive.tensors, alive.storages)
         # a row must hold neither tensors nor storages
         rows = Lazy(
-            [StorageRegion(one.device, one.bytes, one.start, facts=one.facts) for one in blocks], _row_without_names
+            [StorageRegion(one.device, one.bytes, one.start, cards=one.cards) for one in blocks], _row_without_names
         )
         return Census(rows, unattributed(blocks), _omission_notes(alive))
 
@@ -196,8 +196,8 @@ def _place(one: StorageRow) -> tuple[Any, ...]:
 
 
 def _row_without_names(block: StorageRegion) -> StorageRow:
-    card = card_from(block.facts[0]) if block.facts else None
-    covered = used(block, block.facts)
+    card = block.cards[0] if block.cards else None
+    covered = used(block, block.cards)
     return StorageRow(NAMELESS, "other", "", card, block.device, block.bytes, block.views, covered, "", (), None)
 
 
@@ -269,16 +269,16 @@ class _RowBuilder:
         tensor = None if at is None else block.tensors[at]
         name = self._name(block, tensor)
         site = name.site or self._site(block, tensor)
-        facts = [block.facts[one] for one in named] or block.facts
+        cards = [block.cards[one] for one in named] or block.cards
         return StorageRow(
             unnamed(site) if name.how == "unnamed" else name,
             self._kinds.of(block.tensors),
             self._module(block),
-            None if at is None else card_from(block.facts[at]),
+            None if at is None else block.cards[at],
             block.device,
             block.bytes,
             block.views,
-            used(block, facts),
+            used(block, cards),
             _memory(block),
             self._holders(block, name, named),
             site,
@@ -292,9 +292,9 @@ class _RowBuilder:
 
     def _order(self, block: StorageRegion, at: int) -> tuple[int, int, int, str, str]:
         """Return the sort key of a block's tensors: the largest, then a model's own, then the shortest name."""
-        name = next(iter(self._snapshot.names(block.tensors[at])), NAMELESS)
+        name, card = next(iter(self._snapshot.names(block.tensors[at])), NAMELESS), block.cards[at]
         owned = name.how in ("parameter", "buffer", "optimizer")
-        return -(block.facts[at][3] or 0), not owned, len(name.path), name.path, str(block.facts[at][0])
+        return -(card.bytes or 0), not owned, len(name.path), name.path, str(card.shape)
 
     def _site(self, block: StorageRegion, tensor: torch.Tensor | None) -> Site | None:
         site = None if tensor is None else site_of_tensor(tensor, self._snapshot.lookup)

@@ -26,7 +26,7 @@ from byname.naming.names import Named
 from byname.naming.search import ScratchList
 from byname.reading.modules import state_of
 from byname.reading.objects import found_in
-from byname.reading.tensor import card_fields, card_of, fact
+from byname.reading.tensor import card_of, fact, read_card
 
 
 class Leak(NamedTuple):
@@ -67,8 +67,8 @@ class Evidence:
         """The ``state_dict()`` keys of the tensors of live models and optimizers, with their shapes."""
         alive = self.snapshot.living
         pairs = [*optimizer_state(alive), *(pair for module in alive.modules for pair in state_of(module))]
-        shapes = ((key, card_fields(value)[0]) for key, value in pairs)
-        return frozenset((key, tuple(shape)) for key, shape in shapes if shape is not None)  # lazy, nested have none
+        shapes = ((key, read_card(value).shape) for key, value in pairs)
+        return frozenset((key, shape) for key, shape in shapes if shape is not None)  # lazy, nested have none
 
     @cached_property
     def context_cycle(self) -> str:
@@ -149,7 +149,7 @@ def _is_copy(found: Evidence) -> bool:
     if any(step.kind in ("parameter", "buffer") for named in found.group.paths for step in named.path.steps):
         return True
     key = re.search(r"\['([^']*)'\]$", found.group.key.pattern)
-    shapes = {card_fields(one)[0] for one in found.members}
+    shapes = {read_card(one).shape for one in found.members}
     if key is None or (() in shapes and found.group.key.pattern.count("['") < 2):  # a number called 'step' is no copy
         return False
     return all((key[1], shape) in found.originals for shape in shapes)
@@ -237,7 +237,7 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
         _pins_base,
         lambda found: (
             "store the number, x.item(): a tensor of one number can keep the memory of what it was computed from"
-            if all(card_fields(one)[0] == () for one in found.members)
+            if all(read_card(one).shape == () for one in found.members)
             else "store a copy of the part, part.clone() (of an array part.copy()): a slice keeps its whole base alive"
         ),
     ),

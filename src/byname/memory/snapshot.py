@@ -125,8 +125,8 @@ class HeapSnapshot:
     def unused_bytes(self, number: int) -> int:
         """Return the bytes of a block that no named tensor covers."""
         block = self.blocks[number]
-        pairs = zip(block.tensors, block.facts, strict=True)
-        return block.bytes - used(block, [facts for tensor, facts in pairs if self.names(tensor)])
+        pairs = zip(block.tensors, block.cards, strict=True)
+        return block.bytes - used(block, [card for tensor, card in pairs if self.names(tensor)])
 
     @cached_property
     def _numbers(self) -> dict[int, int]:

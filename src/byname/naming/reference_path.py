@@ -52,11 +52,11 @@ class ReferencePath:
             self.kind, self.hidden, self.internal, self.length, self.labels = root.how, False, False, 0, 0
             self.rises = True
         else:
-            step = link[1]
+            _, step, reads_internal, rises = link
             self.kind = before.kind if before.kind in ("tag", "state") else step.kind
-            self.hidden, self.internal = before.hidden or step.kind in _HIDDEN, before.internal or link[2]
+            self.hidden, self.internal = before.hidden or step.kind in _HIDDEN, before.internal or reads_internal
             self.length, self.labels = before.length + 1, before.labels + len(step.label)
-            self.rises = before.rises and link[3]
+            self.rises = before.rises and rises
 
     def extended_by(self, link: Link) -> ReferencePath:
         """Return the path that goes on from its end by one reference."""
@@ -64,7 +64,7 @@ class ReferencePath:
 
     def passes(self, number: int) -> bool:
         """Return whether the path leads through the object of this number."""
-        return any(link[0] == number for link in self.links)
+        return any(holder == number for holder, *_ in self.links)
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -72,12 +72,12 @@ class ReferencePath:
 
     @property
     def steps(self) -> tuple[Reference, ...]:
-        return tuple([link[1] for link in self.links])
+        return tuple([step for _, step, *_ in self.links])
 
     @property
     def passed(self) -> tuple[object, ...]:
         """The objects on the way, from the root's value on, without the one at the end."""
-        return tuple([self.things[link[0]] for link in self.links])
+        return tuple([self.things[holder] for holder, *_ in self.links])
 
     @property
     def stateful(self) -> bool:

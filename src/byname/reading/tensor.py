@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -15,18 +14,12 @@ from byname.errors import DeadTensorError, NotATensorError
 from byname.reading.quiet import DisableTorchFunction, modes_disabled
 from byname.text import shape_text
 
-STORAGE, STORAGE_BYTES = 5, 4
-"""Positions of the storage key and of the storage's size in a tensor's `CardFields`."""
 
-CardFields: TypeAlias = tuple[Any, ...]
-"""The fields of a `Card` in order. A tuple is cheap to make for 100,000 tensors; `card_from` makes a card of one."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Card:
+class Card(NamedTuple):
     """Facts about one tensor at the moment it was read. A card does not keep the tensor alive.
 
-    Two cards are equal if they have equal facts about one tensor object; the tensors' values are not compared.
+    Two cards are equal if they have equal facts about one tensor object; the tensors' values are not compared. A tuple
+    is cheap to make for 100,000 tensors.
 
     Attributes:
         shape: the sizes; empty for a scalar, None for a nested tensor, which has none.
@@ -61,18 +54,18 @@ class Card:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the facts alone, because a file or another process does not have the tensor."""
-        return card_from, ((*self._facts(), NoneType),)  # which returns None
+        return Card, (*self[:-1], NoneType)  # which returns None
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Card:
             return NotImplemented
-        return self.reference is other.reference and self._facts() == other._facts()
+        return self.reference is other.reference and self[:-1] == other[:-1]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __hash__(self) -> int:
         return hash((id(self.reference), self.dtype, self.device, self.storage))
-
-    def _facts(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, one.name) for one in fields(self) if one.name != "reference")
 
     @property
     def tensor(self) -> torch.Tensor | None:
@@ -164,40 +157,35 @@ _REFUSED = {"grad_fn": None, "is_leaf": False, "retains_grad": False}
 _MODULE: Any = type.__dict__["__dict__"]
 
 
-def card_from(facts: CardFields) -> Card:
-    shape, *others = facts
-    return Card(None if shape is None else tuple(shape), *others)
-
-
 def card_of(tensor: torch.Tensor) -> Card:
     """Return the facts of a tensor, read without touching its values, its attributes or its subclass's methods."""
     if not is_tensor(tensor):
         raise NotATensorError(f"expected a tensor, but got {type(tensor).__name__}")
     with DisableTorchFunction():
-        return card_from(card_fields(tensor))
+        return read_card(tensor)
 
 
-def card_fields(tensor: torch.Tensor) -> CardFields:
-    """Return the fields of a tensor's card. Callers hold `DisableTorchFunction`."""
+def read_card(tensor: torch.Tensor) -> Card:
+    """Return the facts of a tensor. Callers hold `DisableTorchFunction`."""
     if type(tensor) not in PLAIN or tensor.is_meta:
-        return _guarded_fields(tensor)
+        return _guarded_card(tensor)
     try:
         storage = tensor.untyped_storage()
-        return (
-            tensor.shape,
+        return Card(
+            tuple(tensor.shape),
             tensor.dtype,
             tensor.device,
             tensor.nbytes,
             storage.nbytes(),
             storage._cdata,
-            tensor.storage_offset(),
+            tensor.storage_offset(),  # type: ignore[arg-type]  # no plain tensor has a symbolic one
             tensor.stride(),
             tensor._version,
             tensor.requires_grad,
             weakref.ref(tensor),
         )
     except Exception:  # noqa: BLE001 - sparse, nested, inference and wrapper tensors each refuse another of these reads
-        return _guarded_fields(tensor)
+        return _guarded_card(tensor)
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
@@ -207,7 +195,7 @@ def storage_of(tensor: torch.Tensor) -> int | None:
             return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
         except (NotImplementedError, RuntimeError):  # sparse, or an opaque layout
             pass
-    return card_fields(tensor)[STORAGE]  # type: ignore[no-any-return]
+    return read_card(tensor).storage
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -267,7 +255,7 @@ def storages_of(tensor: torch.Tensor) -> Iterator[Any]:
         yield storage
 
 
-def _guarded_fields(tensor: torch.Tensor) -> CardFields:
+def _guarded_card(tensor: torch.Tensor) -> Card:
     """Return the facts of a sparse, nested, inference or subclassed tensor, which lacks some of them."""
     base = torch._C.TensorBase
     with modes_disabled():
@@ -279,8 +267,8 @@ def _guarded_fields(tensor: torch.Tensor) -> CardFields:
         whole = sum(part.untyped_storage().nbytes() for part in parts)
     else:
         whole = storage.nbytes() if storage_address(storage) else 0
-    return (
-        shape,
+    return Card(
+        None if shape is None else tuple(shape),
         fact(tensor, "dtype"),
         fact(tensor, "device"),
         own,

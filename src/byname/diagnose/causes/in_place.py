@@ -24,7 +24,7 @@ from byname.naming.name import Name, unnamed
 from byname.naming.names import Searches
 from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
-from byname.reading.tensor import STORAGE, card_fields, fact, is_tensor, memory_of
+from byname.reading.tensor import fact, is_tensor, memory_of, storage_of
 from byname.table import counted
 from byname.tracking.log import Mutation, logs
 
@@ -60,7 +60,7 @@ def _reported(context: FailureContext, slots: list[Slot], message: str) -> list[
 def _one_of_each(slots: Iterable[Slot]) -> list[Slot]:
     seen: dict[Any, Slot] = {}
     for slot in slots:
-        storage = None if slot.tensor is None else card_fields(slot.tensor)[STORAGE]
+        storage = None if slot.tensor is None else storage_of(slot.tensor)
         seen.setdefault(id(slot) if storage is None else (storage,), slot)
     return list(seen.values())
 
