@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -65,11 +65,9 @@ class FollowedOptimizer:
         backwards: those calls, of the ones that were looked at.
         backward_steps: the steps before which a backward call, of those looked at, had reached its parameters.
         steps_without_grads: steps among these at which no parameter had a gradient.
-        carried: steps in a row that used the gradients of the step before.
-        wasted: backward calls since the last step whose gradients were cleared before the next call at the same place.
-        wasteful: steps in a row with as many of these.
-        modal: the classes of the modules that had to be in training mode in its first forward, in words.
-        evaluating: the steps in which all of these were in evaluation mode.
+        accumulation: which gradients its steps used again, and which none used.
+        modes: whether its steps were made in evaluation mode.
+        values: which of its parameters had the same values in all steps.
         use: where some of the parameters without a gradient were used.
         flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
         scaler: the ``GradScaler`` by which the last loss that reached its parameters was multiplied.
@@ -95,12 +93,13 @@ class FollowedOptimizer:
         self.optimizer: weakref.ref[Any] = weakref.ref(optimizer)
         self.kind = type(optimizer).__name__
         self.line = self.backward_line = NO_LINE
+        self.accumulation, self.modes, self.values = Accumulation(), StepModes(), ComparedValues()
         self.without = {id(one): weakref.ref(one) for one in self.parameters()}
         self.keys = frozenset(self.without)
         self.steps = self.backwards = self.idle = self.backward_steps = self.steps_without_grads = 0
-        self.carried = self.anew = self.wasted = self.wasteful = self.evaluating = 0
+        self.anew = 0
         self.done = self.has_backward = self.has_new_grads = False
-        self.frozen, self.modal = True, ""
+        self.frozen = True
         self.zero: dict[int, weakref.ref[torch.Tensor]] = {}
         self.names: dict[int, Name] = {}
         self.waiting: list[tuple[Finding, list[weakref.ref[torch.Tensor]]]] = []
@@ -109,13 +108,6 @@ class FollowedOptimizer:
         self.optional: set[int] = set()
         self.reached: set[int] = set()
         self.losses: set[bool] = set()
-        self._reached = self._cleared = False  # since the last step
-        self._left: dict[int, float] = {}  # the sums of the gradients that the last step used, if they may be used on
-        self._last: tuple[Any, ...] = ()  # place of the last backward call, the steps and a parameter's version then
-        self._values: dict[int, bytes] = {}  # what some small parameters were at the first step, if they still are
-        self._outcomes: dict[int, str] = {}  # MOVED, PUT_BACK, or the dtype of those that a step does not change
-        self._groups = self._restored = 0  # the list of groups, and steps before which load_state_dict() replaced it
-        self._modules: list[weakref.ref[nn.Module]] = []
 
     @property
     def site(self) -> Site | None:
@@ -135,8 +127,8 @@ class FollowedOptimizer:
             "idle": self.idle,
             "without": self.without_gradient,
             "outside": self.outside,
-            "evaluating": self.evaluating,
-            "modal": self.modal,
+            "evaluating": self.modes.evaluating,
+            "modal": self.modes.modal,
         }
 
     @property
@@ -178,8 +170,8 @@ class FollowedOptimizer:
 
     def same_values(self) -> dict[str, tuple[Name, ...]]:
         """Return the names of the parameters that had the same values whenever they were read, by outcome."""
-        is_meant = self._restored == self.steps  # the optimizer is put back as well
-        kept = {} if is_meant else {key: outcome for key, outcome in self._outcomes.items() if key in self._values}
+        is_meant = self.values.restored == self.steps  # the optimizer is put back as well
+        kept = {} if is_meant else self.values.outcomes
         same = {self.names[key]: outcome for key, outcome in kept.items() if key in self.names}
         return {outcome: tuple([name for name, its in same.items() if its == outcome]) for outcome in same.values()}
 
@@ -212,16 +204,9 @@ class FollowedOptimizer:
         return Name(found[1] if found else f"another {self.kind}", "local", exact=False)
 
     def note_backward(self, line: Line, mine: list[torch.Tensor], made: int) -> None:
-        """Note a backward call that reaches some of its parameters, and whether their gradients were cleared before."""
-        graded = [one for one in mine if fact(one, "grad") is not None]
-        cleared = not graded or has_zero_gradient(min(graded, key=torch.numel))  # then the next one adds to nothing
-        now = (*line.place, made, id(mine[0]), fact(mine[0], "_version"))
-        inside = torch._C._current_graph_task_id() != -1  # that of a reentrant checkpoint
-        self.wasted += cleared and self._reached and self._last == now and not inside
-        kept = [one for one in mine if id(one) in self._left] if not self._reached else []
-        changed = any(sum_of(fact(one, "grad")) != self._left[id(one)] for one in kept)
-        self._cleared = self._cleared or cleared or changed
-        self.backward_line, self._reached, self._last, self.has_new_grads = line, True, now, True
+        """Note a backward call that reaches some of its parameters."""
+        self.accumulation.note_backward(line, mine, made)
+        self.backward_line, self.has_new_grads = line, True
         self.backwards += 1
         self.reached.update(map(id, mine))
         if not self.steps and self.backwards == ENOUGH:
@@ -229,81 +214,156 @@ class FollowedOptimizer:
 
     def note_step(self, groups: list[dict[str, Any]]) -> None:
         """Note what its next step is about to use. Callers hold `DisableTorchFunction`."""
-        if self._outcomes and self.is_sampled_step:
-            self._note_put_back()
+        is_reached = self.accumulation.is_reached
+        if self.values.outcomes and self.is_sampled_step:
+            self.values.note_put_back(self.parameters())
         self.steps += 1
         if self.steps == 1:
             self.line = user_line(reported_frame(caller()))
-        self.backward_steps += self._reached
+            self.modes.find_modules(self.keys)
+        self.backward_steps += is_reached
         self.frozen = self.frozen and not self.parameters()
         self.idle = self.idle + 1 if all(map(rate_is_zero, groups)) else 0
-        self._restored, self._groups = self._restored + (self._groups != id(groups)), id(groups)
         if self.without:
-            self._note_gradients()
+            self._note_gradients(is_reached)
         if self.is_sampled_step:
             zeros = {id(one) for one in alive(self.zero.values()) if has_zero_gradient(one)}
             self.zero = {key: reference for key, reference in self.zero.items() if key in zeros}
-            self._values = self._unchanged()
-        again = self.steps > 1 and self._reached and not self._cleared
-        self.carried = self.carried + 1 if again else 0
-        carrying = self.parameters() if again and self.carried < CARRIED else []
-        self._left = {id(one): sum_of(grad) for one in carrying if (grad := fact(one, "grad")) is not None}
-        self.wasteful = self.wasteful + 1 if self.wasted else 0
-        self._reached = self._cleared = False
-        self._note_mode()
+            self.values.note_step(self.parameters(), is_first=self.steps == 1)
+        self.values.note_groups(groups)
+        self.accumulation.note_step(self.parameters, is_first=self.steps == 1)
+        self.modes.note_step()
         if self.steps == ENOUGH:
             self.name(alive([*self.without.values(), *self.zero.values()]))
             self.use = last_use(list(alive(self.without.values())))
             self.optional = _in_library_modules(self.without.keys(), self.keys) if self.without else set()
-            self.name(one for one in self.parameters() if id(one) in self._values)
+            self.name(one for one in self.parameters() if id(one) in self.values.first)
 
-    def _note_gradients(self) -> None:
+    def note_changes(self) -> None:
+        """Note which of the parameters whose values are compared the step that has ended changed."""
+        optimizer = self.optimizer() if self.is_sampled_step else None
+        self.values.note_changes([] if optimizer is None else optimizer.param_groups)
+
+    def _note_gradients(self, is_reached: bool) -> None:
         """Note which parameters have a gradient now that had none in any step before."""
         still = {id(one) for one in self.parameters() if fact(one, "grad") is None}
         graded = [key for key in self.without if key not in still]
         for key in graded:
             self.zero[key] = self.without.pop(key)
-        self.steps_without_grads += not graded and not self.zero and self._reached
+        self.steps_without_grads += not graded and not self.zero and is_reached
 
-    def _note_mode(self) -> None:
-        """Note whether all modules that ran before its first step are in evaluation mode in this step."""
-        if self.steps == 1:
-            mine = [log for log in logs() if log.of_this_thread()]
-            ran = [one for log in mine for one in log.modules_since_step()]
-            every = [one for log in mine for one in log.modules_since_step(ever=True)]  # of a GAN another steps between
-            owners = [one for one in every if not self.keys.isdisjoint(map(id, own_parameters(one)))]
-            ran += owners
-            modal = [one for one in ran if is_training(one) and has_modes(one)]
-            if modal and any(map(is_training, owners)):
-                self._modules = [weakref.ref(one) for one in [*modal, *owners]]
-                self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
+
+class Accumulation:
+    """Backward calls between the steps of an optimizer, and the gradients that these leave.
+
+    Attributes:
+        carried: steps in a row that used the gradients of the step before.
+        wasted: backward calls since the last step whose gradients were cleared before the next call at the same place.
+        wasteful: steps in a row with as many of these.
+        is_reached: whether a backward call has reached a parameter since the last step.
+    """
+
+    def __init__(self) -> None:
+        self.carried = self.wasted = self.wasteful = 0
+        self.is_reached = self._cleared = False
+        self._left: dict[int, float] = {}  # the sums of the gradients that the last step used, if they may be used on
+        self._last: tuple[Any, ...] = ()  # place of the last backward call, the steps and a parameter's version then
+
+    @property
+    def is_wasting(self) -> bool:
+        return bool(self.wasted or self.wasteful)
+
+    def note_backward(self, line: Line, mine: list[torch.Tensor], made: int) -> None:
+        """Note a backward call that reaches some parameters, and whether their gradients were cleared before."""
+        graded = [one for one in mine if fact(one, "grad") is not None]
+        cleared = not graded or has_zero_gradient(min(graded, key=torch.numel))  # then the next one adds to nothing
+        now = (*line.place, made, id(mine[0]), fact(mine[0], "_version"))
+        inside = torch._C._current_graph_task_id() != -1  # that of a reentrant checkpoint
+        self.wasted += cleared and self.is_reached and self._last == now and not inside
+        kept = [one for one in mine if id(one) in self._left] if not self.is_reached else []
+        changed = any(sum_of(fact(one, "grad")) != self._left[id(one)] for one in kept)
+        self._cleared = self._cleared or cleared or changed
+        self.is_reached, self._last = True, now
+
+    def note_step(self, parameters: Callable[[], list[torch.Tensor]], *, is_first: bool) -> None:
+        again = not is_first and self.is_reached and not self._cleared
+        self.carried = self.carried + 1 if again else 0
+        carrying = parameters() if again and self.carried < CARRIED else []
+        self._left = {id(one): sum_of(grad) for one in carrying if (grad := fact(one, "grad")) is not None}
+        self.wasteful = self.wasteful + 1 if self.wasted else 0
+        self.is_reached = self._cleared = False
+
+
+class StepModes:
+    """The modules that ran before the first step of an optimizer, and their modes in its steps.
+
+    Attributes:
+        modal: the classes of those that had to be in training mode then, in words.
+        evaluating: the steps in which all of these were in evaluation mode.
+    """
+
+    def __init__(self) -> None:
+        self.modal, self.evaluating = "", 0
+        self._modules: list[weakref.ref[nn.Module]] = []
+
+    def find_modules(self, keys: frozenset[int]) -> None:
+        """Find the modules that have run, if those with the parameters of these ids are in training mode."""
+        mine = [log for log in logs() if log.of_this_thread()]
+        ran = [one for log in mine for one in log.modules_since_step()]
+        every = [one for log in mine for one in log.modules_since_step(ever=True)]  # of a GAN another steps between
+        owners = [one for one in every if not keys.isdisjoint(map(id, own_parameters(one)))]
+        ran += owners
+        modal = [one for one in ran if is_training(one) and has_modes(one)]
+        if modal and any(map(is_training, owners)):
+            self._modules = [weakref.ref(one) for one in [*modal, *owners]]
+            self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
+
+    def note_step(self) -> None:
         over = not self._modules or any((one := known()) is None or is_training(one) for known in self._modules)
         self.evaluating += not over
 
-    def note_changes(self) -> None:
-        """Note which of the parameters whose values are compared the step that has ended changed."""
-        optimizer = self.optimizer() if self._values and self.is_sampled_step else None
-        for group in () if optimizer is None else optimizer.param_groups:
-            for one in group["params"]:
-                key, now = id(one), bytes_of(one) if id(one) in self._values else b""
-                if now and now != self._values[key] and self._outcomes.get(key) != PUT_BACK:
-                    self._outcomes[key] = MOVED
-                elif now and not rate_is_zero(group) and one.dtype.itemsize < 4:  # a bias before a norm has but noise
-                    self._outcomes.setdefault(key, str(fact(one, "dtype")))
 
-    def _note_put_back(self) -> None:
+class ComparedValues:
+    """The values of some small parameters of an optimizer, before and after its steps.
+
+    Attributes:
+        first: their values at the first step, as far as they are still the same whenever they are read.
+        outcomes: MOVED, PUT_BACK, or the dtype of those that a step does not change, of these.
+        restored: the steps before which `load_state_dict` had replaced the list of groups.
+    """
+
+    def __init__(self) -> None:
+        self.first: dict[int, bytes] = {}
+        self.outcomes: dict[int, str] = {}
+        self._groups = self.restored = 0
+
+    def note_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.restored, self._groups = self.restored + (self._groups != id(groups)), id(groups)
+
+    def note_put_back(self, parameters: list[torch.Tensor]) -> None:
         """Note which parameters that the last step changed have the old values again, just before the next step."""
-        for one in self.parameters():
-            if self._outcomes.get(id(one)) == MOVED and bytes_of(one) == self._values.get(id(one)):
-                self._outcomes[id(one)] = PUT_BACK
+        for one in parameters:
+            if self.outcomes.get(id(one)) == MOVED and bytes_of(one) == self.first.get(id(one)):
+                self.outcomes[id(one)] = PUT_BACK
 
-    def _unchanged(self) -> dict[int, bytes]:
-        """Return the values of some small parameters that have gradients, without those whose values have changed."""
-        small = [one for one in self.parameters() if fact(one, "grad") is not None and one.numel() <= _SMALL]
-        small = [one for one in small if self.steps == 1 or id(one) in self._values]
+    def note_step(self, parameters: list[torch.Tensor], *, is_first: bool) -> None:
+        """Read some small parameters that have gradients, and drop those whose values have changed."""
+        small = [one for one in parameters if fact(one, "grad") is not None and one.numel() <= _SMALL]
+        small = [one for one in small if is_first or id(one) in self.first]
         some = [one for one in sorted(small, key=torch.numel)[:_WATCHED] if not has_zero_gradient(one)]
         now = {id(one): bytes_of(one) for one in some}
-        return {key: value for key, value in now.items() if value and value == self._values.get(key, value)}
+        self.first = {key: value for key, value in now.items() if value and value == self.first.get(key, value)}
+        self.outcomes = {key: outcome for key, outcome in self.outcomes.items() if key in self.first}
+
+    def note_changes(self, groups: list[dict[str, Any]]) -> None:
+        """Note which of the parameters the step that has ended changed."""
+        for group in groups if self.first else ():
+            for one in group["params"]:
+                key, now = id(one), bytes_of(one) if id(one) in self.first else b""
+                if now and now != self.first[key] and self.outcomes.get(key) != PUT_BACK:
+                    self.outcomes[key] = MOVED
+                elif now and not rate_is_zero(group) and one.dtype.itemsize < 4:  # a bias before a norm has but noise
+                    self.outcomes.setdefault(key, str(fact(one, "dtype")))
 
 
 def has_modes(module: nn.Module) -> bool:

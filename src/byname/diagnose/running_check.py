@@ -210,7 +210,7 @@ class RunningCheck:
             self._weights.note_losses(roots)
         for followed in line.reached.values() if line.calls > _CALLS else ():
             followed.has_new_grads = True
-        wastes = line.calls <= _CALLS_OF_WASTE and any(one.wasted or one.wasteful for one in self._followed.values())
+        wastes = line.calls <= _CALLS_OF_WASTE and any(one.accumulation.is_wasting for one in self._followed.values())
         if line.calls > _CALLS and not wastes:
             return []
         with DisableTorchFunction(), collection_paused():
@@ -348,7 +348,7 @@ class RunningCheck:
         if number <= _FIRST or near or id(followed) in self._weights.dead:
             for topic in self._topics:
                 safely(topic.before_step, followed)
-        followed.wasted, followed.has_new_grads = 0, False
+        followed.accumulation.wasted, followed.has_new_grads = 0, False
         if number in _REPORT_AT:
             self._report_steps(followed)
 

@@ -44,6 +44,11 @@ WASTEFUL = 3
 """Steps in a row with gradients cleared between backward calls before them, at which that is reported."""
 
 
+def _clears_unread_gradients(followed: FollowedOptimizer) -> bool:
+    is_wasteful = followed.accumulation.wasteful == WASTEFUL
+    return is_wasteful and not reads_gradients() and not living(torch.amp.GradScaler)
+
+
 def _why_no_gradients(followed: FollowedOptimizer) -> Iterator[Facts]:
     """Yield why no parameter of an optimizer has a gradient."""
     names, others = followed.without_gradient, followed.outside
@@ -256,13 +261,12 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
         "suspicious: {times} times in a row a new {kind}{made:at} made one step{noticed:at} for {names}: what it keeps "
         "of earlier gradients begins anew each time",
         "make the optimizer once, before the loop; to change a setting, assign it in optimizer.param_groups"),
-    Cause("never-zeroed", lambda followed: followed.carried == CARRIED, _all_parameters,
+    Cause("never-zeroed", lambda followed: followed.accumulation.carried == CARRIED, _all_parameters,
         "nothing clears the gradients of {names} between {steps} so far: the backward{backward:at} adds to those of "
         "all iterations before (accumulates)",
         "call optimizer.zero_grad() before each backward, or after each step"),
-    Cause("zeroed-before-step",
-        lambda followed: followed.wasteful == WASTEFUL and not reads_gradients() and not living(torch.amp.GradScaler),
-        lambda followed: [{"calls": counted(followed.wasted, "backward call")}],
+    Cause("zeroed-before-step", _clears_unread_gradients,
+        lambda followed: [{"calls": counted(followed.accumulation.wasted, "backward call")}],
         "suspicious: before each of {steps} so far, gradients of {calls}{backward:at} are cleared, as by zero_grad(), "
         "before another is made there, and nothing reads them",
         "to accumulate gradients, call zero_grad() after each step only, not before each backward"),
@@ -315,7 +319,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         "{outside}, and no optimizer has {outside:it|them}",
         "build the optimizer when the model is complete, from those of its parameters that require grad"),
     Cause("left-in-evaluation",
-        lambda one: one.done and 2 * ENOUGH <= one.evaluating < one.steps <= 2 * one.evaluating,
+        lambda one: one.done and 2 * ENOUGH <= one.modes.evaluating < one.steps <= 2 * one.modes.evaluating,
         no_extra_facts,
         "{backward:-}suspicious: {modal} in the model ran in training mode at first, and the model is in evaluation "
         "mode in {evaluating} of {steps}: no dropout, and fixed statistics, as after model.eval() without a "
