@@ -2,9 +2,13 @@
 
 import builtins
 
+import pytest
+import torch
 from listening import Told, made, method, told_by
+from torch import nn
 
 from byname import attach
+from byname.errors import NoMatchError
 
 TWINS = """
     def twin(k):
@@ -59,3 +63,36 @@ def test_who_does_not_want_the_last_values_is_not_told_them():
             module.f(1)
     assert last == [("h@-1", 3)]
     assert without == [("h", 2), ("h", 3)] * 2
+
+
+class OfBase(nn.Module):
+    def forward(self, x):
+        h = x + 1
+        return h
+
+
+class OfMiddle(OfBase):
+    pass
+
+
+class Derived(OfMiddle):
+    def forward(self, x):
+        out = super().forward(x)
+        return out * 10
+
+
+@pytest.mark.parametrize("where", ["0.forward.h", "0.OfBase.forward.h"])
+def test_a_variable_of_the_forward_of_a_base_class_that_super_runs(where):
+    model, seen = nn.Sequential(Derived(), OfBase()), []
+
+    def doubled(event):
+        seen.append((event.path, event.module))
+        return event.value * 2
+
+    code = OfBase.forward.__code__
+    with attach(model, where, doubled):
+        assert model(torch.ones(1)).item() == 41
+    assert seen == [("0.OfBase.forward.h", model[0])]
+    assert model(torch.ones(1)).item() == 21 and OfBase.forward.__code__ is code
+    with pytest.raises(NoMatchError):
+        attach(model, "0.forward.nothing", doubled)

@@ -46,7 +46,7 @@ class Namespace(nn.Module):
 def method_of(module: nn.Module, name: str) -> FunctionType | None:
     """Return the innermost Python function behind ``module.<name>``; None if the module has no method of that name.
 
-    The module's own ``__dict__`` comes first, then its classes. Bound methods, properties, partial methods and
+    The module's own ``__dict__`` comes first, then its classes; ``Base.forward`` is that of one class. Bound methods, properties, partial methods and
     decorators are unwrapped: ``__wrapped__``, or else a function of that name in the decorator's closure. Never runs
     the user's code.
 
@@ -61,7 +61,7 @@ def method_of(module: nn.Module, name: str) -> FunctionType | None:
     raw = _raw(module, name)
     if raw is None:
         return None
-    raw = raw if isinstance(module, Namespace) else _layers(raw, name)[-1]
+    raw = raw if isinstance(module, Namespace) else _layers(raw, name.rpartition(".")[2])[-1]
     if isinstance(raw, FunctionType):
         return raw
     if not callable(raw) and not isinstance(raw, staticmethod | classmethod):
@@ -109,11 +109,21 @@ def _raw(module: nn.Module, name: str) -> Any:
     """Return the raw attribute; neither properties nor ``__getattr__`` run."""
     if isinstance(module, Namespace):
         return module.functions.get(name)
+    if "." in name:
+        return next((vars(cls)[name.partition(".")[2]] for cls in bases_with(module, name)), None)
     ofs = [vars(cls)[name] for cls in type(module).__mro__ if name in vars(cls)]
     if ofs and isinstance(ofs[0], property | functools.cached_property):
         return ofs[0]
     own = vars(module)
     return own[name] if name in own else next(iter(ofs), None)
+
+
+def bases_with(module: nn.Module, method: str) -> list[type]:
+    """Return the base classes of a module that have a method of their own, which another class overrides; by a name
+    such as ``Base.forward`` only those of that name."""
+    kind, _, name = method.rpartition(".")
+    bases = [cls for cls in type(module).__mro__[1:] if name in vars(cls) and cls is not nn.Module]
+    return [cls for cls in bases if not kind or cls.__name__ == kind]
 
 
 def _one_inside(raw: Any, name: str) -> Any:

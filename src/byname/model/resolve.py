@@ -18,6 +18,7 @@ from byname.model.called_functions import called_function, functions_called
 from byname.model.methods import (
     NOT_CALLABLE,
     Namespace,
+    bases_with,
     calls_function,
     function_of,
     method_of,
@@ -214,8 +215,15 @@ def _in_methods(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
                 continue
             if _are_items(tail):
                 yield _returned(path, module, method, tail, exact)
-            else:
-                yield from _variables(path, module, method, tail, exact)
+                continue
+            found = [*_variables(path, module, method, tail, exact)]
+            inherited = bases_with(module, method) if exact and not found and not isinstance(module, Namespace) else ()
+            for cls in inherited:  # whose method runs by `super()`
+                found = found or [*_variables(path, module, f"{cls.__name__}.{method}", tail, exact)]
+            yield from found
+        of_base = f"{first.plain}.{tail[0]}" if exact and len(tail) > 1 else ""
+        if of_base and bases_with(module, of_base):
+            yield from _variables(path, module, of_base, tail[1:], exact)
 
 
 def _in_functions(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
