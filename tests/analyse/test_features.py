@@ -478,3 +478,18 @@ def test_targets_of_which_there_is_no_path_are_refused_and_change_nothing():
     assert handle.removed
     assert not elsewhere.watching
     assert not model[0]._forward_hooks
+
+
+def test_which_of_two_models_runs_first_makes_no_difference_to_the_names():
+    models, features = [nn.Sequential(nn.Identity()) for _ in range(3)], FeatureStatistics()
+    for model in models:
+        byname.observe(model, "0", features)
+    for number in (1, 2, 0):
+        models[number](torch.full((2, 1), float(number)))
+    found = {path: figures["mean"].item() for path, figures in features.result().items()}
+    assert found == {"0": 0.0, "model2.0": 1.0, "model3.0": 2.0}
+
+
+def test_targets_that_are_no_numbers_are_refused_in_words():
+    with pytest.raises(BadArgumentError, match=r"a tensor or list of class numbers, or a path of the model, not \['a'"):
+        byname.analyse.PerClass(FeatureStatistics()).targets = ["a", "b"]

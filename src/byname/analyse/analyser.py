@@ -70,6 +70,8 @@ class Switched(Protocol):
     """Observations made later have a higher one."""
     places: dict[str, str]
     """The paths in the model at which a value has passed, with their names in the results."""
+    asked: frozenset[str]
+    """The paths of the places that are known before a run."""
 
     @property
     def model(self) -> nn.Module | None:
@@ -183,7 +185,12 @@ class Analyser(Stateful):
     def targets(self, targets: Any) -> None:
         import torch
 
-        wanted = targets if targets is None or isinstance(targets, str) else torch.as_tensor(targets)
+        try:
+            wanted = targets if targets is None or isinstance(targets, str) else torch.as_tensor(targets)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BadArgumentError(
+                f"targets are a tensor or list of class numbers, or a path of the model, not {targets!r:.60}"
+            ) from error
         for observation in [*self._observations]:
             observation.targets_are(wanted)
         self._targets = wanted
@@ -240,9 +247,14 @@ class Analyser(Stateful):
         places[name] = kept  # now: what is refused is no place
 
     def name_of(self, observation: Switched, path: str) -> str:
-        """Return the name of a path in the results: with the number of its model if another model has the path, too."""
+        """Return the name of a path in the results: with the number of its model if one before it has the path, too.
+
+        Which model runs first makes no difference, unless the place is known only from a run, as that of an operation.
+        """
         others = [one for one in self.observations if one.model is not observation.model]
-        if not any(path in one.places.values() for one in others):
+        before = [one for one in others if one.number < observation.number]
+        asked = {path, path.partition("[")[0]}
+        if not (any(path in one.places.values() for one in others) or any(asked & one.asked for one in before)):
             return path
         models = {id(one.model): None for one in sorted(self.observations, key=lambda one: one.number)}
         return f"model{[*models].index(id(observation.model)) + 1}.{path}"

@@ -109,6 +109,7 @@ class Observation:
         self._model = model
         self._analyser = analyser
         self._gradients = [(spot.kind, spot.path) for spot in spots if spot.gradient]
+        self.asked = frozenset(spot.full for spot in spots)
         self._modules: dict[str, nn.Module] = {}
         self._kinds: dict[str, tuple[nn.Module, PlaceKind]] = {}
         self.label = f"{label}." if label else ""

@@ -141,6 +141,7 @@ class Similarity(Analyser):
             for i, path in names
         }
         without = f", without {counted(sums.skipped, 'batch', 'batches')} with too few samples" if sums.skipped else ""
+        without += ", which compares two places or more" if len(names) == 1 else ""
         return self._results(figures, f"{type(self).__name__}{without}")
 
     def _why_empty(self) -> str:
