@@ -282,3 +282,22 @@ def test_the_features_of_a_head_are_not_advised_where_the_heads_are_among_the_sa
     sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32}
     model, place = BloomForCausalLM(BloomConfig(**sizes)).eval(), "transformer.h.0.self_attention.bmm"
     refused(model, place, IDS, r"\(4, 5, 8\).*; use patch\(model, .*whole value", heads=1)
+
+
+def test_positions_of_a_mask_in_floats_are_refused_and_not_taken_from_the_batch():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+        def forward(self, ids, mask):
+            return self.head(self.embed(ids) * mask[..., None])
+
+    model, ids = Masked(), torch.ones(2, 5, dtype=torch.long)
+    with (
+        byname.ablate(model, "input['mask']", positions=-1),
+        pytest.raises(InterjectionError, match=r"no known dimension in a value of shape \(2, 5\)"),
+    ):
+        model(ids, mask=torch.ones(2, 5))
+    with byname.ablate(model, "input['mask']", positions=-1):
+        assert torch.equal(model(ids, mask=torch.ones(2, 5).int())[:, -1], model.head.bias.expand(2, 9))

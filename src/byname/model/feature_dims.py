@@ -162,7 +162,15 @@ class FeatureContext:
             return 1 if value.ndim == 2 else None
         if value.ndim == 3 or self.one_for_each_position(value):
             return self._sequence_dim
+        if value.ndim == 2 and self._may_be_mask(value):
+            return None
         return None if self.channels_unknown(value) or self._heads_before_features(value) else value.ndim - 2
+
+    def _may_be_mask(self, value: Tensor) -> bool:
+        """Return whether an input of a model with embeddings has no known number of features, as a mask in floats."""
+        known = self._within(self._scopes[-1]).last
+        embeds = any(isinstance(one, nn.Embedding) for one in modules_in(self._scopes[0]))
+        return embeds and self._inside.lstrip(".").startswith("input") and value.shape[-1] not in known
 
     def _heads_before_features(self, value: Tensor) -> bool:
         """Return whether dimension 2 of four is, or may be, that of the heads, as it is before they are transposed."""
