@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -331,6 +332,18 @@ def test_a_path_that_could_also_mean_a_function_says_how_it_was_read_and_what_th
     assert torch.equal(seen[1], model.relu(x).relu())
     with attach(model, "dropout", lambda event: None) as handle:
         assert handle.notes == ()
+
+
+def test_warnings_of_pytorch_have_the_line_of_the_program_where_operations_are_observed() -> None:
+    class Vague(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.softmax(x)
+
+    model, shown = Vague(), warnings._showwarnmsg
+    with attach(model, "softmax", lambda event: None), pytest.warns(UserWarning, match="Implicit dimension") as told:
+        model(torch.ones(1, 3))
+    assert (told[0].filename, told[0].lineno) == (__file__, Vague.forward.__code__.co_firstlineno + 1)
+    assert warnings._showwarnmsg is shown
 
 
 @pytest.mark.parametrize("where", ["soft*", "softmax", select.softmax], ids=str)

@@ -27,6 +27,7 @@ from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
 from byname.tracing.muted import thread_state
 from byname.tracking.depth import RECURSION_LIMIT
+from byname.tracking.patches import WARNING_LINES
 from byname.undo import Patch, Shared
 
 _CHOICE = "_callback_from_stance"
@@ -68,9 +69,9 @@ def notes_on_compiled(model: nn.Module) -> Iterator[str]:
 class _EagerSwitch(Shared):
     """Switch of the process that makes compiled functions run eagerly while it has holders, also one imported later.
 
-    Meanwhile the recursion limit is higher, which makes room for the frames of hooks. Its tokens are functions without
-    arguments, called whenever a compiled function is called. A stance that the program sets meanwhile has no effect
-    until the last holder releases; then it applies.
+    Meanwhile the recursion limit is higher, which makes room for the frames of hooks, and warnings have the lines of
+    the program. Its tokens are functions without arguments, called whenever a compiled function is called. A stance
+    that the program sets meanwhile has no effect until the last holder releases; then it applies.
     """
 
     def __init__(self) -> None:
@@ -97,6 +98,7 @@ class _EagerSwitch(Shared):
 
     def _begin(self) -> None:
         RECURSION_LIMIT.hold(self)
+        WARNING_LINES.hold(self)
         if "torch._dynamo" in sys.modules:
             self._force_eager()
         else:
@@ -104,6 +106,7 @@ class _EagerSwitch(Shared):
             sys.meta_path.insert(0, self._arrival)
 
     def _end(self) -> None:
+        WARNING_LINES.release(self)
         RECURSION_LIMIT.release(self)
         if self._arrival in sys.meta_path:
             sys.meta_path.remove(self._arrival)

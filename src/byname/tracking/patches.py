@@ -2,7 +2,7 @@
 
 They wrap ``nn.Module._call_impl`` (for the running module and its result), custom ``Function.apply``,
 ``nn.Parameter(...)``, ``torch.from_numpy``, ``torch.compile``, ``torch.jit.trace``, ``record_function`` (around an
-optimizer's step and ``zero_grad()``), and the showing of warnings. The old constructors (``torch.FloatTensor(...)``)
+optimizer's step and ``zero_grad()``). The old constructors (``torch.FloatTensor(...)``)
 cannot be wrapped; byname first sees such a tensor when ``requires_grad`` is set on it, and then reads from the source
 where it was made.
 """
@@ -78,7 +78,6 @@ class _CallPatches:
             Patch(torch.autograd.profiler.record_function, "__enter__", _cached_wrapper(self._steps.wrap_enter)),
             Patch(torch.autograd.profiler.record_function, "__exit__", _cached_wrapper(self._steps.wrap_exit)),
             Patch(torch._utils.ExceptionWrapper, "__init__", _cached_wrapper(_traceback_cleaner)),
-            Patch(warnings, "_showwarnmsg", _cached_wrapper(_warning_relocator)),
         ]
         self._hook: Any = None
 
@@ -101,6 +100,7 @@ class _CallPatches:
 
     def _install(self) -> None:
         RECURSION_LIMIT.hold(self)
+        WARNING_LINES.hold(self)
         for patch in self._patches:
             patch.install()
         self._register_hook()
@@ -110,6 +110,7 @@ class _CallPatches:
             self._hook.remove()
         for patch in self._patches:
             patch.remove()
+        WARNING_LINES.release(self)
         RECURSION_LIMIT.release(self)
         self._compiled.unwatch()
 
@@ -243,6 +244,11 @@ def _forget(message: warnings.WarningMessage, frame: FrameType) -> None:
     key = str(message.message), message.category
     frame.f_globals.get("__warningregistry__", {}).pop((*key, message.lineno), None)
     vars(warnings).get("onceregistry", {}).pop(key, None)
+
+
+_RELOCATING = Patch(warnings, "_showwarnmsg", _warning_relocator)
+WARNING_LINES = Shared(_RELOCATING.install, _RELOCATING.remove)
+"""Warnings have the line of the program while anything holds this, and not that of byname's function mode."""
 
 
 def _cached_wrapper(make: Callable[[Any], Any], bind: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:
