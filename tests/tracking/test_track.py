@@ -55,6 +55,19 @@ def test_a_node_knows_its_line_statement_and_variable():
     assert tracker
 
 
+def test_one_of_several_results_knows_where_it_was_made():
+    with byname.track() as tracker:
+        x = torch.ones(4, 2, requires_grad=True)
+        values, indices = x.max(1)
+        first, second = x.chunk(2)
+        line = here() - 1
+    assert (byname.name(values).site.line, byname.name(values).site.target) == (line - 1, "values")
+    for target, part in (("first", first), ("second", second)):
+        assert (byname.name(part).site.line, byname.name(part).site.target) == (line, target)
+    assert sites(second)["SplitBackward0"].line == line
+    assert tracker and not indices.requires_grad
+
+
 def test_forms_of_statements():
     with byname.track() as tracker:
         x = torch.ones(3, requires_grad=True)

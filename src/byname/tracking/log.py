@@ -37,6 +37,12 @@ RawCall: TypeAlias = tuple[int, int, Any, Any, Any, int, Any, int, Any]
 """The fields of a `Call`, with those of its `Line` in place of the last. Thousands are recorded for each one read."""
 
 
+class FirstOfSeveral(weakref.ref[torch.Tensor]):
+    """A weak reference to the first of several results of a call."""
+
+    __slots__ = ()
+
+
 class Call(NamedTuple):
     """One call that made graph nodes.
 
@@ -48,6 +54,7 @@ class Call(NamedTuple):
         inside: the number of enclosing torch.nn module calls that have not yet returned the result; 0 if it is the
             value of the user's own expression.
         line: the user's line that called.
+        first: a weak reference to the first result; None if there was none.
     """
 
     before: int
@@ -57,10 +64,12 @@ class Call(NamedTuple):
     module: weakref.ref[nn.Module] | None
     inside: int
     line: Line
+    first: weakref.ref[torch.Tensor] | None
 
     @classmethod
     def of(cls, raw: RawCall) -> Call:
-        return cls(*raw[:6], Line(*raw[6:]))
+        result = None if type(raw[3]) is FirstOfSeveral else raw[3]
+        return cls(*raw[:3], result, *raw[4:6], Line(*raw[6:]), raw[3])
 
     @property
     def name(self) -> str:
@@ -261,7 +270,7 @@ class Log:
         """Record that a module has returned; if it returned the last call's result, decrement that call's `inside`."""
         if self.calls:
             before, after, called, result, module, inside, *line = self.calls[-1]
-            if inside and result is not None and result() is output:
+            if inside and result is not None and type(result) is not FirstOfSeveral and result() is output:
                 self.calls[-1] = (before, after, called, result, module, inside - 1, *line)
 
     def note_creation(

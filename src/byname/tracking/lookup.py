@@ -91,7 +91,8 @@ def _belongs(log: CallFinder, roots: Sequence[torch.Tensor], holds: Callable[[An
     for root in roots:
         node = fact(root, "grad_fn")
         call = None if node is None else log.at(node._sequence_nr())
-        if call is not None and call.result is not None and call.result() is root:
+        first = None if call is None or call.first is None else call.first()
+        if first is not None and fact(first, "grad_fn") is node:
             return True
     if holds is None:
         return False

@@ -60,7 +60,7 @@ from byname.tracking.detached import (
     note_data_change,
     requires_grad,
 )
-from byname.tracking.log import Called, Change, Log, logged_function
+from byname.tracking.log import Called, Change, FirstOfSeveral, Log, logged_function
 
 
 class TrackingMode(TorchFunctionMode):
@@ -119,9 +119,9 @@ class TrackingMode(TorchFunctionMode):
                 else:
                     code, instruction, inside, caller = self._line(frame)
                 if type(result) is _Tensor or issubclass(type(result), _Tensor):
-                    reference = _reference(result)
+                    reference: weakref.ref[Any] | None = _reference(result)
                 else:
-                    reference = None
+                    reference = _first_of(result)
                     self._note_parts(func.__name__, args, result, before, frame)
                 module = self._modules[-1] if self._modules else None
                 self._add_call((before, after, func, reference, module, inside, code, instruction, caller))
@@ -246,7 +246,7 @@ class TrackingMode(TorchFunctionMode):
 
     def _note_call(self, called: Any, result: Any, before: int, after: int, frame: FrameType | None) -> None:
         code, instruction, inside, caller = self._line(frame)
-        reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else None
+        reference = weakref.ref(result) if issubclass(type(result), torch.Tensor) else _first_of(result)
         module = self._modules[-1] if self._modules else None
         self._add_call((before, after, called, reference, module, inside, code, instruction, caller))
 
@@ -370,6 +370,11 @@ _HAVE_NO_TENSORS = (bool, int, float, type(None), torch.Size)
 
 def _name_of(access: Any) -> str:
     return str(getattr(getattr(access, "__self__", None), "__name__", "?"))
+
+
+def _first_of(results: Any) -> FirstOfSeveral | None:
+    first: Any = results[0] if issubclass(type(results), (tuple, list)) and results else None
+    return FirstOfSeveral(first) if issubclass(type(first), torch.Tensor) else None
 
 
 def _cut_parts(results: Sequence[Any]) -> list[torch.Tensor]:

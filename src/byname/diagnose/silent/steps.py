@@ -402,7 +402,7 @@ def _calls_of(log: Log) -> Iterator[tuple[Line, str, Any]]:
     """Yield the calls since the last step whose result is gone: line, name and innermost module."""
     since = log.steps[-1].number if log.steps else 0
     for raw in takewhile(lambda raw: raw[0] >= since, reversed([*log.calls])):
-        if raw[3] is not None and raw[3]() is None and raw[6] is not None and not raw[5]:
+        if (result := Call.of(raw).result) is not None and result() is None and raw[6] is not None and not raw[5]:
             yield Line(*raw[6:]), Call.of(raw).name, raw[4] and raw[4]()
     for cut in takewhile(lambda cut: cut.number >= since, reversed([*log.detaches])):
         if cut.name == "detach" and cut.result is not None and cut.result() is None:
