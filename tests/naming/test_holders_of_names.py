@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import queue
+import sys
 import threading
 import time
 import types
@@ -537,6 +538,39 @@ def test_what_a_notebook_keeps_is_named_by_its_number():
     assert set(found) == {"Out[3]", "_oh[3]", "_3", "__"}
     assert byname.name(second, roots=module).path == "x"
     assert byname.names(second, roots=module)[-1].path == "_"
+
+
+def test_the_namespace_of_a_module_is_no_second_holder_of_its_variables(monkeypatch):
+    module = types.ModuleType("notebook")
+    vars(module).update({"x": torch.ones(1), "shell": types.SimpleNamespace(user_ns=vars(module))})
+    monkeypatch.setitem(sys.modules, "notebook", module)
+    assert [name.path for name in byname.names(module.x, roots=module)] == ["x"]
+    assert byname.name(module.x, roots={"variables": vars(module)}).path.endswith("['variables']['x']")
+
+
+def test_a_list_of_dicts_is_searched_beside_tags():
+    tagged = byname.tag(torch.ones(1), "noise")
+    assert byname.name(torch.ones(1), roots=[{"k": tagged}]).how == "unnamed"
+    (name,) = byname.names((held := {"k": torch.ones(2)})["k"], roots=[held])
+    assert name.path == "held['k']"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_parameter_of_a_scripted_module_has_the_name_of_its_attribute():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.scale = nn.Linear(2, 2), nn.Parameter(torch.ones(1))
+            self.register_buffer("shift", torch.zeros(1))
+
+        def forward(self, x):
+            return self.fc(x) * self.scale + self.shift
+
+    scripted = torch.jit.script(Scaled())
+    held = {"model": scripted}
+    for path, tensor in [*scripted.named_parameters(), *scripted.named_buffers()]:
+        name = byname.name(tensor, roots=held)
+        assert (name.path, name.how) == (f"held['model'].{path}", "buffer" if path == "shift" else "parameter")
 
 
 # Nothing of the program is run.

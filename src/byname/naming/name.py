@@ -153,7 +153,8 @@ def tag(obj: T, name: str) -> T:
 
 
 def tag_of(obj: object) -> str | None:
-    return _TAGS.get(obj) if _TAGS else None  # type: ignore[no-untyped-call]
+    referable = _TAGS and type(obj).__weakrefoffset__  # a list, say, has no tag
+    return _TAGS.get(obj) if referable else None  # type: ignore[no-untyped-call]
 
 
 def tagged() -> list[tuple[str, object]]:

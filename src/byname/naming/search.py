@@ -69,12 +69,20 @@ class SearchResult:
         self._contents: dict[int, dict[int, list[_Maker]] | None] = ScratchDict()
 
     def start(self, root: Root) -> None:
-        number = self.numbers.setdefault(id(root.value), len(self._values))
+        self._roots.setdefault(self._meet(root.value), []).append(root)
+
+    def pass_over(self, scopes: Iterable[str]) -> None:
+        """Search no namespace of these modules: its variables are roots, and ``globals()`` holds nothing more."""
+        for module in filter(None, map(sys.modules.get, scopes)):
+            self._meet(vars(module))
+
+    def _meet(self, value: object) -> int:
+        number = self.numbers.setdefault(id(value), len(self._values))
         if number == len(self._values):
-            self._values.append(root.value)
+            self._values.append(value)
             self._first.append(_NO_HOLDER)
             self._levels.append(0)
-        self._roots.setdefault(number, []).append(root)
+        return number
 
     def descend(
         self, holders: Sequence[int], level: int, only: Collection[int] | None, budget: int, width: int
@@ -275,9 +283,11 @@ def search(
     some objects, it visits no others.
     """
     reached = SearchResult()
-    for root in sorted(roots, key=attrgetter("quality", "distance")):
+    ordered = sorted(roots, key=attrgetter("quality", "distance"))
+    for root in ordered:
         reached.start(root)
     holders: Sequence[int] = range(len(reached))
+    reached.pass_over({root.scope for root in ordered if root.how == "global"})
     with DisableTorchFunction():
         for turn, width in enumerate(_WIDTHS):  # the samples of a data set come last, and may use up the budget
             for level in range(turn * depth + 1, (turn + 1) * depth + 1):

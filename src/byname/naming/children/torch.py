@@ -76,7 +76,12 @@ class ModuleReader:
 
 
 def _entries(registry: Any) -> list[tuple[Any, Any]]:
-    return snapshot(registry) if issubclass(type(registry), dict) and dict.__len__(registry) else []
+    if issubclass(type(registry), dict):
+        return snapshot(registry) if dict.__len__(registry) else []
+    if namespace_of(type(registry)).get("__module__") == "torch.jit._script":  # the registries of a scripted module
+        inside = attributes_of(registry)
+        return snapshot(inside["_python_modules"]) if "_python_modules" in inside else list(inside["_c"].items())
+    return []
 
 
 _REGISTRIES = (("_parameters", "parameter"), ("_buffers", "buffer"), ("_modules", "module"))
