@@ -9,7 +9,14 @@ import processes
 import pytest
 
 import byname
-from byname.errors import NoRecordingError, NotARecordingError, RecordingError, RecordingExistsError, RecordingWarning
+from byname.errors import (
+    BadArgumentError,
+    NoRecordingError,
+    NotARecordingError,
+    RecordingError,
+    RecordingExistsError,
+    RecordingWarning,
+)
 
 
 def log_of(path):
@@ -161,6 +168,16 @@ def test_a_damaged_log_is_refused_or_read_up_to_the_damage(run, killed, tmp_path
     with pytest.warns(RecordingWarning, match=r"lacks a part of .*\.log, .*after byte \d+ \(100 bytes\)"):
         assert byname.repair(run)
     assert not byname.open(run).complete
+
+
+@pytest.mark.parametrize("function", [byname.open, byname.finish, byname.repair])
+def test_what_can_be_no_name_of_a_file_is_refused(function):
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(NoRecordingError, match="there is no file"):
+            function(name)
+    for name in (3, None, ""):
+        with pytest.raises(BadArgumentError, match="takes the path of a recording's file"):
+            function(name)
 
 
 def test_the_files_of_all_ranks_are_repaired(killed, tmp_path):

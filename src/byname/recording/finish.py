@@ -24,7 +24,17 @@ from byname.reading.interrupts import defer_signals
 from byname.recording.descriptors import link_as, lock_exclusive, same_file, write_at
 from byname.recording.distributed.ranks import rank_files
 from byname.recording.hdf5 import BUFFER, ByteRange, laid_out
-from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, marked, nearest, needs_h5py
+from byname.recording.recording_file import (
+    RecordingFile,
+    file_of,
+    is_log,
+    log_of,
+    marked,
+    name_of,
+    nearest,
+    needs_h5py,
+    no_such_file,
+)
 from byname.recording.stored import OpenFile
 from byname.source.tracebacks import warn
 from byname.text import printable
@@ -49,6 +59,7 @@ def finish(path: str | os.PathLike[str]) -> Path:
         NotARecordingError: if the file is something else.
         RecordingExistsError: if the file is there, and is another recording.
         RecordingError: if it is still written, or is damaged, or the file cannot be written.
+        BadArgumentError: if it is no path.
 
     Examples:
         >>> import tempfile
@@ -82,6 +93,7 @@ def repair(path: str | os.PathLike[str]) -> bool:
         NotARecordingError: if the file is something else.
         RecordingError: if it is still written, or is damaged, or the file may not be written (then a PermissionError,
             too).
+        BadArgumentError: if it is no path.
 
     Examples:
         >>> import tempfile
@@ -98,14 +110,16 @@ def repair(path: str | os.PathLike[str]) -> bool:
 def _all_of(path: str | os.PathLike[str], done: str) -> bool:
     """Finish the recording, of all ranks; return whether there was something to do."""
     needs_h5py("making the HDF5 file of a recording")
-    asked = Path(os.fspath(path))
-    if asked.is_dir():
-        raise NotARecordingError(f"{printable(str(path))} is a directory; name a file in it to be {done}")
-    one = file_of(asked)
-    files = [*([one] if one.exists() or log_of(one).exists() else []), *rank_files(one).values()]
-    if not files:
-        raise NoRecordingError(f"there is no file {printable(str(path))}; {nearest(asked.absolute())}")
-    return bool(sum([_finished(file, done) for file in files]))  # all of them
+    named = name_of(path, done.removesuffix("ed"))
+    asked = Path(named)
+    with no_such_file(named):
+        if asked.is_dir():
+            raise NotARecordingError(f"{printable(named)} is a directory; name a file in it to be {done}")
+        one = file_of(asked)
+        files = [*([one] if one.exists() or log_of(one).exists() else []), *rank_files(one).values()]
+        if not files:
+            raise NoRecordingError(f"there is no file {printable(named)}; {nearest(asked.absolute())}")
+        return bool(sum([_finished(file, done) for file in files]))  # all of them
 
 
 def _finished(path: Path, done: str) -> bool:

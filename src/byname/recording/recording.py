@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,12 +9,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from byname.errors import BadArgumentError, BynameError, NoRecordingError, NotARecordingError, RecordingError
+from byname.errors import BynameError, NoRecordingError, NotARecordingError, RecordingError
 from byname.extras import needs
 from byname.recording.distributed.ranks import rank_file, rank_files
 from byname.recording.export import NumberRange
 from byname.recording.frame import StoredPlace
-from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, nearest
+from byname.recording.recording_file import (
+    RecordingFile,
+    file_of,
+    is_log,
+    log_of,
+    name_of,
+    nearest,
+    no_such_file,
+)
 from byname.recording.series import Series, joined, without_repeats
 from byname.recording.series_by_path import asked_for
 from byname.recording.stored import OpenFile
@@ -53,23 +60,9 @@ def open(path: str | os.PathLike[str]) -> Recording:
         ...     recording.paths, recording["0"].to_numpy().shape, recording.complete
         (('0',), (3, 5, 2), True)
     """
-    named = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-    if not isinstance(named, str):
-        raise BadArgumentError(f"open takes the path of a recording's file, not {type(path).__name__}")
-    try:
+    named = name_of(path, "open")
+    with no_such_file(named):
         return _opened(Path(named), printable(named))
-    except BynameError:
-        raise
-    except (OSError, ValueError) as reason:
-        shown = printable(named if len(named) <= _LONG else f"{named[:_LONG]}... ({len(named)} characters)")
-        words = printable(str(getattr(reason, "strerror", None) or reason))
-        if isinstance(reason, ValueError) or reason.errno == errno.ENAMETOOLONG:  # no file can have such a name
-            raise NoRecordingError(f"there is no file {shown}: {words}") from None
-        raise RecordingError(f"{shown} cannot be read: {words}") from reason
-
-
-_LONG = 200
-"""Characters of a path that are shown where there can be no such file."""
 
 
 def _opened(asked: Path, shown: str) -> Recording:

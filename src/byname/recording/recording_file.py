@@ -7,19 +7,22 @@ unpack anything.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from byname.errors import (
+    BadArgumentError,
     BynameError,
     IsAFolderError,
     NoFolderError,
+    NoRecordingError,
     NotAFolderError,
     NotARecordingError,
     RecordingError,
@@ -185,6 +188,34 @@ def needs_h5py(what: str) -> None:
         import h5py  # noqa: F401 - to see whether it is there
 
 
+def name_of(path: Any, function: str) -> str:
+    """Return the path of a recording as text, or raise if it is no path; `function` is the one it was given to."""
+    named = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(named, str) or not named:
+        given = repr(named) if named == "" else type(path).__name__
+        raise BadArgumentError(f"{function} takes the path of a recording's file, not {given}")
+    return named
+
+
+@contextmanager
+def no_such_file(named: str) -> Iterator[None]:
+    """Raise an error of the system about a path as a `RecordingError`, a `NoRecordingError` if no file can have it."""
+    try:
+        yield
+    except BynameError:
+        raise
+    except (OSError, ValueError) as reason:
+        shown = printable(named if len(named) <= _LONG else f"{named[:_LONG]}... ({len(named)} characters)")
+        words = printable(str(getattr(reason, "strerror", None) or reason))
+        if isinstance(reason, ValueError) or reason.errno == errno.ENAMETOOLONG:
+            raise NoRecordingError(f"there is no file {shown}: {words}") from None
+        raise RecordingError(f"{shown} cannot be read: {words}") from reason
+
+
+_LONG = 200
+"""Characters of a path that are shown where there can be no such file."""
+
+
 def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """Return the path of a file that may be written.
 
@@ -200,9 +231,10 @@ def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
     path = Path(os.fspath(to)).absolute()
     shown = printable(str(to))
     try:
+        os.path.realpath(path)
         is_directory, has_parent, is_there = path.is_dir(), path.parent.is_dir(), path.exists()
-    except OSError as reason:  # a name that is too long
-        raise recording_error(f"{shown} cannot be written: {reason.strerror}", reason) from None
+    except (OSError, ValueError) as reason:  # a name that is too long, or has a zero in it
+        raise recording_error(f"{shown} cannot be written: {getattr(reason, 'strerror', reason)}", reason) from None
     if is_directory:
         raise IsAFolderError(f"{shown} is a directory; name a file in it: {printable(str(Path(to) / 'run.h5'))}")
     if not has_parent:
@@ -225,5 +257,5 @@ def nearest(path: Path) -> str:
     except OSError as reason:
         return f"{printable(str(above))} exists, but cannot be listed ({reason.strerror})"
     missing = path.relative_to(above).parts[0]
-    inside = f"; in it: {printable(closest(missing, names))}" if names else ", and is empty"
+    inside = f"; in it: {printable(closest(missing, names))}" if names else ", which is empty"
     return f"the closest that exists: {printable(str(above))}{inside}"

@@ -26,6 +26,11 @@ def test_a_missing_folder_is_a_file_not_found_error(name, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_name_with_a_zero_byte_cannot_be_written():
+    with pytest.raises(RecordingError, match="cannot be written: embedded null byte"):
+        recorded("a\0b")
+
+
 def test_a_path_below_a_file_is_a_not_a_directory_error(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for name in ("notes.txt/run.h5", "notes.txt/deeper/run.h5"):
