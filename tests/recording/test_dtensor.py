@@ -258,6 +258,24 @@ def test_parts_that_do_not_belong_together_are_refused():
         )
 
 
+def test_a_part_is_stored_whenever_its_tensor_was_written_to_since_another_process_may_have_changed_its_own():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Shard as Cut
+
+    with as_rank(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh, [Cut(0)], run_check=False))
+        model.forward = lambda: None
+        with byname.record(model, "weight") as recorder:
+            for step in range(4):
+                with torch.no_grad():
+                    model.weight.add_(0) if step == 2 else None  # the other process adds something else
+                model()
+    assert list(recorder.results["weight"].iterations) == [0, 2]
+
+
 def test_plain_tensors_are_no_parts():
     plain = Series("w", [torch.ones(2)], [0], [0], [0], ["train"], [(2,)], [None])
     with pytest.raises(BadArgumentError, match="1 of 1 records of w are not parts"):

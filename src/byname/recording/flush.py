@@ -55,6 +55,7 @@ class PlaceValues:
         stored: whether anything ever was.
         refused: whether the place turned out to hold what cannot be stored.
         unreported: why, if no warning has reported it.
+        version: of the distributed tensor that was seen last; the memory of its part does not count its changes.
     """
 
     path: str
@@ -70,6 +71,7 @@ class PlaceValues:
     stored: bool = False
     refused: bool = False
     unreported: str = ""
+    version: int | None = None
 
     def settle(self) -> None:
         """Leave out the values that are not another, and number those of iterations that are over."""

@@ -22,7 +22,7 @@ from byname.recording.flush import PlaceValues, Windows
 from byname.recording.options import Options, conversion_of, several
 from byname.recording.sampling import Time
 from byname.recording.unrecorded import Unrecorded, unrecorded_reason
-from byname.recording.values.change import NOTHING, ChangeDetector
+from byname.recording.values.change import NOTHING, ChangeDetector, version_of
 from byname.recording.values.plain import quick_copy
 from byname.recording.values.reduce import quick_figure
 from byname.table import counted, listed
@@ -81,10 +81,13 @@ class PlaceRecorder:
 
     def _record(self, column: PlaceValues, time: Time, event: Any, value: Any) -> None:
         call = event.call if column.numbers is None else column.numbers.next(time, event)
+        last, convert, windows, before = column.last, column.convert, self._windows, NOTHING
         shard = None
         if type(value) not in PLAIN and is_distributed(value):
+            if last is not None and column.version != (version := version_of(value)):
+                last.forget()  # another process's part may differ, and the whole needs all of them
+                column.version = version
             value, shard = local_part(value)
-        last, convert, windows, before = column.last, column.convert, self._windows, NOTHING
         given = values_called(self._options.on_value, column.path, value, time.iteration) if self._called else value
         if last is not None and last.copies:
             if not last.changed(value, given):
