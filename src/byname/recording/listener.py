@@ -256,8 +256,9 @@ class Listener(PlaceRecorder):
         """Note that a value is missing, once for each place."""
         if path not in self._failed:
             self._failed.add(path)
-            since = f"from {time.mode} iteration {time.iteration} on, since processing them raised"
-            self._windows.pending_losses[f"`{path}`: values are missing {since} {type(error).__name__}"] = None
+            which = f"that of {time.mode} iteration {time.iteration} and perhaps later ones"
+            why = f"since processing them raised {type(error).__name__}"
+            self._windows.pending_losses[f"`{path}`: values are missing, {which}, {why}"] = None
 
     def _time_of_gradient(self, event: Event, column: PlaceValues) -> Time | None:
         """Return the iteration that the value of a gradient belongs to; None where there is none."""

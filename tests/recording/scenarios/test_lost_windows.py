@@ -114,7 +114,7 @@ def test_a_value_whose_callback_raised_is_missing_and_the_file_says_so_once(tmp_
     recording = byname.open(tmp_path / "run.h5")
     assert list(recording["0"].iterations) == [0, 2, 4] and not recording.complete
     assert recording.missing == (
-        "`0`: values are missing from train iteration 1 on, since processing them raised KeyError",
+        "`0`: values are missing, that of train iteration 1 and perhaps later ones, since processing them raised KeyError",
     )
 
 
