@@ -126,12 +126,15 @@ def test_a_path_is_a_table():
 def test_the_same_roots_are_taken_by_all(function):
     w = torch.ones(2, requires_grad=True)
     losses = [w.sum(), (w * 2).sum()]
-    for given in (losses, tuple(losses), set(losses), frozenset(losses), losses[0].grad_fn):
+    by_name = {"first": losses[0], "second": losses[1]}
+    for given in (losses, tuple(losses), set(losses), frozenset(losses), by_name, by_name.values(), losses[0].grad_fn):
         function(given)
     with pytest.raises(NoGraphError, match="empty"):
         function(set())
     with pytest.raises(NotATensorError):
         function({1, 2})
+    with pytest.raises(NotATensorError):
+        function({"epoch": 3})
 
 
 def test_without_pandas_the_error_is_an_import_error(monkeypatch):

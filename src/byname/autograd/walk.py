@@ -343,12 +343,12 @@ _OPAQUE = {
 
 
 def as_sequence(root: Any) -> list[Any]:
-    """Return the roots as a list, from one root or a list, tuple or set of roots, which must not be empty."""
-    if type(root) not in (list, tuple, set, frozenset):
+    """Return the roots as a list, from one root or a list, tuple, set or dict of roots, which must not be empty."""
+    if type(root) not in (list, tuple, set, frozenset, dict, type({}.values())):
         return [root]
     if not root:
         raise NoGraphError("the sequence of roots is empty; give at least one tensor")
-    return list(root)
+    return list(root.values() if type(root) is dict else root)
 
 
 def is_node(thing: object) -> bool:
