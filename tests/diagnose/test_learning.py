@@ -489,6 +489,33 @@ def test_what_learns_nothing_is_told_once_with_a_line_and_a_remedy(program, caus
     assert {site.file for site in findings[0].sites} == {__file__}
 
 
+class Around(torch.optim.SGD):
+    """As a LightningOptimizer: an optimizer with the attributes of the one that it steps."""
+
+    def __init__(self, optimizer):
+        self.__dict__.update(optimizer.__dict__)
+        self.inner = optimizer
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_parameters_that_are_frozen_in_turns_are_stepped_by_the_optimizer_inside_of_another():
+    models = generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [Around(torch.optim.SGD(one.parameters(), 0.1)) for one in models]
+
+    def program():
+        for step in range(4 * STEPS):
+            for one in models:
+                one.requires_grad_(one is models[step % 2])
+            optimizers[step % 2].zero_grad()
+            critic(generator(torch.randn(8, 4))).square().mean().backward()
+            optimizers[step % 2].step()
+        return models
+
+    assert found_in(program)[1] == []
+
+
 def test_the_line_that_makes_an_optimizer_anew_is_told():
     _, (finding,) = found_in(new_optimizers)
     assert "optimizer = torch.optim.Adam(model.parameters())" in [site.statement for site in finding.sites]

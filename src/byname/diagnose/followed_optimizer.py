@@ -56,6 +56,7 @@ class FollowedOptimizer:
         line: the line of its first step.
         steps: its steps so far.
         keys: the ``id`` of each of its parameters that require grad.
+        every_key: the ``id`` of each of its parameters, also of those that are frozen for a while.
         without: the parameters without a gradient in every step so far, by ``id``.
         zero: the parameters with gradients, but only zeros whenever their values were read, by ``id``.
         names: the names of some parameters, as they were at an early step, by ``id``.
@@ -96,6 +97,7 @@ class FollowedOptimizer:
         self.accumulation, self.modes, self.values = Accumulation(), StepModes(), ComparedValues()
         self.without = {id(one): weakref.ref(one) for one in self.parameters()}
         self.keys = frozenset(self.without)
+        self.every_key = frozenset(map(id, parameters_of(optimizer)))
         self.steps = self.backwards = self.idle = self.backward_steps = self.steps_without_grads = 0
         self.anew = 0
         self.done = self.has_backward = self.has_new_grads = False

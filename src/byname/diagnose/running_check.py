@@ -381,11 +381,11 @@ class RunningCheck:
         self._over, every = True, self.optimizers()
         for topic in self._topics:
             safely(topic.end, every)
-        stepped = {key for followed in every if followed.steps for key in followed.keys}
+        stepped = {key for followed in every if followed.steps for key in followed.every_key}
         for followed in every:
             if followed.steps:
                 self._report_steps(followed)
-            elif followed.backwards >= ENOUGH and not followed.keys & stepped:  # an optimizer around another
+            elif followed.backwards >= ENOUGH and not followed.every_key & stepped:  # an optimizer around another
                 self._report_all([NEVER_STEPPED], followed)
 
     def _report_steps(self, followed: FollowedOptimizer) -> None:
