@@ -1,5 +1,6 @@
 """Growth is what goes on growing: not what comes once, stops, or belongs to each parameter of an optimizer."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -274,3 +275,53 @@ def test_a_metric_is_reset_rather_than_bounded():
             growth.mark()
     (row,) = growth.rows()
     assert row["remedy"].startswith("call .reset() of the Metric")
+
+
+def test_an_iterator_that_repeats_its_batches_keeps_them():
+    batches = itertools.cycle(torch.ones(10) * step for step in range(100))
+    with byname.growth() as growth:
+        for _ in range(5):
+            next(batches)
+            growth.mark()
+    (row,) = growth.rows()
+    assert "batches" in row["name"] and row["cause"] == "growing-cache" and "itertools.cycle keeps" in row["remedy"]
+
+
+class Accelerator:
+    """As that of accelerate: it keeps what it has prepared until it is told to free it."""
+
+    def __init__(self):
+        self._models, self._optimizers = [], []
+
+    def prepare(self, model, optimizer):
+        self._models.append(model)
+        self._optimizers.append(optimizer)
+
+    def free_memory(self):
+        self._models, self._optimizers = [], []
+
+
+def test_what_an_accelerator_has_prepared_is_to_be_freed_by_it():
+    accelerator = Accelerator()
+    with byname.growth() as growth:
+        for _ in range(5):
+            model = torch.nn.Linear(8, 1)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            accelerator.prepare(model, optimizer)
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            growth.mark()
+    assert growth.rows() and all(".free_memory() of the Accelerator" in row["remedy"] for row in growth.rows())
+
+
+def test_results_that_a_module_keeps_for_its_loss_are_to_be_emptied_and_those_of_a_list_are_not():
+    policy, losses = torch.nn.Linear(4, 2), []
+    policy.saved_log_probs = []
+    with byname.growth() as growth:
+        for _ in range(5):
+            policy.saved_log_probs.append(policy(torch.ones(3, 4)).log_softmax(-1))
+            losses.append(policy(torch.ones(3, 4)).sum())
+            growth.mark()
+    remedies = {row["name"]: row["remedy"] for row in growth.rows()}
+    assert remedies["policy.saved_log_probs[*]"].endswith("empty the list after its backward")
+    assert "empty the list" not in remedies["losses[*]"]

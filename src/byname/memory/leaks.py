@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import queue
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
+from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from byname.autograd.walk import Node
@@ -180,6 +182,10 @@ def _clearing_advice(found: Evidence) -> str:
     return ""
 
 
+_STORED = (
+    "store loss.item() or loss.detach(): a result keeps its whole graph alive, with every tensor saved in it; for "
+    "evaluation, compute under torch.no_grad()"
+)
 _BOUND = "bound it: collections.deque(maxlen=...), or remove entries once they are used: .pop(), .clear()"
 
 _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence], str]]] = (
@@ -195,6 +201,21 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
         "graph-in-grad",
         _is_graph_in_grad,
         "use torch.autograd.grad(..., create_graph=True) for such gradients, or set .grad to None after use",
+    ),
+    (
+        "stored-optimizer",
+        lambda found: (
+            bool(re.search(r"\._(models|optimizers|schedulers)\[\*\]", found.group.key.pattern))
+            and any(callable(found_in(type(one), "free_memory")) for named in found.paths for one in named.path.passed)
+        ),
+        "call .free_memory() of the Accelerator when a run ends: it keeps all models and optimizers that prepare() was "
+        "given, with their gradients and states",
+    ),
+    (
+        "growing-cache",
+        lambda found: found.passes(itertools.cycle),
+        "make an iterator of the loader anew when it ends, as `while True: yield from loader` in a function does: "
+        "itertools.cycle keeps every batch of its first pass, and repeats these",
     ),
     (
         "stored-optimizer",
@@ -244,8 +265,9 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     (
         "stored-graph",
         lambda found: found.has_graph() and found.now.members > found.before.members and found.is_many(),
-        "store loss.item() or loss.detach(): a result keeps its whole graph alive, with every tensor saved in it; for "
-        "evaluation, compute under torch.no_grad()",
+        lambda found: (
+            _STORED + "; if a loss is made of them, empty the list after its backward" * found.passes(nn.Module)
+        ),
     ),
     (
         "retained-graph",
