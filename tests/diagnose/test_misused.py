@@ -140,6 +140,65 @@ net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 torch.vmap(lambda row: net(row.expand(2, 3)).sum())(x)
 """
 
+HOOKED_FROZEN = """
+model.requires_grad_(False)
+h = model(x)
+h.register_hook(print)
+"""
+RETAINED_FROZEN = HOOKED_FROZEN.replace("register_hook(print)", "retain_grad()")
+HOOKED_LAYER = """
+net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+net[1].register_full_backward_hook(lambda *given: None)
+h = net(x)
+h += 1
+h.sum().backward()
+"""
+TOTAL = """
+total = torch.tensor(0.0, requires_grad=True)
+for row in x:
+    total += model(row).sum()
+total.backward()
+"""
+RENORMALIZED = """
+items = nn.Embedding(4, 3, max_norm=0.1)
+scores = (nn.Linear(3, 3)(x) @ items.weight.t()).tanh() + items(torch.arange(4)).sum()
+scores.sum().backward()
+"""
+PENALTY_OF_CHECKPOINT = """
+point = x.clone().requires_grad_()
+score = checkpoint(model, point, use_reentrant=True)
+slope, = torch.autograd.grad(score.sum(), point)
+"""
+CALLED_CLASS = """
+loss = nn.CrossEntropyLoss(model(x), torch.ones(4, dtype=torch.long))
+loss.backward()
+"""
+BRANCH = """
+def positive(row):
+    total = row.sum()
+    return total if total > 0 else -total
+torch.vmap(positive)(x)
+"""
+MASKED = """
+def positive(row):
+    return row[row > 0].sum()
+torch.vmap(positive)(x)
+"""
+RANDOM = """
+net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+torch.vmap(net)(x)
+"""
+NUMBER = """
+loss = 0.0
+for row in x:
+    loss += model(row).sum().item()
+loss.backward()
+"""
+BAG = """
+loss = [model(row).sum() for row in x]
+loss.backward()
+"""
+
 CASES = [  # program, PyTorch's words, cause, words of the message, old text, text of the remedy that replaces it
     (FEW, "incorrect number of gradients", "gradient-count", "`Scale.backward` returned 1 gradient at program.py:16",
      "return gradient * ctx.factor", "return gradient * ctx.factor, None"),
@@ -173,6 +232,28 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
      "model(x[index])", "model(x[index]).detach()"),
     (NORM, "got a batched tensor", "batch-norm-in-vmap", "BatchNorm1d `net[1]` updates its running statistics in place at",
      "torch.vmap", "net[1].eval()\ntorch.vmap"),
+    (HOOKED_FROZEN, "cannot register a hook", "input-without-grad", "`h`, which does not require grad",
+     "h.register", "h.requires_grad_()\nh.register"),
+    (RETAINED_FROZEN, "can't retain_grad", "input-without-grad", "`h`, which does not require grad",
+     "h.retain", "h.requires_grad_()\nh.retain"),
+    (HOOKED_LAYER, "being modified inplace", "view-in-place", "changes in place what `net[1]`, with a full backward hook",
+     "h += 1", "h = h + 1"),
+    (TOTAL, "leaf Variable", "leaf-in-place", "`total` is a leaf", "total += ", "total = total + "),
+    (RENORMALIZED, "modified by an inplace", "modified-in-place", "by embedding() at program.py:10",
+     "items.weight.t", "items.weight.clone().t"),
+    (PENALTY_OF_CHECKPOINT, "use_reentrant=True", "reentrant-checkpoint", "through the checkpoint at program.py:10",
+     "use_reentrant=True", "use_reentrant=False"),
+    (CALLED_CLASS, "more than one value is ambiguous", "loss-not-made", "CrossEntropyLoss at program.py:9 is a class",
+     "nn.CrossEntropyLoss(", "nn.CrossEntropyLoss()("),
+    (BRANCH, "vmap", "value-in-vmap", "values of `total` for an `if`",
+     "return total if total > 0 else -total", "return torch.where(total > 0, total, -total)"),
+    (MASKED, "dynamic shape", "value-in-vmap", "values of `row`", "row[row > 0]", "torch.where(row > 0, row, 0)"),
+    (RANDOM, "randomness", "random-in-vmap", "a Dropout draws random numbers at program.py:10",
+     "vmap(net)", "vmap(net, randomness='different')"),
+    (NUMBER, "no attribute 'backward'", "backward-of-no-tensor", "`loss` at program.py:11 is no tensor, but of type float",
+     ".item()", ""),
+    (BAG, "no attribute 'backward'", "backward-of-no-tensor", "`loss` at program.py:9 is no tensor, but of type list",
+     "loss.backward", "sum(loss).backward"),
 ]  # fmt: skip
 
 
@@ -190,7 +271,7 @@ def run(source, folder, context=None):
     try:
         with context or contextlib.nullcontext():
             exec(compile(BEGIN + source, str(file), "exec"), names)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, AttributeError) as error:
         return error
     return None
 
@@ -222,6 +303,11 @@ def test_the_error_has_its_cause_and_the_remedy_mends_it(case, tmp_path):
         (INPLACE_LAYER, "inplace=False"),
         (INPLACE_LINE, "h = h + 1"),
         (WORKERS, ".detach() in `Rows.__getitem__`"),
+        (HOOKED_FROZEN, "h.requires_grad_()"),
+        (TOTAL, "total = total + model(row).sum(); and let it begin without requires_grad"),
+        (RENORMALIZED, "items.weight.clone()"),
+        (CALLED_CLASS, "nn.CrossEntropyLoss()(model(x), torch.ones(4, dtype=torch.long))"),
+        (NUMBER, "without .item()"),
     ],
 )
 def test_the_line_to_paste_is_in_the_remedy(source, pasted, tmp_path):
@@ -248,6 +334,12 @@ def test_a_block_in_two_reentrant_checkpoints_is_told_to_ddp(tmp_path):
 def test_errors_that_only_look_alike_have_no_cause(tmp_path):
     raised = 'raise RuntimeError("step() has already been called since the last update().")\n'
     assert byname.explain(run(raised, tmp_path, byname.explaining())).cause == "unknown"
+    weight = "w = torch.ones((), requires_grad=True)\nw.sum().backward()\nw += -0.1 * w.grad\n"
+    assert "torch.no_grad()" in byname.explain(run(weight, tmp_path, byname.explaining())).remedy
+    ambiguous = "if model(x):\n    pass\n"
+    assert byname.explain(run(ambiguous, tmp_path, byname.explaining())).cause == "unknown"
+    engine = "class Engine: pass\nEngine().backward()\n"
+    assert byname.explain(run(engine, tmp_path, byname.explaining())).cause == "unknown"
     other = "raise AssertionError('_scale is None in my own code')\n"
     assert byname.explain(run(other, tmp_path, byname.explaining())).cause == "unknown"
 

@@ -200,11 +200,24 @@ def _reduced_twice(context: FailureContext) -> Iterator[Facts]:
         }
 
 
+def _asked_for_inputs(context: FailureContext) -> Iterator[Facts]:
+    """Yield the reentrant checkpoints that a backward for chosen inputs goes through."""
+    nodes = enumerate(context.walk.nodes[1:] if context.has_graph else (), 1)
+    numbers = [number for number, node in nodes if getattr(type(node), "_forward_cls", None) is CheckpointFunction]
+    for where in [*map(context.site, numbers)][:1]:
+        yield {"where": where}
+
+
 _SAME = "the checkpointed part did not do the same when backward recomputed it"
 
 # fmt: off
 CHECKPOINTS: tuple[Cause[FailureContext], ...] = (
     Cause("checkpoint-mismatch", Raised(RuntimeError, r"torch\.utils\.checkpoint"), _mismatch, "{how}", "{remedy}"),
+    Cause("reentrant-checkpoint", Raised(RuntimeError, r"checkpoint is incompatible with \.grad\(\)"),
+        _asked_for_inputs,
+        "a gradient for chosen inputs{noticed:at} is asked for through the checkpoint{where:at}, which is reentrant: "
+        "its backward gives gradients to all parameters, not to some inputs",
+        "pass use_reentrant=False to checkpoint()"),
     Cause("ddp-ready-twice",
         Raised(RuntimeError, r"mark a variable ready only once(?:.*with name ([\w.]+) has been marked)?"),
         _reduced_twice,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,14 +16,15 @@ from torch import nn
 
 from byname.autograd.saved import SavedTensor, find_saved, rows_among
 from byname.autograd.slots import Slot, parse_versions, slots_of, suspect_nodes, versions_in_error
+from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, Subject, any_of, render
 from byname.diagnose.causes.iterations import CarriedOver, detach_advice, find_carried_over
 from byname.diagnose.causes.out_of_place import out_of_place_advice
 from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
 from byname.diagnose.engine import first_run
-from byname.naming.name import Name, unnamed
+from byname.naming.name import Name, at, unnamed
 from byname.naming.names import Searches
-from byname.reading.modules import parameters_of
+from byname.reading.modules import own_parameters, parameters_of
 from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import fact, is_tensor, memory_of, storage_of
 from byname.table import counted
@@ -131,6 +133,9 @@ class _Change:
         """Return advice on the code to write instead of the in-place change."""
         if self._is_leaf():
             it = self.name.path or "the tensor"
+            if change is not None and change.operation.startswith("embedding"):
+                used = at(self.saved)
+                return f"give {it}.clone() to what uses it{used}: a look-up with max_norm changes rows in place"
             return (
                 f"change {it} after the backward, or before the forward: backward needs its values unchanged until then"
             )
@@ -210,7 +215,19 @@ def _changed_leaf(context: FailureContext) -> Iterator[Facts]:
     if not name.path:
         view = "a view of " * ("view of a leaf" in context.message)
         what = render("{view}a leaf that requires grad{noticed:at}", view=view, noticed=context.error_site)
-    yield {"what": what, "sum": name.path or "new", "copy": name.path or "leaf"}
+    remedy: str = render(_LEAF, sum=name.path or "new", copy=name.path or "leaf")
+    if failing is not None and leaf is not None and isinstance(node := failing.node, ast.AugAssign):
+        is_number = fact(leaf, "shape").numel() == 1 and not issubclass(type(leaf), nn.Parameter)
+        if is_number and isinstance(node.op, ast.Add) and "grad" not in ast.unparse(node.value):  # total += loss
+            remedy = out_of_place_advice(ast.unparse(node), "", name.path)
+            remedy += "; and let it begin without requires_grad, since what is added brings its graph along"
+    yield {"what": what, "remedy": remedy}
+
+
+_LEAF = (
+    "to set its values, as an initialisation or a step does, run the statement under torch.no_grad(); to compute with "
+    "the changed values, make a new tensor: {sum} + ... or {copy}.clone()"
+)
 
 
 def _is_trained(leaf: torch.Tensor) -> bool:
@@ -277,12 +294,22 @@ def _changed_view(context: FailureContext) -> Iterator[Facts]:
 def _hooked_in_place(context: FailureContext) -> Iterator[Facts]:
     """Yield the layer or the line that changes in place what a module with a full backward hook has returned."""
     layer = next((one for one in context.selves(nn.Module) if attributes_of(one).get("inplace")), None)
+    found = [*_changed_variables(context)] if layer is None else []
+    of = _hooked(context, [one.value for one in found] or [held.get("input") for held in context.frames("forward")])
     if layer is None:
-        found = _changed_variables(context)
-        return ({"target": one.name, "what": "this line", "advice": one.advice} for one in found)
+        return ({"target": one.name, "what": "this line", "advice": one.advice, "of": of} for one in found)
     kind = type(layer).__name__
     what, advice = f"a {kind} with inplace=True", f"build the {kind} with inplace=False"
-    return iter([{"target": (), "what": what, "advice": advice}])
+    return iter([{"target": (), "what": what, "advice": advice, "of": of}])
+
+
+def _hooked(context: FailureContext, values: Iterable[Any]) -> tuple[Name, ...] | str:
+    """Return the name of the module with a full backward hook that some values come from, if there is one only."""
+    behind = set(map(id, leaf_tensors(nodes_behind([one for one in values if is_tensor(one)]))))
+    modules = [one for one in living(nn.Module) if attributes_of(one).get("_is_full_backward_hook")]
+    hooked = [mine for one in modules if (mine := own_parameters(one)) and behind.intersection(map(id, mine))]
+    names = context.names([hooked[0][0]]) if len(hooked) == 1 else []
+    return tuple(replace(one, path=path) for one in names if (path := one.path.rpartition(".")[0])) or "a module"
 
 
 def _may_be_changed(context: FailureContext) -> bool:
@@ -303,8 +330,7 @@ REFUSED_IN_PLACE: tuple[Cause[FailureContext], ...] = (
         Raised(RuntimeError, r"leaf Variable that requires grad is being used in an in-place"),
         _changed_leaf,
         "{what} is changed in place",
-        "to set its values, as an initialisation or a step does, run the statement under torch.no_grad(); to compute "
-        "with the changed values, make a new tensor: {sum} + ... or {copy}.clone()"),
+        "{remedy}"),
     Cause("view-in-place",
         Raised(RuntimeError, r"(?:of (\w+) )?is a view and is being modified inplace.*returns multiple views"),
         _changed_view,
@@ -314,7 +340,7 @@ REFUSED_IN_PLACE: tuple[Cause[FailureContext], ...] = (
         "with torch.stack or torch.cat"),
     Cause("view-in-place", Raised(RuntimeError, r"of BackwardHookFunction\w* is a view and is being modified inplace"),
         _hooked_in_place,
-        "{target:-}{what}{noticed:at} changes in place what a module with a full backward hook has returned: the hook "
+        "{target:-}{what}{noticed:at} changes in place what {of}, with a full backward hook, has returned: the hook "
         "needs a view there, and autograd does not allow changing that view in place",
         "{advice}, or hook the tensor in place of the module: output.register_hook(...) in a forward hook"),
     Cause("view-in-place", Raised(RuntimeError, r"(more) than one element of the written-to tensor refers to"),

@@ -90,8 +90,13 @@ def _used_whole(context: FailureContext, part: torch.Tensor) -> torch.Tensor | N
 
 
 def _input_without_grad(context: FailureContext) -> Iterator[Facts]:
-    for asked in [one for one in context.inputs if is_tensor(one) and not fact(one, "requires_grad")][:1]:
-        path = _variable(name := context.name(asked))
+    hooked = [found.get("self") for found in context.frames("register_hook")]
+    parts = [(failing, node) for failing, node in context.failing_parts() if isinstance(node, ast.Attribute)]
+    retained = [failing.value(node.value) for failing, node in parts if node.attr == "retain_grad"]
+    every = [one for one in (*context.inputs, *hooked, *retained) if is_tensor(one)]
+    for asked in [one for one in every if not fact(one, "requires_grad")][:1]:
+        name = context.name(asked)
+        path = name.path if context.value_at(name.path) is asked else _variable(name)
         call = f"{path}.requires_grad_()" if path else "requires_grad_() on it"
         yield {"asked": name, "made": made_at(asked), "call": call}
 
@@ -300,6 +305,35 @@ def _copied_with_graph(context: FailureContext) -> Iterator[Facts]:
         yield {"tensor": name, "made": made, "remedy": remedy}
 
 
+def _no_tensor(context: FailureContext) -> Iterator[Facts]:
+    """Yield the variable that backward is called on though it holds no tensor."""
+    kind = context.match[1]
+    remedy = next(words for pattern, words in _NO_TENSOR.items() if re.search(pattern, kind))
+    for failing, node in [one for one in context.failing_parts() if getattr(one[1], "attr", "") == "backward"]:
+        path = ast.unparse(node.value)  # type: ignore[attr-defined]
+        bound = [expr.site for expr in statements_binding(failing.code, path)][-1:]
+        yield {"it": variable(path), "kind": kind, "bound": bound[0] if bound else None, "remedy": remedy}
+
+
+_NO_TENSOR = {
+    "None": "let the function that computes it return it",
+    "Loss": "call it with the prediction and the target, which gives a tensor",
+    "list|tuple|dict|Output": "call backward on one tensor of it, as the .loss of an output, or on their sum",
+    "": "keep the losses tensors, without .item(), float() or NumPy, and join several by sum() or torch.stack(); "
+    "numbers are for logs",
+}
+"""What to write for an object without ``backward``, by a pattern of the name of its class."""
+
+
+def _loss_made(context: FailureContext) -> Iterator[Facts]:
+    """Yield the class of losses that was given the arguments of its ``forward``, as if it were a function."""
+    call = None if context.failing is None else context.failing.node
+    for loss in itertools.islice(context.selves(nn.modules.loss._Loss), 1):
+        if isinstance(call, ast.Call):
+            made, given = ast.unparse(call.func), ", ".join(map(ast.unparse, call.args))
+            yield {"kind": type(loss).__name__, "call": f"{made}()({given})"}
+
+
 def _calls_of_scaler(context: FailureContext) -> Iterator[Facts]:
     """Yield the methods of a ``GradScaler`` that an error passed, the outermost first, with the optimizer given."""
     for passed in reversed(context.passed):
@@ -351,7 +385,9 @@ RAISED: tuple[Cause[FailureContext], ...] = (
     Cause("unused-input", Raised(RuntimeError, r"differentiated Tensor.* not have been used in the graph"),
         _unused_inputs,
         "{unnamed:-}{names} {names:is|are} not used in computing {outputs}{beside}", "{remedy}"),
-    Cause("input-without-grad", Raised(RuntimeError, r"differentiated Tensors does not require grad"),
+    Cause("input-without-grad",
+        Raised(RuntimeError, r"differentiated Tensors does not require grad|register a hook on a tensor that doesn't|"
+            r"can't retain_grad on Tensor"),
         _input_without_grad,
         "a gradient{noticed:at} is asked for {asked}{made:-}, which does not require grad: nothing that it was "
         "computed from does, or it was detached or made under torch.no_grad()",
@@ -361,6 +397,14 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "single number, unless it is given a gradient for each element",
         "make it one number first: {it}.mean().backward() or {it}.sum().backward(); a loss function does so with "
         "reduction='mean'"),
+    Cause("backward-of-no-tensor",
+        Raised(AttributeError, r"^'(float\d*|int\d*|ndarray|list|tuple|dict|NoneType|\w*Loss|\w*Output)' object has no "
+            r"attribute 'backward'"),
+        _no_tensor,
+        "{it}{bound:at} is no tensor, but of type {kind}, and backward is called on it{noticed:at}", "{remedy}"),
+    Cause("loss-not-made", Raised(RuntimeError, r"[Bb]oolean value of Tensor with more than one"), _loss_made,
+        "{kind}{noticed:at} is a class: its arguments are options, and it was given tensors",
+        "make the loss first, and call it then: {call}"),
     Cause("numpy-of-graph", Raised(RuntimeError, r"Can't call numpy\(\) on Tensor that requires grad"), _read_by_numpy,
         "NumPy{noticed:at} was asked to read {tensor}{made:-}, which requires grad; an array has no graph{lost}",
         "if a loss is computed from the result, compute it with operations of torch, or in a torch.autograd.Function "
