@@ -334,6 +334,55 @@ def test_a_value_made_before_the_loop_is_no_state_carried_over(tmp_path):
     assert "before the loop" not in explained(bound, tmp_path).remedy
 
 
+MADE_IN_INIT = """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.raw = nn.Parameter(torch.zeros(()))
+        self.scale = self.raw.exp()
+    def forward(self, x):
+        return x * self.scale
+model = Scaled()
+for _ in range(2):
+    model(torch.ones(3)).sum().backward()
+"""
+CLOSURE = """
+w = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.LBFGS([w])
+loss = w.exp().sum()
+def closure():
+    optimizer.zero_grad()
+    loss.backward()
+    return loss
+optimizer.step(closure)
+"""
+
+
+def test_a_value_made_in_init_is_to_be_computed_in_forward(tmp_path):
+    remedy = explained(MADE_IN_INIT, tmp_path).remedy
+    assert "`model.scale` is computed once, in Scaled.__init__" in remedy and ".detach()" not in remedy
+    mended = MADE_IN_INIT.replace("        self.scale = self.raw.exp()\n", "")
+    assert run(mended.replace("self.scale", "self.raw.exp()"), tmp_path) is None
+
+
+def test_a_loss_is_to_be_computed_in_the_closure_that_an_optimizer_calls_several_times(tmp_path):
+    remedy = explained(CLOSURE, tmp_path).remedy
+    assert "compute `loss` in the closure: LBFGS.step() calls it several times" in remedy
+    mended = CLOSURE.replace("loss = w.exp().sum()\n", "")
+    assert run(mended.replace("    loss.backward", "    loss = w.exp().sum()\n    loss.backward"), tmp_path) is None
+
+
+def test_the_line_before_the_loop_belongs_to_the_story(tmp_path):
+    source = OLD_LOG_PROBS.replace(
+        "old = policy(torch.ones(4, 3)).log_softmax(-1)",
+        """
+def scores():
+    return policy(torch.ones(4, 3)).log_softmax(-1)
+old = scores()""",
+    )
+    assert "old = scores()" in [site.statement for site in explained(source, tmp_path).sites]
+
+
 TARGETS_WITH_A_GRAPH = """
 true_w = torch.ones(2, 1, requires_grad=True)
 x = torch.randn(4, 2)
@@ -684,6 +733,66 @@ with torch.set_grad_enabled(False):
     scores = model(torch.ones(1, 3))
     evaluate().sum().backward()
 """
+
+
+PHASES = """
+model = nn.Linear(3, 2)
+phase = "training"
+with torch.set_grad_enabled(phase == "train"):
+    loss = model(torch.ones(1, 3)).sum()
+    loss.backward()
+"""
+DECORATED = """
+model = nn.Linear(3, 2)
+@torch.no_grad()
+def score(x):
+    if x.sum() > 0:
+        return model(x)
+    return x
+score(torch.ones(1, 3)).sum().backward()
+"""
+CALLED_WITHOUT_GRADIENTS = """
+def residual():
+    x = torch.ones(3, requires_grad=True)
+    return torch.autograd.grad(x.exp().sum(), x)
+"""
+TOGGLED = """
+encoder, head = nn.Linear(3, 3), nn.Linear(3, 1)
+optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (encoder, head)]
+head.requires_grad_(False)
+head(encoder(torch.ones(2, 3)).detach()).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "head"),
+    [
+        (PHASES, "`with torch.set_grad_enabled(phase == 'train'):` at program.py:4"),
+        (DECORATED, "`torch.no_grad()` at program.py:3"),
+    ],
+)
+def test_the_block_or_decorator_that_switches_gradients_off_is_told(source, head, tmp_path):
+    why = explained(source, tmp_path)
+    assert f", by {head}" in why.message and "outside of that block" in why.remedy
+    assert ("make its condition true" in why.remedy) == (source is PHASES)
+
+
+def test_gradients_that_a_caller_has_switched_off_are_switched_on_around_what_needs_them(tmp_path):
+    def validated(source):
+        with torch.no_grad():
+            return run(source, tmp_path)
+
+    error = validated(f"{CALLED_WITHOUT_GRADIENTS}import byname\nwith byname.explaining():\n    residual()\n")
+    block = re.search("`(with torch.enable_grad.*?:)`", error.__notes__[0])[1]
+    assert validated(f"{CALLED_WITHOUT_GRADIENTS}{block}\n    residual()\n") is None
+
+
+def test_parameters_frozen_for_another_loss_are_told_beside_a_detach(tmp_path):
+    why = explained(TOGGLED, tmp_path)
+    assert "`head.weight` and `head.bias` do not require grad" in why.message and "requires_grad_(True)" in why.remedy
+    assert run(TOGGLED.replace("head.requires_grad_(False)\n", ""), tmp_path) is None
+    apart = TOGGLED.replace("head.requires_grad_(False)", "nn.Linear(2, 2).requires_grad_(False)")
+    assert run(apart, tmp_path) is None
 
 
 def test_a_block_of_set_grad_enabled_is_not_called_left_off(tmp_path):

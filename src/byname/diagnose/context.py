@@ -26,7 +26,7 @@ from byname.reading.frames import Line, frames_of_error, helper_caller, locals_o
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import binds_alone, loops_around, names_bound, source_of, statements_of
+from byname.source.code import binds_alone, blocks_around, source_of
 from byname.source.location import Instruction, Site, is_library, is_torch, locate, site_of, statements_binding
 from byname.source.tracebacks import PassedFrame
 from byname.tracking.lookup import site_of_tensor
@@ -173,23 +173,23 @@ class FailureContext:
         at_top = user.code.co_name == "<module>"
         return at_top or not path.isidentifier() or path in own or bool(statements_binding(user.code, path))
 
-    def older_than_loop(self, path: str) -> str:
-        """Return the variable of a tensor of that line made before the innermost loop around it, and unchanged since.
+    def older_than_loop(self, path: str) -> Site | None:
+        """Return the line that made a tensor before the innermost loop around that line, if it is unchanged since.
 
-        The loop may be that of a function that has passed the tensor on. The result is empty if there is no such loop.
+        The loop may be that of a function that has passed the tensor on. None if there is no such loop.
         """
         user, value = self._users_frame, self.value_at(path)
         if user is None or not is_tensor(value) or fact(value, "_version") > 0:
-            return ""
+            return None
         for one in self.passed[self.passed.index(user) :]:
             names = [path] if one is user else [name for name, held in locals_of(one.frame) if held is value]
             path = names[0] if names else ""
-            loops = loops_around(one.code, locate(one.code, one.instruction).site.line)
-            bound = [statement.lineno for statement in statements_of(one.code) if path in names_bound(statement)]
+            loops = blocks_around(one.code, locate(one.code, one.instruction).site.line, ast.For, ast.While)
+            bound = [expr.site for expr in statements_binding(one.code, path)]
             if loops or bound:
-                is_older = bool(loops and bound) and max(bound) < loops[-1].lineno and binds_alone(one.code, path)
-                return path if is_older else ""
-        return ""
+                is_older = bool(loops and bound) and bound[-1].line < loops[-1].lineno and binds_alone(one.code, path)
+                return bound[-1] if is_older else None
+        return None
 
     @property
     def _outside(self) -> list[PassedFrame]:

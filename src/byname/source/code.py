@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import executing
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Block = TypeVar("Block", bound=ast.stmt)
 
 HIDDEN = "_byname_"
 """Prefix of the names that byname adds to the code of a function to watch its variables."""
@@ -284,15 +285,15 @@ def value_persists(code: CodeType, path: str, line: int) -> bool:
     """
     body = [*statements_of(code)]
     if path.isidentifier():
-        loops = loops_around(code, line)
+        loops = blocks_around(code, line, ast.For, ast.While)
         body = [one for one in body if loops and _spans(loops[0], one.lineno)]
     others = [one for one in body if one.lineno != line]
     return bool(body) and not any(path in names_bound(one) for one in others)
 
 
-def loops_around(code: CodeType, line: int) -> list[ast.For | ast.While]:
-    """Return the loops of a function or module body around a line, the outermost first."""
-    return [one for one in statements_of(code) if isinstance(one, ast.For | ast.While) and _spans(one, line)]
+def blocks_around(code: CodeType, line: int, *kinds: type[Block]) -> list[Block]:
+    """Return the blocks around a line of a function or module body that are of some kinds, the outermost first."""
+    return [one for one in statements_of(code) if isinstance(one, kinds) and _spans(one, line)]
 
 
 def _spans(block: ast.stmt, line: int) -> bool:

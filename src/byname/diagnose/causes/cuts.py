@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 
@@ -10,10 +11,10 @@ import torch
 from byname.diagnose.cause import Facts, Sentence, Subject, render
 from byname.diagnose.context import FailureContext, assigned_on
 from byname.naming.name import Name, at, unnamed, with_relation
-from byname.reading.frames import NO_LINE
+from byname.reading.frames import NO_LINE, Line
 from byname.reading.tensor import is_tensor
-from byname.source.code import CodeKey
-from byname.source.location import Site, is_library, statements_binding
+from byname.source.code import CodeKey, blocks_around, definition_of
+from byname.source.location import Site, is_library, locate, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
 
 
@@ -63,9 +64,41 @@ def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
         still = f". The set_grad_enabled(False){at(off)} belongs to no block, and is still in effect"
         remedy = "call torch.set_grad_enabled(True) after what needs no gradients, or put that into a block of "
         remedy += "`with torch.no_grad():`, which switches them on again at its end"
+    elif remedy is _OUTSIDE and _head_around(cuts[0].line, cuts[0].reason) == "":
+        remedy = _instead_of_block(context, cuts[0]) or remedy
     ends = f"no gradient can flow back from here{':' if certain else ', perhaps because'} "
     places = Sentence.joined("; and ", dict.fromkeys(sentence_of(context, cut) for cut in first.values()))
     return {"off": off, "why": render("{ends}{places}{still}", ends=ends, places=places, still=still), "remedy": remedy}
+
+
+def _instead_of_block(context: FailureContext, cut: DetachPoint) -> str:
+    """Return what to write where no block of the program switches gradients off around a cut, but a library does."""
+    site = cut.line.site
+    if site is not None and is_library(site.file):
+        called = site.caller
+        if called is None or is_library(called.file):
+            return ""
+        return render(_BY_CALLED, called=called) + _GENERATED * (".generate(" in called.statement)
+    places = [(one.code, one.instruction) for one in context.passed]
+    codes = [code for code, _ in places]
+    outer = places[codes.index(cut.line.code) :] if cut.line.code in codes else []
+    if torch.is_grad_enabled() or not outer:
+        return ""
+    head = next(filter(None, (_head_around(Line(*one), cut.reason) for one in outer)), _TRAINER)
+    return render(_BY_CALLER[cut.reason], head=head)
+
+
+_TRAINER = "a caller, as trainers do for a validation"
+_BY_CALLED = (
+    "call the model itself for what the loss is computed from: what is called{called:at} computes without gradients"
+)
+_GENERATED = "; give it the tokens that generate() has returned, to get scores with a graph"
+_BY_CALLER = {
+    "no_grad": "gradients are switched off by {head}: compute it, and what it depends on, under `with "
+    "torch.enable_grad():`",
+    "inference": "inference mode was entered by {head}: compute it under `with torch.inference_mode(False), "
+    "torch.enable_grad():` from clones made there; Lightning has Trainer(inference_mode=False)",
+}
 
 
 def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
@@ -129,11 +162,33 @@ def remedy_of(cut: DetachPoint) -> str:
 def _words_of(cut: DetachPoint) -> tuple[str, str]:
     if cut.reason:
         is_drawn = cut.reason == "no_grad" and ".sample(" in getattr(cut.line.site, "statement", "")
-        return _REASONS["sample" if is_drawn else cut.reason]
+        why, remedy = _REASONS["sample" if is_drawn else cut.reason]
+        head = _head_around(cut.line, cut.reason) if remedy is _OUTSIDE else ""
+        if " == " in head:
+            remedy = f"{remedy}, or make its condition true here"
+        return (f"{why}, by {head}", remedy) if head else (why, remedy)
     otherwise = f"is the result of {cut.name}(), which has no gradient", "use a differentiable operation instead"
     return next(((why, remedy) for names, why, remedy in _KINDS if cut.name in names), otherwise)
 
 
+def _head_around(line: Line, reason: str) -> str:
+    """Return the block or the decorator that switches gradients off around a line or its caller, with its own line."""
+    for code, instruction in [(line.code, line.instruction), *([line.caller] if line.caller else ())]:
+        if code is None or is_library(code.co_filename):
+            return ""
+        blocks = blocks_around(code, locate(code, instruction).site.line, ast.With)
+        for head in (*reversed(blocks), *getattr(definition_of(code), "decorator_list", ())):
+            words = ast.unparse(head).partition("\n")[0]
+            depends = "set_grad_enabled(" in words and "(False)" not in words  # a block for training may have another
+            if _SWITCHES[reason].search(words) and not (depends and torch.is_grad_enabled()):
+                return f"`{words}`{at(site_of(code, head, None, code.co_qualname))}"
+    return ""
+
+
+_SWITCHES = {
+    "no_grad": re.compile(r"\bno_grad\b|\bset_grad_enabled\b(?!\((mode=)?True)"),
+    "inference": re.compile(r"\binference_mode\b(?!\((mode=)?False)"),
+}
 _OUTSIDE = "compute what the loss depends on outside of that block (a decorator of the function is one, too)"
 _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isclose isnan isfinite logical_and".split()
 _POSITIONS = "argmax argmin argsort nonzero argwhere searchsorted bucketize multinomial".split()

@@ -197,10 +197,17 @@ _SAME_LINE = (
     "if {it} is carried over from an earlier iteration, {detach}; if it depends on parameters, compute it inside the "
     "iteration. retain_graph=True would keep every earlier iteration in memory"
 )
-_IN_LOOP = "{it} is computed once, before the loop, and each round goes through it: {detach}, or compute it in the loop"
+_IN_LOOP = "{it} is computed once, before the loop, and each round goes through it: {detach}"
 _ONCE = "add the losses and call backward once, after the loop; or, "
 _CONSTANT = (
-    "if it is constant there, as data or old log-probabilities of PPO, put `{path} = {path}.detach()` before the loop"
+    "compute it in the loop; or, if it is constant there, as data or old log-probabilities of PPO, put `{path} = "
+    "{path}.detach()` before the loop"
+)
+_IN_INIT = (
+    "{it} is computed once, in {function}, and each iteration goes through it: compute it anew in each, as in forward"
+)
+_IN_CLOSURE = (
+    "compute {it} in the closure: {kind}.step() calls it several times, and each call needs a forward of its own"
 )
 _SAME_ROOT = (
     "compute {it} anew before this backward, in a forward of its own: an earlier backward has already gone through it. "
@@ -267,18 +274,28 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     remedy = _SAME_LINE if freed is not None and freed == context.error_site else _OTHER_LINE
     taken = _taken_at(context, number, stamped) if remedy is _SAME_LINE and carrier is None else None
     detach = detach if taken is None else f"detach what carries it at {taken}"
-    if run is not None and remedy is _SAME_LINE and (path := context.older_than_loop(variable.path)):
+    if run is not None and remedy is _SAME_LINE and (older := context.older_than_loop(variable.path)):
         stepped = any(step.number >= run.sequence for log in logs() if log.thread == run.thread for step in log.steps)
-        remedy, detach = _IN_LOOP, render(_CONSTANT if stepped else _ONCE + _CONSTANT, path=path)
+        remedy, detach = _IN_LOOP, render(_CONSTANT if stepped else _ONCE + _CONSTANT, path=older.target)
+        taken = older
+    if remedy is _SAME_LINE and made is not None and made.function.endswith(".__init__"):
+        remedy = _IN_INIT
+    closed = [found for found in context.frames("step") if found.get("closure") is not None]
     if stamped.issuperset(context.walk.roots):
-        remedy = _SAME_ROOT
+        remedy = _IN_CLOSURE if closed else _SAME_ROOT
     yield {
         "variable": quote(variable),
         "each": tuple(dict.fromkeys(replace(variable, path=path) for path in variable.path.split(", ") if path)),
         "lines": [made, taken or join, freed],
         "where": where,
         "by": "an earlier backward freed them" if run is None else f"the backward{at(freed)} freed them",
-        "remedy": render(remedy, it=f"`{variable.path}`" if variable.path else "it", detach=detach),
+        "remedy": render(
+            remedy,
+            it=f"`{variable.path}`" if variable.path else "it",
+            detach=detach,
+            function="" if made is None else made.function,
+            kind=type(closed[0].get("self")).__name__ if closed else "",
+        ),
     }
 
 

@@ -7,6 +7,7 @@ a loss does not reach though the program expects it to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +15,15 @@ from torch import nn
 
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, opaque_reason, why_no_graph
-from byname.diagnose.cause import Cause, Facts, Raised, any_of, is_before_backward
+from byname.diagnose.cause import Cause, Facts, Raised, any_of, is_before_backward, render
 from byname.diagnose.causes.cuts import DETACHES, MOST_PLACES, cut_before, remedy_of, sentence_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding
 from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.name import at, quote
-from byname.reading.modules import modules_in, own_parameters, parameters_in
+from byname.reading.modules import modules_in, own_parameters, parameters_in, parameters_of
+from byname.reading.objects import living
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import Site, is_library, locate
 from byname.tracking.log import Call, DetachPoint, Log, logs
@@ -35,7 +37,26 @@ def _without_graph(context: FailureContext) -> torch.Tensor | None:
 def _cut(context: FailureContext) -> Iterator[Facts]:
     root = _without_graph(context)
     facts = None if root is None else cut_before(context, root)
+    optimized = {id(one) for optimizer in living(torch.optim.Optimizer) for one in parameters_of(optimizer)}
+    frozen = [one for _, _, one in _seen_frozen() if id(one) in optimized and not fact(one, "requires_grad")]
+    if facts is not None and frozen and DETACHES[0] in facts["remedy"]:
+        facts["why"] = render(
+            "{why}, and {names} {names:does|do} not require grad", why=facts["why"], names=context.names(frozen)
+        )
+        facts["remedy"] += _UNFREEZE
     return iter([] if facts is None else [facts])
+
+
+_UNFREEZE = (
+    "; if this loss should train parameters that were frozen for another, call requires_grad_(True) before its forward "
+    "(in Lightning untoggle_optimizer() after toggle_optimizer())"
+)
+
+
+def _seen_frozen() -> list[tuple[CodeType | None, int, torch.Tensor]]:
+    """Return the living tensors whose ``requires_grad`` a tracker saw set to False, each with the place."""
+    seen = [sight for log in logs() for sight in log.frozen]
+    return [(code, at_, tensor) for code, at_, reference in seen if (tensor := reference()) is not None]
 
 
 def _frozen(context: FailureContext) -> Iterator[Facts]:
@@ -44,8 +65,7 @@ def _frozen(context: FailureContext) -> Iterator[Facts]:
     given: list[torch.Tensor] = [one for model in context.models for one in parameters_in(model)]
     if root is None or any(fact(one, "requires_grad") for one in given):
         return
-    seen = [sight for log in logs() if log.made(root) is not None for sight in log.frozen]
-    alive = [(code, at_, tensor) for code, at_, reference in seen if (tensor := reference()) is not None]
+    alive = _seen_frozen() if any(log.made(root) is not None for log in logs()) else []
     frozen = given or [tensor for _, _, tensor in alive if not fact(tensor, "requires_grad")]
     names = tuple(context.names(frozen)) if frozen else ()
     if names:
