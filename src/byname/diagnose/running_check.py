@@ -395,7 +395,7 @@ class RunningCheck:
         followed.done, followed.has_backward, followed.outside = self._over, self._has_backward, self._outside_names
         followed.explained = set()
         for finding, keys in followed.cuts:
-            if keys <= followed.without.keys() and not keys & followed.explained:
+            if keys <= followed.without.keys() and not keys & (followed.explained | followed.reached):
                 followed.explained |= keys
                 self.report_once(finding)
         if self._report_all(OVER_STEPS, followed) or followed.explained:

@@ -1,0 +1,326 @@
+"""Is it told where inputs, weights of classes, masks, averages and loaded weights do not fit what a run learns?"""
+
+import copy
+import io
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checking import findings_of
+from torch import nn
+from torch.distributions import Categorical
+
+
+def follow(loss, optimizer):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def network(inputs=4, outputs=3):
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def adam(*models):
+    return torch.optim.Adam([one for model in models for one in model.parameters()], 1e-3)
+
+
+# each program is wrong, or right; it returns what is alive at its end
+
+
+def policy_of_probabilities(right):
+    policy = network()
+    optimizer = adam(policy)
+    for _ in range(4):
+        probabilities = policy(torch.randn(12, 4)).softmax(-1)
+        choices = Categorical(probs=probabilities) if right else Categorical(logits=probabilities)
+        follow(-choices.log_prob(choices.sample()).mean(), optimizer)
+    return policy
+
+
+def classes_of(shares, weights):
+    def program(right):
+        model = network()
+        optimizer = adam(model)
+        counts = torch.tensor(shares)
+        weight = weights if right else counts / counts.sum()
+        for _ in range(12):
+            y = torch.multinomial(counts, 64, replacement=True)
+            follow(F.cross_entropy(model(torch.randn(64, 4)), y, weight=weight), optimizer)
+        return model
+
+    return program
+
+
+inverse_weights = classes_of([0.7, 0.2, 0.1], torch.tensor([1.0, 3.5, 7.0]))
+equal_classes = classes_of([1 / 3, 1 / 3, 1 / 3], torch.tensor([1.0, 3.0, 1.0]))
+class_without_weight = classes_of([0.45, 0.45, 0.1], torch.tensor([1.0, 1.0, 0.0]))
+
+
+def weight_of_positives(right):
+    model = network(4, 1)
+    optimizer = adam(model)
+    for _ in range(12):
+        y = (torch.rand(64, 1) < 0.2).float()
+        weight = torch.tensor([4.0 if right else 0.25])
+        follow(F.binary_cross_entropy_with_logits(model(torch.randn(64, 4)), y, pos_weight=weight), optimizer)
+    return model
+
+
+def evaluation_of_raw_data(right):
+    x = torch.rand(64, 4) * 50 + 200
+    model, scaled = network(), (x - x.mean(0)) / x.std(0)
+    optimizer = adam(model)
+
+    def evaluate(data):
+        model.eval()
+        with torch.no_grad():
+            return model(data).argmax(1).float().mean()
+
+    for _ in range(3):
+        follow(F.cross_entropy(model(scaled), torch.arange(64) % 3), optimizer)
+        evaluate(scaled[:32] if right else x[:32])
+    if right:
+        evaluate(torch.zeros(16, 4))  # says nothing of the data
+        evaluate(100 + torch.zeros(1, 4))
+        with torch.no_grad():
+            model(torch.linspace(-9, 9, 64).reshape(16, 4))  # as for a picture
+    return model
+
+
+def divided_twice(right):
+    x = torch.randint(0, 256, (24, 1, 8, 8)) / 255
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    optimizer = adam(model)
+    for _ in range(3):
+        follow(F.cross_entropy(model(x if right else x / 255), torch.arange(24) % 3), optimizer)
+    return model
+
+
+def lists_of_tensors(right):
+    samples, labels = [torch.randn(4) for _ in range(48)], [number % 3 for number in range(48)]
+    if right:
+        return pairs_of_tensors(samples, labels)
+    random.shuffle(samples)
+    random.shuffle(labels)
+    model = network()
+    optimizer = adam(model)
+    for start in range(0, 48, 12):
+        x, y = torch.stack(samples[start : start + 12]), torch.tensor(labels[start : start + 12])
+        follow(F.cross_entropy(model(x), y), optimizer)
+    return model
+
+
+def pairs_of_tensors(samples, labels):
+    pairs, model = list(zip(samples, labels, strict=True)), network()
+    random.shuffle(pairs)
+    optimizer = adam(model)
+    for start in range(0, 48, 12):
+        x, y = zip(*pairs[start : start + 12], strict=True)
+        follow(F.cross_entropy(model(torch.stack(x)), torch.tensor(y)), optimizer)
+    return model
+
+
+def generator_that_is_zeroed(right):
+    generator, critic = network(4, 4), network(4, 1)
+    steps = adam(generator), adam(critic)
+    for _ in range(6):
+        made = generator(torch.randn(12, 4))
+        follow((critic(made.detach()) - critic(torch.randn(12, 4))).mean(), steps[1])
+        if right:
+            steps[0].zero_grad()
+        (-critic(made).mean()).backward()
+        if not right:
+            steps[0].zero_grad()
+        steps[0].step()
+    return generator, critic
+
+
+def one_dict(right):
+    model = network(4, 3)
+    optimizer = adam(model)
+    for _ in range(4):
+        entry, entries = {}, []
+        for _ in range(20):
+            if right:
+                entry = {}
+            entry["x"], entry["y"] = torch.randn(4), torch.randn(3)
+            entries.append(entry)
+        x, y = (torch.stack([one[key] for one in entries]) for key in "xy")
+        follow(F.mse_loss(model(x), y), optimizer)
+    return model
+
+
+def same_batch_in_a_list():
+    model = network(4, 3)
+    optimizer = adam(model)
+    batches = [{"x": torch.randn(12, 4), "y": torch.randn(12, 3)}] * 20
+    for one in batches[:4]:
+        follow(F.mse_loss(model(one["x"]), one["y"]), optimizer)
+    return model
+
+
+def soft_update(target, source, rate):
+    for mine, other in zip(target.parameters(), source.parameters(), strict=True):
+        mine.data.copy_((1 - rate) * mine.data + rate * other.data)
+
+
+def swapped_target(right):
+    critic = network(4, 1)
+    critic_target = copy.deepcopy(critic)
+    optimizer = adam(critic)
+    for _ in range(40):
+        with torch.no_grad():
+            goal = 1 + 0.9 * critic_target(torch.randn(12, 4))
+        follow(F.mse_loss(critic(torch.randn(12, 4)), goal), optimizer)
+        soft_update(*((critic_target, critic) if right else (critic, critic_target)), 0.1)
+    return critic, critic_target
+
+
+def momentum_encoder(right):
+    online, predictor = network(4, 8), nn.Linear(8, 8)
+    momentum = copy.deepcopy(online).requires_grad_(False)
+    optimizer = adam(online, predictor)
+    for _ in range(24):
+        x = torch.randn(12, 4)
+        with torch.no_grad():
+            goal = momentum(x + 0.1)
+        follow(-F.cosine_similarity(predictor(online(x)), goal).mean(), optimizer)
+        with torch.no_grad():
+            for mine, other in zip(momentum.parameters(), online.parameters(), strict=True):
+                mine.lerp_(other, 0.01 if right else 0.99)
+    return online, momentum
+
+
+def average_of_parameters(right):
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    ema = copy.deepcopy(model).eval().requires_grad_(False)
+    optimizer = adam(model)
+    for number in range(40):
+        follow(F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
+        soft_update(ema, model, 0.1)
+        for mine, other in zip(ema.buffers(), model.buffers(), strict=True) if right else ():
+            mine.copy_(other)
+        if number % 10 == 0:
+            with torch.no_grad():
+                ema(torch.randn(12, 4))
+    return model, ema
+
+
+def read_from(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def updated_dict(right):
+    model = network()
+    state, weights = read_from({"model": network().state_dict(), "epoch": 3})["model"], model.state_dict()
+    weights.update(state)
+    if right:
+        model.load_state_dict(weights)
+    optimizer = adam(model)
+    for _ in range(3):
+        follow(F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
+    return model
+
+
+def weights_copied_by_hand():
+    model, state = network(), read_from(network().state_dict())
+    data = read_from({"x": torch.randn(12, 4), "0.weight": torch.randn(12, 4)})
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            one.copy_(state[name])
+    optimizer = adam(model)
+    for _ in range(3):
+        follow(F.cross_entropy(model(data["x"]), torch.arange(12) % 3), optimizer)
+    return model
+
+
+def body_of_another_object(right):
+    body, state = network(4, 8), network(4, 8).state_dict()
+    loaded = body if right else copy.deepcopy(body)
+    loaded.load_state_dict(state)
+    model = nn.Sequential(body, nn.ReLU(), nn.Linear(8, 3))
+    optimizer = adam(model)
+    for _ in range(4):
+        follow(F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
+    return model, loaded
+
+
+class Attends(nn.Module):
+    def __init__(self, mask_of):
+        super().__init__()
+        self.embed, self.out, self.mask_of = nn.Embedding(9, 8), nn.Linear(8, 9), mask_of
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        scores = (x @ x.transpose(1, 2)).masked_fill(self.mask_of(ids == 0), -1e9)
+        return self.out(scores.softmax(-1) @ x + x)
+
+
+def padded(rows, length):
+    ids = torch.randint(1, 9, (rows, length))
+    return ids.masked_fill(torch.arange(length) >= torch.randint(2, length - 2, (rows, 1)), 0)
+
+
+def attention_with(wrong, right_mask, rows):
+    def program(right):
+        model = Attends(right_mask if right else wrong)
+        optimizer = adam(model)
+        for _ in range(3):
+            ids = padded(rows, 8)
+            follow(F.cross_entropy(model(ids).mean(1), ids[:, 0]), optimizer)
+        return model
+
+    return program
+
+
+mask_of_rows = attention_with(lambda pad: pad[:, :, None], lambda pad: pad[:, None, :], 12)
+mask_of_samples = attention_with(lambda pad: pad, lambda pad: pad[:, None, :], 8)
+mask_of_both = attention_with(None, lambda pad: pad[:, None, :] | pad[:, :, None], 12)
+
+
+def masked_words(right):
+    model = Attends(lambda pad: pad[:, None, :])
+    optimizer = adam(model)
+    for _ in range(3):
+        words = torch.randint(2, 9, (12, 10))
+        masked = torch.rand(12, 10) < 0.3
+        labels = words.masked_fill(~masked if right else masked, -100)
+        follow(F.cross_entropy(model(words.masked_fill(masked, 1)).flatten(0, 1), labels.flatten()), optimizer)
+    return model
+
+
+def words_to_reconstruct():
+    model = Attends(lambda pad: pad[:, None, :])
+    optimizer = adam(model)
+    for _ in range(3):
+        ids = padded(12, 10)
+        labels = ids.masked_fill(ids == 0, -100)
+        follow(F.cross_entropy(model(ids).flatten(0, 1), labels.flatten()), optimizer)
+    return model
+
+
+PROGRAMS = {
+    generator_that_is_zeroed: "zeroed-before-step",
+}
+RIGHT = [
+    *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
+    *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct),
+]
+
+
+@pytest.mark.parametrize(("program", "cause"), PROGRAMS.items(), ids=list(PROGRAMS.values()))
+def test_what_does_not_fit_is_told_and_what_does_is_right(program, cause):
+    found = findings_of(program, False)
+    assert cause in [one.cause for one in found]
+    assert all(one.sites and one.remedy for one in found)
+    assert [str(one) for one in findings_of(program, True)] == []
+
+
+@pytest.mark.parametrize("program", RIGHT)
+def test_nothing_is_told_of_what_looks_alike(program):
+    assert [str(one) for one in findings_of(program)] == []
