@@ -305,7 +305,9 @@ def words_to_reconstruct():
 
 
 PROGRAMS = {
+    policy_of_probabilities: "double-softmax",
     generator_that_is_zeroed: "zeroed-before-step",
+    mask_of_rows: "mask-without-effect",
 }
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.cause import Cause, Facts
 from byname.diagnose.context import FailureContext
-from byname.diagnose.nonfinite.reasons import can_read, reading_values
+from byname.diagnose.nonfinite.reasons import can_read, is_readable, reading_values
 from byname.reading.frames import Line, caller
 from byname.source.location import Site
 
@@ -108,6 +109,7 @@ def activation_of(node: Any) -> str:
 _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "softmax", "cross_entropy (log_softmax)"),
     "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "sigmoid", "binary_cross_entropy_with_logits"),
+    "LogsumexpBackward": ("SoftmaxBackward", "softmax", "Categorical(logits=...), or logsumexp,"),
 }
 """Losses that apply a softmax or sigmoid: the node of a second one, and both in words."""
 
@@ -125,9 +127,17 @@ _TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 def _squashed_twice(loss: Loss) -> Iterator[Facts]:
     for node in loss.of_kinds(_SQUASHED):
         given, (before, what, words) = input_of(node), _SQUASHED[node_kind(node)]
-        if activation_of(given) == before:
+        users = [loss.context.walk.nodes[user] for user in loss.context.walk.users[loss.context.walk.numbers[node]]]
+        is_whole = node_kind(node) != "LogsumexpBackward" or any(_is_normalising(one, given) for one in users)
+        if activation_of(given) == before and is_whole:
             other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
+            other = "Categorical(probs=...)" if "Categorical" in words else other
             yield loss.between(given, node, what=what, loss=words, other=other)
+
+
+def _is_normalising(node: Any, given: Any) -> bool:
+    """Return whether a node subtracts a logsumexp from that of which it is one, as a log-softmax does."""
+    return node_kind(node) == "SubBackward" and node.next_functions[0][0] is given
 
 
 def _no_logarithms(loss: Loss) -> Iterator[Facts]:
@@ -227,6 +237,24 @@ def _no_probabilities(loss: Loss) -> Iterator[Facts]:
             yield {"share": f"{share:.0%}", "ends": ends, "used": loss.site(node)}
 
 
+def _masks_of_rows(loss: Loss) -> Iterator[Facts]:
+    """Yield masks that are the same for all values that a softmax compares, and so leave none of them out."""
+    softmaxes = {node.next_functions[0][0]: node for node in loss.of_kinds(("SoftmaxBackward",))}
+    for node, slot, mask in held_by_nodes([one for one in softmaxes if node_kind(one) in _MASKS]):
+        if slot in ("mask", "condition") and mask.numel() <= _MOST_NUMBERS and is_readable(mask):
+            dim = dim_of(softmaxes[node]) - len(shape_of(node))
+            with reading_values():
+                is_flat = -dim > mask.dim() or bool((mask == mask.narrow(dim, 0, 1)).all())
+                is_mixed = bool(mask.any()) and not bool(mask.all())
+            site = loss.site(node)
+            is_left_out = site is not None and _LEFT_OUT.search(site.statement)
+            if is_flat and is_mixed and is_left_out and shape_of(node)[dim] > 1:
+                yield loss.between(node, softmaxes[node], dim=dim, shape=str(tuple(mask.shape)))
+
+
+_MASKS = ("MaskedFillBackward", "WhereBackward")
+_LEFT_OUT = re.compile(r"inf\b|finfo|- ?\d+(\.\d*)?e\d|-\d{3,}")
+"""Large negative numbers, which stand for what a softmax should leave out."""
 _WITH_LOGITS = "binary_cross_entropy_with_logits"
 _BOUNDED = {
     "LogSoftmaxBackward": (("ReluBackward", "SigmoidBackward"), "cross_entropy (log_softmax)"),
@@ -277,6 +305,10 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "binary_cross_entropy_with_logits{used:at} takes targets between 0 and 1, and {share} of them lie outside: "
         "they go from {ends}; their loss has no lower bound",
         "make them 0 and 1, such as (target > 0).float()"),
+    Cause("mask-without-effect", is_first, _masks_of_rows,
+        "the mask{given:at}, shape {shape}, is the same along dimension {dim}, over which the softmax{used:at} goes: "
+        "it leaves no value out, and where it masks a whole row, the weights of that row become equal",
+        "broadcast it along another dimension: mask[:, None, :] masks keys, mask[:, :, None] queries"),
     Cause("rectified-logits", is_first, _rectified,
         "suspicious: {what}{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
         "though the loss expects any numbers",
