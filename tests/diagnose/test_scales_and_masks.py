@@ -306,6 +306,7 @@ def words_to_reconstruct():
 
 PROGRAMS = {
     policy_of_probabilities: "double-softmax",
+    lists_of_tensors: "shuffled-apart",
     generator_that_is_zeroed: "zeroed-before-step",
     mask_of_rows: "mask-without-effect",
 }

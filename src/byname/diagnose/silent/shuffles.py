@@ -269,11 +269,13 @@ def _is_conditional(statement: Any) -> bool:
 
 
 def _rows_of(value: Any) -> torch.Tensor | None:
-    """Return the rows of a tensor, an array or a list of numbers, or None."""
-    if type(value) is list and 1 < len(value) <= _MOST_ROWS and type(value[0]) in (int, float, list):
+    """Return the rows of a tensor, an array or a list of numbers or tensors, or None."""
+    if type(value) is list and 1 < len(value) <= _MOST_ROWS and type(value[0]) in (int, float, list, *PLAIN):
+        size = max(value[0].numel(), 1) if is_tensor(value[0]) else 1
         try:
-            value = torch.tensor(value)
-        except (TypeError, ValueError):
+            with reading_values():
+                value = torch.tensor(value) if not is_tensor(value[0]) else torch.stack(value[: _MOST_NUMBERS // size])
+        except (TypeError, ValueError, RuntimeError):  # such as entries of several shapes
             return None
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "fiub" and value.size < _MOST_NUMBERS:
