@@ -306,8 +306,11 @@ def words_to_reconstruct():
 
 PROGRAMS = {
     policy_of_probabilities: "double-softmax",
+    evaluation_of_raw_data: "evaluated-on-another-scale",
+    divided_twice: "inputs-not-scaled",
     lists_of_tensors: "shuffled-apart",
     generator_that_is_zeroed: "zeroed-before-step",
+    one_dict: "entries-are-one-tensor",
     mask_of_rows: "mask-without-effect",
 }
 RIGHT = [

@@ -33,6 +33,7 @@ from byname.diagnose.silent.evaluation_mode import EvaluationMode
 from byname.diagnose.silent.labels import Labels
 from byname.diagnose.silent.loading import Loading
 from byname.diagnose.silent.ranks_apart import Ranks
+from byname.diagnose.silent.scales import Scales
 from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.shuffles import Seeds, Shuffles
 from byname.diagnose.silent.steps import Clipping, Schedules, Unused
@@ -111,7 +112,7 @@ class RunningCheck:
         self._ungraded: dict[tuple[CodeKey, int], int] = {}
         self._leaf_losses = self._has_backward = self._over = False
         self._schedules, self._weights, self._evaluation = Schedules(self), Weights(self), EvaluationMode(self)
-        kinds = (Loading, Clipping, Batches, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
+        kinds = (Loading, Clipping, Batches, Scales, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
         self._topics: list[Topic] = [self._schedules, self._weights, self._evaluation, *(kind(self) for kind in kinds)]
         self._applying = [one.applied for one in self._topics if type(one).applied is not Topic.applied]
         self._running = [one.ran for one in self._topics if type(one).ran is not Topic.ran]

@@ -118,7 +118,7 @@ class EvaluationMode(Topic):
         user, inside = find_user_frame(call.frame)
         if inside or user is not call.frame.f_back:  # by PyTorch: a checkpoint
             return
-        if not self._watch.steps and _evaluates(call.line):
+        if not self._watch.steps and evaluates(call.line):
             self._note_early(call.called, call.line)
         known = self._lines.get(call.line.place)
         if known is None:
@@ -201,7 +201,7 @@ class EvaluationMode(Topic):
                     module = callee_text(early.line) or "model"
                     self.report(STAYS_IN_EVALUATION, early.line.site, module=variable(module), **facts)
         for known in self._lines.values():
-            if not known.is_intended and known.owner.steps > 1 and (known.has_gradients or _evaluates(known.line)):
+            if not known.is_intended and known.owner.steps > 1 and (known.has_gradients or evaluates(known.line)):
                 name = variable(callee_text(known.line) or "model")
                 modal = tuple(map(variable, known.modal))
                 which = "that no backward follows" if known.has_gradients else "without gradients"
@@ -229,7 +229,7 @@ def _evaluates_alone(line: Line) -> bool:
     return bool(text) and not re.search(r"backward|grad\(|step\(|append\((?!.*item\()", text)
 
 
-def _evaluates(line: Line) -> bool:
+def evaluates(line: Line) -> bool:
     """Return whether the code around a call speaks of an evaluation: the block without gradients, or the function."""
     expr = line.expr
     if expr is None or expr.node is None or is_library(expr.site.file):

@@ -1,10 +1,9 @@
-"""Training batches: one batch again and again, samples that are all equal, and values that do not fit the network."""
+"""Training batches: one batch again and again, samples that are all equal, and entries that are one tensor."""
 
 from __future__ import annotations
 
 import ast
 import gc
-import math
 import re
 import sys
 import weakref
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, dataloader
 
 from byname.diagnose.cause import variable
@@ -34,13 +32,15 @@ from byname.diagnose.silent.topic import (
     topic_cause,
 )
 from byname.naming.name import Name
-from byname.reading.frames import NO_LINE, Line, user_line
+from byname.reading.frames import Line, reported_frame, user_line, variables_of
 from byname.reading.objects import attributes_of, dict_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.code import names_bound, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
+from byname.source.tracebacks import walk_frames
 from byname.tracking.log import DetachPoint, logs
+from byname.tracking.lookup import site_of_tensor
 from byname.undo import Undo
 
 # fmt: off
@@ -60,25 +60,23 @@ EQUAL_SAMPLES = topic_cause("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: a batch "
     "seems to repeat one sample",
     "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given")
-UNSCALED = topic_cause("inputs-not-scaled",
-    "{called:-}suspicious: the inputs of the first layer ({kind}){noticed:at} are {numbers} up to {most:g}, such as "
-    "{such}, and the network is freshly initialised: its units saturate, or its steps become too large", "{remedy}")
 ONE_TENSOR = topic_cause("entries-are-one-tensor",
     "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
     "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
 ONE_ARRAY = topic_cause("entries-are-one-tensor",
     "{entries} tensors that {call}{noticed:at} made of one array share its memory, and the array was filled anew "
     "between: all are equal to its latest values", "store a copy: torch.tensor(array), or {call} and .clone()")
+ONE_RECORD = topic_cause("entries-are-one-tensor",
+    "all {entries} entries of {name} are one and the same {kind}, which holds the latest values only, and the inputs"
+    "{noticed:at}, made of them{made:at}, are all equal", "make a new {kind} for each entry, or append a copy of it")
 KEPT_REFERENCES = topic_cause("entries-are-one-tensor",
     "{entries} results of {call}{noticed:at}, with steps between them, are one tensor, {name}: they share its memory, "
     "and all are equal to its latest values", "keep a copy of each: x{call}.clone()")
 # fmt: on
 
-_MANY, _EQUAL_IN, _ENTRIES, _FRAMES, _REFERENCES = 8, 3, 16, 3, 3
+_MANY, _EQUAL_IN, _AGAIN, _ENTRIES, _FRAMES, _REFERENCES = 8, 3, 2, 16, 3, 3
 _LOOKED_AT = (0, 1, 3)
 """Steps made before those whose inputs are read."""
-_PIXELS, _COLUMNS = "scale them: x / 255, or normalise them", "normalise each column: (x - x.mean(0)) / x.std(0)"
-_NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 
 
 @dataclass
@@ -147,17 +145,14 @@ class Batches(Topic):
         self._iterators: dict[int, _Loader] = {}
         self._same: dict[Any, _Same | None] = {}
         self._input: list[_Input] = []
-        self._equal, self._how, self._pretrained = 0, "", False  # how it shows that samples should differ
-        self._unscaled: dict[str, Any] = {}
-        self._called = NO_LINE
+        self._records = 0  # looks at which a list held one record only
+        self._equal, self._how = 0, ""  # how it shows that samples should differ
         self._arrays: deque[tuple[weakref.ref[torch.Tensor], int, bytes, Line, str]] = deque(maxlen=4096)
         self._parts: deque[tuple[weakref.ref[torch.Tensor], _Loader]] = deque(maxlen=64)  # of the last batches
-        self._layers: list[str] = []
 
     def begin(self, block: Undo) -> None:
         on_call(block, DataLoader, "__iter__", self._began)
         on_call(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
-        on_call(block, nn.Module, "load_state_dict", self._loaded)
         for name in ("from_numpy", "as_tensor"):
             on_call(block, torch, name, self._shares)
 
@@ -178,9 +173,6 @@ class Batches(Topic):
             same = [one for one in alive if one[1] == pointer] if count >= _MANY else []
             if len({one[2] for one in same}) > 1:
                 self.report(ONE_ARRAY, same[-1][3].site, entries=count, call=same[-1][4])
-
-    def _loaded(self, call: ObservedCall, result: Any) -> None:
-        self._pretrained = True
 
     def _began(self, call: ObservedCall, iterator: Any) -> None:
         loader, line, made = call.args[0], user_line(call.frame), self._watch.steps
@@ -214,40 +206,35 @@ class Batches(Topic):
     def ran(self, call: ObservedCall) -> None:
         """Look at the inputs of a forward with gradients."""
         given, made = call.tensors[:1], self._watch.steps
-        if given:
-            self._called = self._called if call.depth else call.line
-            if not made and len(self._layers) < 2 and not attributes_of(call.called)["_modules"]:
-                self._note_layer(call, given[0])
-            if not call.depth:
-                self._note_same(("inputs", id(call.called)), given[0], call.line)
-                self._input = [self._look_at_input(call, given[0])] if made in _LOOKED_AT else []
+        if given and not call.depth:
+            self._note_same(("inputs", id(call.called)), given[0], call.line)
+            self._input = [self._look_at_input(call, given[0])] if made in _LOOKED_AT else []
 
     def _look_at_input(self, call: ObservedCall, given: torch.Tensor) -> _Input:
         values, equal = copy_values(given), 0
         if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
             equal = len(values) if _rows_equal(values) and distinct(values[0]) >= 3 else 0
+            if _rows_equal(values):
+                self._look_for_one_record(call)
         return _Input(equal, self._draw_of(given), type(call.called).__name__, call.line)
+
+    def _look_for_one_record(self, call: ObservedCall) -> None:
+        """Report a list in the frames around a call whose entries are one record of tensors."""
+        for variables in map(variables_of, walk_frames(reported_frame(call.frame))):
+            for name, held in variables.items():
+                first = held[0] if type(held) in (list, deque) and len(held) >= _ENTRIES else None
+                if (type(first) is dict or _is_record(first)) and all(one is first for one in held):
+                    parts = first if type(first) is dict else attributes_of(first)
+                    self._records += any(map(is_tensor, parts.values()))
+                    if self._records == _AGAIN:
+                        facts = {"entries": len(held), "name": variable(name), "kind": type(first).__name__}
+                        self.report(ONE_RECORD, call.line.site, made=site_of_tensor(call.tensors[0]), **facts)
 
     def _draw_of(self, tensor: torch.Tensor) -> Drawn | None:
         """Return the draw by which a tensor was indexed, or by which a loader shuffled it."""
         shuffled = [known.shuffled for part, known in self._parts if part() is tensor]
         with DisableTorchFunction():
             return shuffled[-1] if shuffled else draw_of(tensor)
-
-    def _note_layer(self, call: ObservedCall, given: torch.Tensor) -> None:
-        kind = type(call.called).__name__
-        if kind in ("Flatten", "Unflatten", "Identity", "Dropout"):
-            return
-        self._layers.append(kind)
-        if len(self._layers) > 1:
-            self._unscaled = {} if kind.startswith(_NORMS) else self._unscaled
-        elif issubclass(type(call.called), nn.Linear | _ConvNd) and (values := copy_values(given)) is not None:
-            most, whole = float(values.max()), values.is_floating_point() and bool((values == values.round()).all())
-            facts = {"kind": kind, "most": most, "noticed": call.line.site, "called": self._called.site}
-            if whole and float(values.min()) >= 0 and 200 < most <= 255 and distinct(values) > 32:
-                self._unscaled = {**facts, "numbers": "whole numbers", "such": "pixels of 0 to 255", "remedy": _PIXELS}
-            elif 1e4 < most < math.inf and values.dim() == 2 and distinct(values) > 32:
-                self._unscaled = {**facts, "numbers": "numbers", "such": "those of a raw column", "remedy": _COLUMNS}
 
     def _note_same(self, key: Any, tensor: torch.Tensor, line: Line) -> None:
         known = self._same.get(key)
@@ -285,8 +272,6 @@ class Batches(Topic):
                 name = arg_name(one.line, 0)
                 self.report(EQUAL_SAMPLES, one.line.site, size=one.equal, name=name, module=one.module, how=self._how)
         self._input, self._how = [], ""
-        if self._unscaled and not self._pretrained:
-            self.report(UNSCALED, **self._unscaled)
         if followed.is_sampled_step:
             self._look_for_one_tensor()
             self._look_for_one_array()
