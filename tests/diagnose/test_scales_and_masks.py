@@ -306,6 +306,8 @@ def words_to_reconstruct():
 
 PROGRAMS = {
     policy_of_probabilities: "double-softmax",
+    inverse_weights: "weights-by-frequency",
+    weight_of_positives: "weights-by-frequency",
     evaluation_of_raw_data: "evaluated-on-another-scale",
     divided_twice: "inputs-not-scaled",
     lists_of_tensors: "shuffled-apart",

@@ -25,9 +25,15 @@ NEVER_A_TARGET = topic_cause("class-never-occurs",
 ZERO_FOR_MINUS_ONE = topic_cause("targets-of-zero",
     "{loss}(){noticed:at} expects targets of 1 and -1, and {zeros} of the first {all} are 0, none is -1: a 0 does not "
     "stand for -1 there", "make them 1 and -1: 2 * target - 1")
+WEIGHTS_BY_FREQUENCY = topic_cause("weights-by-frequency",
+    "suspicious: the weights that {loss}(){noticed:at} is given are proportional to how often each class occurs: class "
+    "{common} is {often:.1%} of the first {count} targets and has weight {most:.3g}, class {rare} is {seldom:.1%} and "
+    "has {least:.3g}. Rare classes, which count little anyway, count even less", "take the inverse: {remedy}")
 # fmt: on
 
-_MOST_CLASSES, _COUNTED = 1000, 32
+_MOST_CLASSES, _COUNTED, _OF_A_CLASS, _ALIKE = 1000, 32, 20, 1.5
+_INVERSE = "weight = counts.sum() / (len(counts) * counts)"
+_INVERSE_OF_TWO = "pos_weight = (number of negatives) / (number of positives)"
 
 
 class Labels(Topic):
@@ -37,11 +43,14 @@ class Labels(Topic):
         super().__init__(watch)
         self._classes: dict[Any, tuple[Line, torch.Tensor]] = {}
         self._signs: dict[Any, list[float]] = {}
+        self._weighted: dict[Any, tuple[Line, str, torch.Tensor, torch.Tensor]] = {}
 
     def applied(self, call: ObservedCall) -> None:
         is_of_words = call.called is F.cross_entropy and call.kwargs.get("ignore_index", -100) < 0
         if is_of_words and call.targets is not None and torch.is_grad_enabled():
             self._note_classes(call, call.targets)
+        if call.called in (F.cross_entropy, F.binary_cross_entropy_with_logits) and torch.is_grad_enabled():
+            self._note_weights(call)
         signs = self._signs.setdefault(call.line.place, []) if call.called in SIGNED else [0.0] * _COUNTED
         if len(signs) < _COUNTED and (values := copy_values(call.given(SIGNED[call.called], "target"))) is not None:
             signs += values.flatten().tolist()
@@ -64,8 +73,35 @@ class Labels(Topic):
             line, before = self._classes.get(call.line.place, (call.line, torch.zeros_like(counts)))
             self._classes[call.line.place] = line, before + counts if len(before) == classes else before * 0
 
+    def _note_weights(self, call: ObservedCall) -> None:
+        """Count the targets of each class that has a weight; of two classes, if one of them has a `pos_weight`."""
+        is_of_two = call.called is not F.cross_entropy
+        weights = copy_values(call.given(6, "pos_weight") if is_of_two else call.given(2, "weight"))
+        values = None if weights is None else copy_values(call.targets)
+        if values is None or weights is None or values.is_floating_point() != is_of_two:  # else they are probabilities
+            return
+        if is_of_two:
+            weights = torch.cat([torch.ones(1), weights.reshape(-1)[:2].float()])  # one of each column makes three
+        labels = values[(values >= 0) & (values < len(weights))].long()
+        counts = labels.bincount(minlength=len(weights))
+        before = self._weighted.get(call.line.place, (None, "", counts * 0, weights))[2]
+        self._weighted[call.line.place] = call.line, call.called.__name__, before + counts, weights
+
+    def _report_weights(self) -> None:
+        """Report weights that are proportional to the numbers of targets, and not to their inverse."""
+        for line, loss, counts, weights in self._weighted.values():
+            first, last = int(weights.argmin()), int(weights.argmax())
+            shares, each = counts / counts.sum(), weights / counts
+            is_uneven = min(weights[last] / weights[first], counts[last] / counts[first]) >= 2
+            if int(counts.min()) >= _OF_A_CLASS and is_uneven and float(each.max()) <= _ALIKE * float(each.min()):
+                facts = {"common": last, "often": float(shares[last]), "most": float(weights[last]), "rare": first}
+                facts |= {"seldom": float(shares[first]), "least": float(weights[first]), "count": int(counts.sum())}
+                remedy = _INVERSE if loss == "cross_entropy" else _INVERSE_OF_TWO
+                self.report(WEIGHTS_BY_FREQUENCY, line.site, loss=loss, remedy=remedy, **facts)
+
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Report classes that never occurred."""
+        """Report classes that never occurred, and weights that are the wrong way round."""
+        self._report_weights()
         for line, counts in self._classes.values():
             classes, count, occurring = len(counts), int(counts.sum()), counts[counts > 0]
             even = count / max(len(occurring), 1)
