@@ -313,6 +313,9 @@ PROGRAMS = {
     lists_of_tensors: "shuffled-apart",
     generator_that_is_zeroed: "zeroed-before-step",
     one_dict: "entries-are-one-tensor",
+    swapped_target: "target-never-updated",
+    momentum_encoder: "average-is-a-copy",
+    average_of_parameters: "average-without-buffers",
     mask_of_rows: "mask-without-effect",
 }
 RIGHT = [

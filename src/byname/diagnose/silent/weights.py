@@ -13,14 +13,14 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext, assignments
-from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, sum_of
+from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, is_training, sum_of
 from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, on_call, topic_cause
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, copy_values, on_call, topic_cause
 from byname.naming.name import Name
 from byname.reading.frames import Line
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
-from byname.reading.tensor import PLAIN, fact, memory_of
+from byname.reading.tensor import PLAIN, fact, is_tensor, memory_of
 from byname.source.code import enclosing_statement, names_bound, names_read, source_of, statements_of
 from byname.source.location import is_library
 from byname.tracking.log import changes_of, logs
@@ -49,6 +49,11 @@ NEVER_FOLLOWS = topic_cause("target-never-updated",
     "suspicious: {target} has the shapes of {module}, is used{noticed:at}, and was never updated in {steps} "
     "steps: it has its initial weights. No line that runs copies weights to it{unused}",
     "call {target.path}.load_state_dict({module.path}.state_dict()) every few steps; it is right for a fixed teacher")
+OLD_STATISTICS = topic_cause("average-without-buffers",
+    "{name} is 0 as it was made, and a batch norm uses it in evaluation mode{noticed:at}: the parameters of this "
+    "copy follow those of a trained model, and its buffers, as running_mean and running_var, do not",
+    "copy the buffers in each update, too: for mine, other in zip(copy.buffers(), model.buffers()): mine.copy_(other); "
+    "of an AveragedModel, use_buffers=True or update_bn()")
 DEAD_UNITS = topic_cause("dead-units",
     "{dead} of the {units} units of {name} have gradients of exactly 0 whenever they were looked at since step {since} "
     "of {steps}{noticed:at}, and had others before: they are dead, as where a relu gets only negative values",
@@ -73,7 +78,7 @@ _DEAD_SHARE, _DEAD_LOOKS = 0.5, 4
 _NO_AVERAGE = 0.05
 """An average that differs from the weights by less than this share of the last step is called a copy."""
 _MOST_NUMBERS = 1 << 20
-_MOST_MODULES, _FIRST_USED = 64, 2
+_MOST_MODULES, _FIRST_USED, _COMPARED, _MANY = 64, 2, 8, 4
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -116,7 +121,7 @@ class Weights(Topic):
         super().__init__(watch)
         self.dead: dict[int, int] = {}
         self._dying: dict[int, list[int]] = {}
-        self._last: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._last: dict[int, list[tuple[weakref.ref[torch.Tensor], torch.Tensor]]] = {}
         self._copies: dict[int, int] = {}
         self._modules: dict[int, _Called] = {}
         self._targets: list[tuple[_Called, FollowedOptimizer, dict[str, Any]]] = []
@@ -199,12 +204,12 @@ class Weights(Topic):
         if steps == _EQUAL_AT:
             self._look_for_equal_units(followed)
         if steps - 1 in _AVERAGED_AT and id(followed) in self._last:
-            self._look_for_copies(followed, *self._last.pop(id(followed)))
+            any(self._finds_copy(followed, *one) for one in self._last.pop(id(followed)))
         if steps in _AVERAGED_AT:
             matrices = [one for one in followed.parameters() if one.dim() > 1 and type(one) in PLAIN]
-            for one in sorted(matrices, key=torch.numel)[:1]:
-                with reading_values():
-                    self._last[id(followed)] = weakref.ref(one), one.detach().clone()
+            smallest = [one for one in sorted(matrices, key=torch.numel)[:_COMPARED] if one.numel() <= _MOST_NUMBERS]
+            with reading_values():
+                self._last[id(followed)] = [(weakref.ref(one), one.detach().clone()) for one in smallest]
         if steps in _TARGETS_AT:
             self._look_for_targets(followed)
         if id(followed) in self.dead or followed.is_sampled_step:
@@ -263,7 +268,8 @@ class Weights(Topic):
             self.dead.pop(id(followed), None)
         self._loss_is_zero = False
 
-    def _look_for_copies(self, followed: FollowedOptimizer, reference: weakref.ref[Any], before: torch.Tensor) -> None:
+    def _finds_copy(self, followed: FollowedOptimizer, reference: weakref.ref[Any], before: torch.Tensor) -> bool:
+        """Return whether another tensor follows a weight as a copy does; report it when it is found again."""
         one: Any = reference()
         owned = self.owned()
         records = [record for log in logs() if log.of_this_thread() for record in log.creations()]
@@ -285,23 +291,38 @@ class Weights(Topic):
                     noticed = noticed or [site_of_tensor(held)]
                     average, weight = FailureContext().names([held, one])
                     self.report(AVERAGE_IS_COPY, noticed[-1], average=average, weight=weight, share=distance / step)
-                return
+                return True
+        return False
 
     def _look_for_targets(self, followed: FollowedOptimizer) -> None:
         """Note the modules called targets that have the shapes of a trained one and were never changed."""
-        self._targets = []
+        self._targets = [one for one in self._targets if one[1] is not followed]
         every = [(one, one.parameters) for one in self._modules.values() if one.parameters]
         owned = self.owned()
         trained = [mine for _, mine in every if not followed.keys.isdisjoint(map(id, mine))]
         for called, mine in every:
             twins = [one for one in trained if [two.shape for two in one] == [two.shape for two in mine]]
+            if twins and owned.isdisjoint(map(id, mine)):
+                self._look_for_old_statistics(called, sum_of(mine[0]) != called.total)
             is_old = called.made <= _FIRST_USED  # else a copy that takes the place of others now and then
             if is_old and twins and owned.isdisjoint(map(id, mine)) and sum_of(mine[0]) == called.total:
                 names = FailureContext().names([mine[0], twins[0][0]])
-                unused = _dead_updates(called.line, names[0])
+                unused = _swapped_update(twins[0][0], names[0]) or _dead_updates(called.line, names[0])
                 if unused is not None and not _FIXED.search(" ".join(one.path.lower() for one in names)):
                     target, module = (variable(re.sub(r"(\[\d+\]|\.(weight|bias))+$", "", one.path)) for one in names)
                     self._targets.append((called, followed, {"target": target, "module": module, "unused": unused}))
+
+    def _look_for_old_statistics(self, called: _Called, follows: bool) -> None:
+        """Report a batch norm in evaluation mode that has its initial statistics, in a copy that follows another."""
+        module: Any = called.module()
+        norms = [one for one in modules_in(module) if issubclass(type(one), nn.modules.batchnorm._BatchNorm)]
+        for own in [attributes_of(one)["_buffers"] for one in norms if follows and not is_training(one)]:
+            mean, batches = own.get("running_mean"), own.get("num_batches_tracked")
+            count = copy_values(batches)
+            if is_tensor(mean) and is_zero(mean) and count is not None and not int(count):
+                name = FailureContext().names([mean])[0]
+                self.report(OLD_STATISTICS, called.line.site, name=name)
+                return
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         since = {one: self.dead.get(id(one), one.steps) for one in every}
@@ -362,6 +383,18 @@ def _rebound(loop: ast.For, path: str) -> str | None:
         if name == bound and is_of_it and name in names_read(last):
             return name
     return None
+
+
+def _swapped_update(weight: torch.Tensor, name: Name) -> str:
+    """Return in words the line that copies weights into a trained parameter between steps, in place of its target."""
+    changes = [one for one in changes_of(memory_of(weight)) if re.fullmatch(r"(copy|lerp|mul|add)_", one.operation)]
+    loop: Any = getattr(changes[-1].line.expr, "node", None) if changes else None
+    while loop is not None and not isinstance(loop, ast.For):
+        loop = getattr(loop, "parent", None)
+    words = [name.path, "" if loop is None else ast.unparse(loop)]
+    if len(changes) < _MANY or not all(_TARGET.search(one.lower()) for one in words):
+        return ""
+    return f": {changes[-1].line.site} changes the trained one instead, after its steps, as if the two were swapped"
 
 
 def _dead_updates(line: Line, name: Name) -> str | None:
