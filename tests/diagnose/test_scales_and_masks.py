@@ -316,6 +316,8 @@ PROGRAMS = {
     swapped_target: "target-never-updated",
     momentum_encoder: "average-is-a-copy",
     average_of_parameters: "average-without-buffers",
+    updated_dict: "loads-nothing",
+    body_of_another_object: "loads-another-model",
     mask_of_rows: "mask-without-effect",
 }
 RIGHT = [

@@ -62,9 +62,15 @@ LOADS_NO_OTHER = topic_cause("loads-nothing",
 LOADS_NOTHING = topic_cause("loads-nothing",
     "load_state_dict(strict=False){noticed:at} loads {matched} of the {given} of {state}: their names, such as "
     "'{name}', are not those of {module}, such as '{wanted}'", "{remedy}")
+NEVER_LOADED = topic_cause("loads-nothing",
+    "suspicious: torch.load(){noticed:at} gives {count} tensors with the names and shapes of {model}, such as "
+    "'{name}', which is trained with other values: no load_state_dict() was given them before the first step",
+    "{model.path}.load_state_dict(...) with them, before the training; a change of the dict that {model.path}"
+    ".state_dict() gives changes no parameter")
 LOADS_ANOTHER = topic_cause("loads-another-model",
     "load_state_dict(){noticed:at} gives its weights to a {kind} that is never called; {model}{called:at}, another one "
-    "of the same shapes, is trained, and had none of these weights: probably the program made it after the loading",
+    "of the same shapes, is {use}, and had none of these weights: probably the program made it after the loading, or "
+    "loaded a copy",
     "load the weights into the model that is trained, after the last line that makes it")
 INIT_AFTER_LOAD = topic_cause("overwritten-after-loading",
     "{names:3} {names:was|were} loaded from a checkpoint{loaded:at}, and overwritten by {operation}(){noticed:at} "
@@ -77,7 +83,7 @@ REPLACED_AFTER_LOAD = topic_cause("overwritten-after-loading",
 # fmt: on
 
 _OVERWRITES = frozenset("normal_ uniform_ kaiming_uniform_ constant_ zero_ fill_ exponential_ bernoulli_ eye_".split())
-_FEW = 0.1
+_FEW, _MOST_RAN = 0.1, 16
 """The share of a model's tensors below which a load with ``strict=False`` is reported, if a prefix would load more."""
 
 
@@ -104,13 +110,36 @@ class Loading(Topic):
         self._others: dict[int, tuple[Any, Line, list[DetachPoint]]] = {}  # loads of other values, the cuts before
         self._at: Counter[Any] = Counter()  # loads of a model's own tensors, by line
         self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
+        self._read: list[tuple[Line, dict[str, tuple[torch.Size, float]]]] = []  # what torch.load() gave, unused so far
+        self._ran: list[tuple[weakref.ref[nn.Module], Line]] = []
         self._chosen: dict[str, list[tuple[Site, ast.expr, ast.expr]]] = {}  # by file, as `_chosen_as_best` gives them
 
     def begin(self, block: Undo) -> None:
         on_call(block, nn.Module, "load_state_dict", self._loaded)
+        on_call(block, torch, "load", self._reads)
+
+    def _reads(self, call: ObservedCall, result: Any) -> None:
+        """Note the tensors of a file that may be weights."""
+        entries = dict(snapshot(result)) if issubclass(type(result), dict) else {}
+        states = [entries, *(dict(snapshot(one)) for one in entries.values() if issubclass(type(one), dict))]
+        for state in states:
+            large = {key: one for key, one in state.items() if is_tensor(one) and one.dim() > 1 and type(key) is str}
+            if len(large) > 1:
+                self._read.append((call.programs_line, {key: (one.shape, sum_of(one)) for key, one in large.items()}))
+
+    def _look_for_unused(self, module: nn.Module, line: Line) -> None:
+        """Report weights of a file that have the names of those of a module, and are not in it."""
+        own = dict(state_of(module))
+        for read, state in self._read:
+            same = {key: own[key] for key, (shape, _) in state.items() if key in own and own[key].shape == shape}
+            is_unused = not any(math.isclose(sum_of(one), state[key][1], rel_tol=0.01) for key, one in same.items())
+            if 2 * len(same) >= len(state) and len(same) > 1 and is_unused:
+                facts = {"count": len(same), "name": next(iter(same)), "model": variable(callee_text(line) or "model")}
+                self.report(NEVER_LOADED, read.site, **facts)
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
+        self._read = []
         entries = dict(snapshot(state)) if issubclass(type(state), dict) else {}
         given = {key: one for key, one in entries.items() if is_tensor(one)}
         own = dict(state_of(module))
@@ -146,7 +175,9 @@ class Loading(Topic):
 
     def ran(self, call: ObservedCall) -> None:
         """Note a call of a module that was loaded, or of one of the same shapes."""
-        mine = parameters_in(call.called) if self._uncalled and not call.depth else []
+        if self._read and not call.depth and len(self._ran) < _MOST_RAN:
+            self._ran.append((weakref.ref(call.called), call.line))
+        mine = parameters_in(call.called) if self._uncalled and not (call.depth and self._watch.steps) else []
         keys = set(map(id, mine))
         loaded = [any(id(one()) in keys for one in load.parameters) for load in self._uncalled]
         self._uncalled = [load for load, is_used in zip(self._uncalled, loaded, strict=True) if not is_used]
@@ -269,6 +300,9 @@ class Loading(Topic):
                 with DisableTorchFunction():
                     self._look_for_overwriting(*load[1:])
                     self._look_for_replacing(dict(state_of(module)), followed.keys, load[1].site, load[3])
+        for reference, called in self._ran if followed.steps == 1 else ():
+            if (module := reference()) is not None and not followed.keys.isdisjoint(map(id, parameters_in(module))):
+                self._look_for_unused(module, called)
         self.end([])
         if followed.is_sampled_step and followed.steps > 1:
             self._look_for_best(followed)
@@ -312,8 +346,10 @@ class Loading(Topic):
                 self.report(LOADS_NOTHING, **facts)
         self._missed = {}
         for load in self._uncalled:
-            if load.twin is not None and any(load.keys & followed.keys and followed.steps for followed in every):
-                facts = {"model": variable(callee_text(load.twin) or "model"), "called": load.twin.site}
+            use = "trained" if load.keys & self.owned() else "called in training"
+            steps = [one.steps for one in every if use != "trained" or load.keys & one.keys]
+            if load.twin is not None and any(steps):
+                facts = {"use": use, "model": variable(callee_text(load.twin) or "model"), "called": load.twin.site}
                 self.report(LOADS_ANOTHER, load.line.site, kind=load.kind.__name__, **facts)
 
 
