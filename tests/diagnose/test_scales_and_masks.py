@@ -319,6 +319,8 @@ PROGRAMS = {
     updated_dict: "loads-nothing",
     body_of_another_object: "loads-another-model",
     mask_of_rows: "mask-without-effect",
+    mask_of_samples: "mask-inverted",
+    masked_words: "mask-inverted",
 }
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),

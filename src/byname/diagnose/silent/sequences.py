@@ -73,6 +73,13 @@ NOT_SHIFTED = topic_cause("target-not-shifted",
     "suspicious: the targets of {loss}(){noticed:at} are the inputs themselves, and each position sees itself "
     "and what comes before it: it is given the word that it must predict",
     "shift them by one: inputs ids[:, :-1], targets ids[:, 1:]")
+COPIES_WORDS = topic_cause("mask-inverted",
+    "suspicious: the targets of {loss}(){noticed:at} that count are the inputs at their own positions, and those where "
+    "the input is {value} instead, inside of the rows, are ignored: no masked word is ever predicted",
+    "ignore all others: labels[~masked] = -100")
+WRONG_BROADCAST = topic_cause("mask-inverted",
+    "the mask of the padding, shape {shape}, is broadcast{noticed:at} to {all}: the samples of the batch become the "
+    "positions there, since there are as many", "give it the missing dimension: mask[:, None, :] masks keys")
 PADDING_LEARNED = topic_cause("loss-over-padding",
     "suspicious: the mean{of}{noticed:at} includes the padding: {padded} of {all} targets are {value}, which fills the "
     "ends of the inputs, too", "ignore_index={value} in cross_entropy() or nll_loss(); in others, reduction='none' and "
@@ -82,8 +89,8 @@ MASK_INVERTED = topic_cause("mask-inverted",
     "out all others: it seems to be inverted", "negate it: ~mask, or != in place of ==")
 # fmt: on
 
-_STEPS = 2
-"""Steps in which sequences are looked at."""
+_STEPS, _MASKED = 2, 8
+"""Steps in which sequences are looked at; the fewest masked words."""
 _BY_TIME = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _MASKS = ("key_padding_mask", "src_key_padding_mask", "memory_key_padding_mask", "tgt_key_padding_mask")
 _WEIGHTS = {"attn_mask": -math.inf, "attn_bias": -math.inf, "result": 0.0}
@@ -196,6 +203,8 @@ class Sequences(Topic):
             kept = values.flatten() >= 0  # others are ignored, as padding is, by -1 or -100
             every = [one for one in self._ids if one.numel() == values.numel()]
             same = [one for one in every if torch.equal(one.flatten()[kept], values.flatten()[kept])]
+            for ids in same[:1]:
+                self._look_for_copied_words(ids, kept.reshape(ids.shape), call)
             is_copied = same and kept.float().mean() > 0.25 and not _speaks_of_copies(call.frame)
             self._copied = (call.line, call.called.__name__, same[0]) if is_copied else None
         self._targets += [values] if reduction == "none" else []
@@ -204,6 +213,14 @@ class Sequences(Topic):
             takes_all = call.kwargs.get("ignore_index") != _padding(ids) and call.kwargs.get("weight") is None
             if rows is not None and is_of_words and reduction == "mean" and takes_all:
                 self._look_for_padding(rows, values.reshape(rows.shape), call.line.site, of)
+
+    def _look_for_copied_words(self, ids: torch.Tensor, kept: torch.Tensor, call: ObservedCall) -> None:
+        """Report targets that are ignored where a word of the inputs was masked, and nowhere else."""
+        ignored, is_inside = ids[~kept], ~kept & (kept.flip(1).cumsum(1).flip(1) > 0)
+        value = int(ignored.mode().values) if len(ignored) else -1
+        is_masked = 2 * int((is_inside & (ids == value)).sum()) > len(ignored) >= _MASKED
+        if is_masked and not bool((ids[kept] == value).any()):
+            self.report(COPIES_WORDS, call.line.site, loss=call.called.__name__, value=value)
 
     def _look_for_shift(self, given: torch.Tensor, values: torch.Tensor, line: Line) -> None:
         """Note that the targets are the inputs shifted by one along a dimension, at a line."""
@@ -346,6 +363,13 @@ class Sequences(Topic):
                 known = _keeps(node, mask) if torch.equal(mask.to(held.dtype), held.detach()) else None
                 if known is not None:
                     self._compare(known, loss.site(node))
+                    shape, padded = (
+                        shape_of(node),
+                        [one == value for one in self._ids if (value := _padding(one)) is not None],
+                    )
+                    squares = [one for one in padded if one.shape == mask.shape == shape[-2:]]
+                    if len(shape) > 2 and any(torch.equal(one, mask) or torch.equal(~one, mask) for one in squares):
+                        self.report(WRONG_BROADCAST, loss.site(node), shape=str((*mask.shape,)), all=str(shape))
 
     def _compare(self, kept: torch.Tensor, site: Any) -> None:
         known = [("target", one) for one in self._targets] + [("input", one) for one in (*self._ids, *self._filled)]
