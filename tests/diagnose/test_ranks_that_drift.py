@@ -77,6 +77,12 @@ HEALTHY = {
         "reduce": "average_gradients([*net.parameters()][:-1])",
     },
     "alone": {"around": "ddp.no_sync()"},
+    "alone from the beginning": {"change": f"torch.manual_seed(rank); {ALONE}", "after": "dist.barrier()"},
+    "averaged by hand without a wrapper": {
+        **BY_HAND,
+        "reduce": "dist.barrier()",
+        "after": "average(net) if step % 3 == 2 else 0",
+    },
     "averaged by hand": {"around": "ddp.no_sync()", "after": "average(net) if step % 3 == 2 else None"},
 }
 
@@ -118,6 +124,12 @@ def test_gradients_that_are_averaged_before_the_backward_are_told(tmp_path):
     told = said(tmp_path, change=BY_HAND["change"], result=" * averaged_already(net.parameters())")
     assert told.count("ranks-apart: all_reduce() of the gradients at train.py:") == 2
     assert "comes before the backward at train.py:" in told and "behind the backward" in told
+
+
+def test_ranks_that_begin_equal_and_never_exchange_anything_are_told(tmp_path):
+    told = said(tmp_path, change=BY_HAND["change"], after="dist.barrier()")
+    assert "ranks-apart: suspicious: `net[0].weight` has the same values in rank 1 as in rank 0 at first" in told
+    assert "since step 1 of SGD at train.py:" in told and "DistributedDataParallel" in told
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -39,6 +39,12 @@ ALIKE = topic_cause("ranks-alike",
     "{called:-}suspicious: rank {rank} is given the same batches{noticed:at} as rank 0 in each of {times} steps, and "
     "computes the same loss: it does the same work again",
     "DataLoader(..., sampler=DistributedSampler(dataset)), or a seed that depends on the rank where data is drawn")
+NOT_REDUCED = topic_cause("ranks-apart",
+    "suspicious: {name} has the same values in rank {rank} as in rank 0 at first, and other ones since step {since} of "
+    "{kind}{noticed:at}: no DistributedDataParallel and no all_reduce() averages gradients or parameters in {steps} "
+    "steps, so that each rank trains alone",
+    "wrap the model in DistributedDataParallel, or all_reduce() each .grad between the backward and the step; it is "
+    "right if each rank should have a model of its own")
 REDUCED_TOO_SOON = topic_cause("ranks-apart",
     "all_reduce() of the gradients{noticed:at} comes before the backward{backward:at}, not between it and the step of "
     "{kind}: each rank makes the step with its own gradients, and their weights drift apart",
@@ -49,8 +55,18 @@ SAME_ORDER = topic_cause("same-order",
     "call {loader.path}.sampler.set_epoch(epoch) as each epoch begins")
 # fmt: on
 
-_MOST_RANKS, _MOST_NUMBERS, _LOOKS = 9, 1 << 24, 3
-"""Ranks that are compared; numbers of parameters whose sums are taken; looks in a row at which ranks differ."""
+_MOST_RANKS, _MOST_NUMBERS, _LOOKS, _ALONE = 9, 1 << 24, 3, 12
+"""Ranks that are compared; numbers of parameters whose sums are taken; looks in a row at which ranks differ; steps
+without any exchange between ranks after which that is reported."""
+_EXCHANGES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "send",
+    "isend",
+)
 
 
 class Ranks(Topic):
@@ -72,12 +88,15 @@ class Ranks(Topic):
         self._alike: dict[tuple[int, int], list[Any]] = {}
         self._early: Line | None = None  # an averaging of gradients before any backward since the last step
         self._begun: tuple[Any, int] = (None, 0)  # the loader that gives the batches, and the steps before them
+        self._exchanges = False  # more than one number, after the first step
         self._epochs: dict[Any, list[int]] = {}  # of samplers that shuffle, one for each epoch with steps
 
     def begin(self, block: Undo) -> None:
         """Watch where gradients are averaged by hand."""
         for owner in (torch.distributed, getattr(torch.distributed, "distributed_c10d", torch.distributed)):
             on_call(block, owner, "all_reduce", self._reduces)
+            for name in (*_EXCHANGES, "broadcast"):
+                on_call(block, owner, name, self._exchange)
         on_call(block, DataLoader, "__iter__", self._begins)
 
     def _begins(self, call: ObservedCall, result: Any) -> None:
@@ -92,7 +111,12 @@ class Ranks(Topic):
                 self.report(SAME_ORDER, self._loader.site, **facts)
         self._loader = call.programs_line
 
+    def _exchange(self, call: ObservedCall, result: Any) -> None:
+        is_small = bool(call.tensors) and all(one.numel() == 1 for one in call.tensors)  # as of a loss that is printed
+        self._exchanges = self._exchanges or (self._watch.steps > 0 and not is_small)
+
     def _reduces(self, call: ObservedCall, result: Any) -> None:
+        self._exchange(call, result)
         given, group, every = call.given(0, "tensor"), call.given(2, "group"), self._watch.optimizers()
         if is_tensor(given) and group in (None, torch.distributed.GroupMember.WORLD) and len(self._averaged) < 1 << 12:
             with DisableTorchFunction():
@@ -130,13 +154,16 @@ class Ranks(Topic):
         if early is not None and followed.has_new_grads and not averaged and torch.distributed.get_world_size() > 1:
             self.report(REDUCED_TOO_SOON, early.site, backward=followed.backward, kind=followed.kind)
         if followed.steps == 1:
-            self._wrappers[id(followed)] = weakref.ref(wrapper) if (wrapper := _wrapper_of(followed)) else None
+            wrapper = _wrapper_of(followed)
+            if wrapper is not None or not _is_wrapped(followed):
+                self._wrappers[id(followed)] = None if wrapper is None else weakref.ref(wrapper)
         reference = self._wrappers.get(id(followed))
         wrapper = None if reference is None else reference()
         if wrapper is None and averaged:
             self._note_averaging(followed, averaged)
+        is_alone = self._wrappers.get(id(followed), self) is None and not self._exchanges
         try:
-            if wrapper is not None or id(followed) in self._by_hand:
+            if wrapper is not None or id(followed) in self._by_hand or is_alone:
                 self._share(followed, wrapper, given, torch.distributed.distributed_c10d._get_default_store())
         except RuntimeError:  # the process that has the store is gone
             self._wrappers.clear()
@@ -177,7 +204,11 @@ class Ranks(Topic):
                     differ = [at for at in differ if every[at] in self._by_hand[id(followed)][1] or at in equal]
                 since = self._apart.setdefault((id(followed), other), [])
                 since[:] = [*since, step] if differ else []
-                if len(since) == _LOOKS:
+                if wrapper is None and id(followed) not in self._by_hand:
+                    if step == len(since) + 1 == _ALONE and not self._exchanges:
+                        names = {"name": FailureContext().names([followed.parameters()[differ[0]]])[0], "rank": other}
+                        self.report(NOT_REDUCED, followed.site, since=1, steps=step, kind=followed.kind, **names)
+                elif len(since) == _LOOKS:
                     self._report_apart(followed, wrapper, {"rank": other, "since": max(since[0] - 1, 1)}, differ)
 
     def _look_for_alike(self, key: tuple[int, int], mine: list[float], theirs: list[list[float]]) -> None:
@@ -230,6 +261,13 @@ def _wrapper_of(followed: FollowedOptimizer) -> Any:
         if is_plain and is_whole and followed.keys and "LocalSGD" not in followed.kind and not one._comm_hooks:
             return one
     return None
+
+
+def _is_wrapped(followed: FollowedOptimizer) -> bool:
+    """Return whether there is one rank only, or any DistributedDataParallel has parameters of an optimizer."""
+    wrappers = living(DistributedDataParallel) if torch.distributed.get_world_size() > 1 else [None]
+    is_large = sum(map(torch.numel, followed.parameters())) > _MOST_NUMBERS
+    return is_large or any(one is None or not followed.keys.isdisjoint(map(id, parameters_in(one))) for one in wrappers)
 
 
 def _differ(one: tuple[float, float], other: tuple[float, float]) -> bool:
