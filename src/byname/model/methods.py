@@ -46,9 +46,9 @@ class Namespace(nn.Module):
 def method_of(module: nn.Module, name: str) -> FunctionType | None:
     """Return the innermost Python function behind ``module.<name>``; None if the module has no method of that name.
 
-    The module's own ``__dict__`` comes first, then its classes; ``Base.forward`` is that of one class. Bound methods, properties, partial methods and
-    decorators are unwrapped: ``__wrapped__``, or else a function of that name in the decorator's closure. Never runs
-    the user's code.
+    The module's own ``__dict__`` comes first, then its classes; ``Base.forward`` is that of one class. Bound methods,
+    properties, partial methods and decorators are unwrapped: ``__wrapped__``, or else a function of that name in the
+    decorator's closure. Never runs the user's code.
 
     Example:
         >>> method_of(nn.ReLU(), "forward").__qualname__
@@ -119,8 +119,7 @@ def _raw(module: nn.Module, name: str) -> Any:
 
 
 def bases_with(module: nn.Module, method: str) -> list[type]:
-    """Return the base classes of a module that have a method of their own, which another class overrides; by a name
-    such as ``Base.forward`` only those of that name."""
+    """Return the base classes of a module that have a method of a name; ``Base.forward`` names the class, too."""
     kind, _, name = method.rpartition(".")
     bases = [cls for cls in type(module).__mro__[1:] if name in vars(cls) and cls is not nn.Module]
     return [cls for cls in bases if not kind or cls.__name__ == kind]
