@@ -238,13 +238,13 @@ def _no_probabilities(loss: Loss) -> Iterator[Facts]:
 
 
 def _masks_of_rows(loss: Loss) -> Iterator[Facts]:
-    """Yield masks that are the same for all values that a softmax compares, and so leave none of them out."""
+    """Yield masks that are broadcast along the dimension of a softmax, and so leave none of its values out."""
     softmaxes = {node.next_functions[0][0]: node for node in loss.of_kinds(("SoftmaxBackward",))}
     for node, slot, mask in held_by_nodes([one for one in softmaxes if node_kind(one) in _MASKS]):
         if slot in ("mask", "condition") and mask.numel() <= _MOST_NUMBERS and is_readable(mask):
             dim = dim_of(softmaxes[node]) - len(shape_of(node))
             with reading_values():
-                is_flat = -dim > mask.dim() or bool((mask == mask.narrow(dim, 0, 1)).all())
+                is_flat = -dim > mask.dim() or mask.shape[dim] == 1 or mask.stride(dim) == 0
                 is_mixed = bool(mask.any()) and not bool(mask.all())
             site = loss.site(node)
             is_left_out = site is not None and _LEFT_OUT.search(site.statement)
@@ -306,9 +306,10 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "they go from {ends}; their loss has no lower bound",
         "make them 0 and 1, such as (target > 0).float()"),
     Cause("mask-without-effect", is_first, _masks_of_rows,
-        "the mask{given:at}, shape {shape}, is the same along dimension {dim}, over which the softmax{used:at} goes: "
-        "it leaves no value out, and where it masks a whole row, the weights of that row become equal",
-        "broadcast it along another dimension: mask[:, None, :] masks keys, mask[:, :, None] queries"),
+        "suspicious: the mask{given:at}, shape {shape}, is the same along dimension {dim}, over which the softmax"
+        "{used:at} goes: it leaves no value out, and where it masks a whole row, the weights of that row become equal",
+        "broadcast it along another dimension: mask[:, None, :] masks keys, mask[:, :, None] queries; it is right for "
+        "rows that nothing uses later"),
     Cause("rectified-logits", is_first, _rectified,
         "suspicious: {what}{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
         "though the loss expects any numbers",

@@ -83,8 +83,10 @@ REPLACED_AFTER_LOAD = topic_cause("overwritten-after-loading",
 # fmt: on
 
 _OVERWRITES = frozenset("normal_ uniform_ kaiming_uniform_ constant_ zero_ fill_ exponential_ bernoulli_ eye_".split())
-_FEW, _MOST_RAN = 0.1, 16
+_FEW = 0.1
 """The share of a model's tensors below which a load with ``strict=False`` is reported, if a prefix would load more."""
+_MOST_RAN, _MOST_READ = 16, 32
+"""Modules that are compared with what was read from a file, and the tensors of the file."""
 
 
 @dataclass
@@ -124,8 +126,9 @@ class Loading(Topic):
         states = [entries, *(dict(snapshot(one)) for one in entries.values() if issubclass(type(one), dict))]
         for state in states:
             large = {key: one for key, one in state.items() if is_tensor(one) and one.dim() > 1 and type(key) is str}
-            if len(large) > 1:
-                self._read.append((call.programs_line, {key: (one.shape, sum_of(one)) for key, one in large.items()}))
+            some = sorted(large.items(), key=lambda item: item[1].numel())[:_MOST_READ]
+            if len(some) > 1:
+                self._read.append((call.programs_line, {key: (one.shape, sum_of(one)) for key, one in some}))
 
     def _look_for_unused(self, module: nn.Module, line: Line) -> None:
         """Report weights of a file that have the names of those of a module, and are not in it."""

@@ -58,15 +58,7 @@ SAME_ORDER = topic_cause("same-order",
 _MOST_RANKS, _MOST_NUMBERS, _LOOKS, _ALONE = 9, 1 << 24, 3, 12
 """Ranks that are compared; numbers of parameters whose sums are taken; looks in a row at which ranks differ; steps
 without any exchange between ranks after which that is reported."""
-_EXCHANGES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "send",
-    "isend",
-)
+_EXCHANGES = "all_gather all_gather_into_tensor reduce reduce_scatter reduce_scatter_tensor send isend".split()
 
 
 class Ranks(Topic):

@@ -363,11 +363,9 @@ class Sequences(Topic):
                 known = _keeps(node, mask) if torch.equal(mask.to(held.dtype), held.detach()) else None
                 if known is not None:
                     self._compare(known, loss.site(node))
-                    shape, padded = (
-                        shape_of(node),
-                        [one == value for one in self._ids if (value := _padding(one)) is not None],
-                    )
-                    squares = [one for one in padded if one.shape == mask.shape == shape[-2:]]
+                    shape = shape_of(node)
+                    padded = [one == value for one in self._ids if (value := _padding(one)) is not None]
+                    squares = [one for one in padded if one.shape == mask.shape == shape[-2:] and len(one) == shape[0]]
                     if len(shape) > 2 and any(torch.equal(one, mask) or torch.equal(~one, mask) for one in squares):
                         self.report(WRONG_BROADCAST, loss.site(node), shape=str((*mask.shape,)), all=str(shape))
 
