@@ -611,7 +611,111 @@ def epochs_of_one_order(right):
         sum(model(given).sum().item() for given in others)
 
 
+class Similarity(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.scale = nn.Linear(4, 6), nn.Linear(4, 6), nn.Parameter(torch.tensor(2.0))
+
+    def scores(self, x, scale):
+        return scale * self.left(x) @ self.right(x).T
+
+    def forward(self, x):
+        scale = self.scale.exp().item()
+        return self.scores(x, scale)
+
+
+class ShownSimilarity(Similarity):
+    def forward(self, x):
+        self.shown = self.scale.exp().item()
+        return self.scores(x, self.scale.exp())
+
+
+def scale_as_a_number(right):
+    model = ShownSimilarity() if right else Similarity()
+    trained_by(lambda: F.cross_entropy(model(torch.randn(8, 4)), torch.arange(8)), model)
+
+
+def fast_weights_cut_off(right):
+    model = nn.Linear(4, 1)
+
+    def loss():
+        fast, x = dict(model.named_parameters()), torch.randn(8, 4)
+        for _ in range(2):
+            inner = torch.func.functional_call(model, fast, x).square().mean()
+            every = torch.autograd.grad(inner, list(fast.values()), create_graph=right)
+            fast = {name: old - 0.1 * one for (name, old), one in zip(fast.items(), every, strict=True)}
+            if not right:
+                fast = {name: one.detach().requires_grad_() for name, one in fast.items()}
+        return torch.func.functional_call(model, fast, x).square().mean()
+
+    trained_by(loss, model)
+
+
+class Generated(nn.Module):
+    def __init__(self, right):
+        super().__init__()
+        self.code, self.makes, self.layer = nn.Parameter(torch.randn(2)), nn.Linear(2, 12), nn.Linear(4, 3)
+        self.is_right = right
+
+    def forward(self, x):
+        weight = self.makes(self.code).view(3, 4)
+        if self.is_right:
+            return torch.func.functional_call(self.layer, {"weight": weight}, x)
+        self.layer.weight = nn.Parameter(weight)
+        return self.layer(x)
+
+
+def weights_wrapped_as_a_parameter(right):
+    model = Generated(right)
+    layers = (
+        [model.makes, model] if not right else [model.makes, model.layer.register_parameter("weight", None) or model]
+    )
+    optimizer = torch.optim.Adam({*layers[0].parameters(), *layers[1].parameters()})
+    for _ in range(10):
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+
+
+def unfrozen_without_a_group(right):
+    body, head = nn.Linear(4, 8).requires_grad_(False), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([one for one in [*body.parameters(), *head.parameters()] if one.requires_grad], 0.1)
+    for number in range(24):
+        if number == 12:
+            for one in body.parameters():
+                one.requires_grad = True
+            if right:
+                optimizer.add_param_group({"params": body.parameters()})
+        follow(head(body(torch.randn(8, 4)).relu()).square().mean(), optimizer)
+
+
+class Made(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+class MadeAnew(Made):
+    def forward(self, x):
+        x = self.body(x).relu()
+        head = nn.Linear(x.shape[1], 1)
+        return head(x)
+
+
+def layer_of_a_variable_of_forward(right):
+    model = Made() if right else MadeAnew()
+    optimizer = torch.optim.Adam(model.parameters() if right else model.body.parameters())
+    for _ in range(8):
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+
+
 PROGRAMS = {
+    layer_of_a_variable_of_forward: "not-in-optimizer",
+    scale_as_a_number: "detached-parameter",
+    fast_weights_cut_off: "detached-parameter",
+    weights_wrapped_as_a_parameter: "detached-parameter",
+    unfrozen_without_a_group: "not-in-optimizer",
     generator_that_draws_pictures: "left-in-evaluation",
     scores_of_words: "view-mixes",
     translation: "target-not-shifted",
@@ -933,3 +1037,22 @@ def test_gradients_that_are_divided_by_hand_may_be_used():
             optimizer.step()
 
     assert findings_of(divided, right=True) == []
+
+
+def test_networks_that_are_frozen_and_unfrozen_in_turns_are_right():
+    def played(_):
+        actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+        acts, judges = (torch.optim.Adam(one.parameters(), 1e-2) for one in (actor, critic))
+        for _ in range(24):
+            state = torch.randn(8, 4)
+            critic.requires_grad_(True)
+            follow(critic(torch.cat([state, torch.randn(8, 2)], 1)).sub(1).square().mean(), judges)
+            critic.requires_grad_(False)
+            follow(-critic(torch.cat([state, actor(state)], 1)).mean(), acts)
+
+    assert findings_of(played, right=True) == []
+
+
+def test_a_layer_made_in_forward_is_said_to_belong_into_init():
+    found = findings_of(layer_of_a_variable_of_forward, right=False)
+    assert [one for one in found if "in __init__ of the module" in one.remedy]

@@ -50,6 +50,7 @@ from byname.reading.tensor import PLAIN, fact, is_tensor, memory_of
 from byname.source.code import CodeKey
 from byname.source.location import is_library
 from byname.table import counted
+from byname.tracking.log import logs
 from byname.undo import Undo
 
 _CALLS, _GROWN_BY = 8, 4
@@ -111,6 +112,7 @@ class RunningCheck:
         self._graded: dict[tuple[CodeKey, int], bool] = {}  # whether a line with gradients may be an evaluation
         self._ungraded: dict[tuple[CodeKey, int], int] = {}
         self._leaf_losses = self._has_backward = self._over = False
+        self._unfrozen = [0]  # parameters unfrozen so far, at the first times that some were
         self._schedules, self._weights, self._evaluation = Schedules(self), Weights(self), EvaluationMode(self)
         kinds = (Loading, Clipping, Batches, Scales, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
         self._topics: list[Topic] = [self._schedules, self._weights, self._evaluation, *(kind(self) for kind in kinds)]
@@ -202,6 +204,7 @@ class RunningCheck:
         Each line's first call is checked fully, and a later one for a graph that has grown. A finding that predicts an
         error is not reported yet, since the note on the error says the same.
         """
+        self._look_again()
         line = self._lines.setdefault(run.line.place, _Backwards())
         line.calls += 1
         if run.partial:
@@ -216,6 +219,14 @@ class RunningCheck:
             return []
         with DisableTorchFunction(), collection_paused():
             return self._look(run, roots, line)
+
+    def _look_again(self) -> None:
+        """Look at the next backward calls of each line after parameters were unfrozen, the first few times."""
+        unfrozen = sum(log.unfrozen for log in logs())
+        if unfrozen > self._unfrozen[-1] and len(self._unfrozen) <= ENOUGH:
+            self._unfrozen.append(unfrozen)
+            for line in self._lines.values():
+                line.calls = min(line.calls, _CALLS - ENOUGH)
 
     def _look(self, run: BackwardCall, roots: Sequence[Any], line: _Backwards) -> list[Finding]:
         graph = FailureContext([one for one in roots if has_graph(one)])

@@ -230,6 +230,7 @@ class Log:
         modules: weak references to the running modules, the innermost last.
         grad_reads: the places that read ``.grad`` of a tensor that does not keep its gradient.
         frozen: the places that set ``requires_grad`` to False.
+        unfrozen: how often it was set to True for a parameter.
         switched_off: the line that switched gradients off without a block that switches them on again, if one did.
     """
 
@@ -249,6 +250,7 @@ class Log:
         self.data_edits: deque[DataEdit] = deque(maxlen=256)
         self.grad_reads: deque[RawSight] = deque(maxlen=256)
         self.frozen: deque[RawSight] = deque(maxlen=4096)
+        self.unfrozen = 0
         self.switched_off: Switch | None = None
         self._switched_before: Switch | None = None
 

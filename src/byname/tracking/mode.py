@@ -299,7 +299,8 @@ class TrackingMode(TorchFunctionMode):
         """Record a tensor made without a node, with the calls that detached it. `line` is None inside PyTorch."""
         if requires_grad(result):
             if line is not None:
-                self.log.note_creation(result, line, passed_on)
+                cuts = detaches_of_call(self.log, name, args, None, before, frame, line) if name == "Parameter" else ()
+                self.log.note_creation(result, line, passed_on, cuts)
             return
         cuts = detaches_of_call(self.log, name, args, result, before, frame, line)
         if line is not None:
@@ -329,8 +330,10 @@ class TrackingMode(TorchFunctionMode):
             if not requires_grad(tensor):
                 if trainable:
                     self.log.frozen.append((*user_instruction(user), weakref.ref(tensor)))
-            elif user is frame or result is tensor:
-                self.log.note_creation(tensor, user_line(user), True)
+            else:
+                self.log.unfrozen += not trainable and issubclass(type(tensor), torch.nn.Parameter)
+                if user is frame or result is tensor:
+                    self.log.note_creation(tensor, user_line(user), True)
 
     def _note_reading(self, tensor: torch.Tensor, frame: FrameType) -> None:
         """Record that the program reads a gradient that PyTorch does not keep."""

@@ -46,7 +46,7 @@ def _cut_off_by(context: FailureContext, cut: DetachPoint) -> Name:
     given = (tensor for reference, _ in cut.inputs if (tensor := reference()) is not None)
     if (read := next((name for tensor in given if (name := context.name(tensor)).path), None)) is None:
         return unnamed(cut.line.site)
-    return read if not cut.reason and cut.name in (*DETACHES, *_NUMBERS) else with_relation(read, "a result of")
+    return read if not cut.reason and cut.name in (*DETACHES, *NUMBERS) else with_relation(read, "a result of")
 
 
 def cut_before(context: FailureContext, root: torch.Tensor) -> Facts | None:
@@ -193,7 +193,7 @@ _OUTSIDE = "compute what the loss depends on outside of that block (a decorator 
 _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isclose isnan isfinite logical_and".split()
 _POSITIONS = "argmax argmin argsort nonzero argwhere searchsorted bucketize multinomial".split()
 _POSITIONS += "max min topk sort median nanmedian mode kthvalue cummax cummin".split()  # their values have gradients
-_NUMBERS = "item tolist numpy __array__ __float__ __int__ __bool__ __index__ __complex__".split()
+NUMBERS = "item tolist numpy __array__ __float__ __int__ __bool__ __index__ __complex__".split()
 DETACHES = ["detach", "data", "detach_"]
 
 # fmt: off
@@ -216,11 +216,14 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
         "leave out .detach() and .data for tensors that the loss is computed from"),
     (_POSITIONS, "is a position or a choice, which has no gradient",
         "compute the loss from the scores themselves (cross_entropy takes logits); positions are for metrics"),
-    (_NUMBERS, "is converted to plain numbers outside of PyTorch",
+    (NUMBERS, "is converted to plain numbers outside of PyTorch",
         "keep the tensor for the loss, without .item() or float() (torch.stack joins several); numbers are for logs"),
     ("tensor as_tensor asarray array from_numpy".split(),
         "is made anew from the numbers of others, which have no gradient then",
         "join the tensors: torch.stack(list) if they have no dimension, torch.cat(list) if each has one element"),
+    (["Parameter"], "is made a new parameter by nn.Parameter(...), which takes the numbers only",
+        "compute with the tensor itself, without nn.Parameter(...): F.linear(x, weight) takes it, and "
+        "torch.func.functional_call runs a module with it in place of its own"),
     (["grad"], "is the result of autograd.grad() without create_graph=True, so it has no graph",
         "pass create_graph=True to it"),
     (_COMPARISONS, "is a comparison, which has no gradient", "use a smooth function (sigmoid, softplus) instead"),

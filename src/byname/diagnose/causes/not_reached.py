@@ -6,6 +6,7 @@ a loss does not reach though the program expects it to.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
@@ -16,15 +17,16 @@ from torch import nn
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, opaque_reason, why_no_graph
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, is_before_backward, render
-from byname.diagnose.causes.cuts import DETACHES, MOST_PLACES, cut_before, remedy_of, sentence_of
+from byname.diagnose.causes.cuts import DETACHES, MOST_PLACES, NUMBERS, cut_before, remedy_of, sentence_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding
 from byname.naming.children.torch import gathered_parameters, is_sharded
 from byname.naming.name import at, quote
 from byname.reading.modules import modules_in, own_parameters, parameters_in, parameters_of
-from byname.reading.objects import living
+from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import fact, is_tensor
+from byname.source.code import definition_of, enclosing_statement
 from byname.source.location import Site, is_library, locate
 from byname.tracking.log import Call, DetachPoint, Log, logs
 from byname.tracking.lookup import site_of_tensor
@@ -144,7 +146,7 @@ class Use(NamedTuple):
 def last_use(parameters: Sequence[torch.Tensor]) -> Use | None:
     """Return the last use of some parameters: of their modules with a gradient, or else by a call that cut it off.
 
-    It is None if they were not all used on one line.
+    It has no line if there are several, and is None if no use was recorded.
     """
     calls = {key: call for log in logs() for key, call in _last_uses(log, 0).items()}
     cuts = {id(one()): cut for log in logs() for cut in log.detaches for one, _ in cut.inputs}
@@ -155,7 +157,9 @@ def last_use(parameters: Sequence[torch.Tensor]) -> Use | None:
         used = call or cut
         use = Use(None if used is None else used.line.site, cut if call is None else None)
         found[use.site] = use
-    return use if len(found) == 1 and use.site is not None and not is_library(use.site.file) else None
+    if len(found) == 1 and use.site is not None and not is_library(use.site.file):
+        return use
+    return None if None in found else Use(None, None)
 
 
 class _Evidence:
@@ -166,7 +170,10 @@ class _Evidence:
 
     def __init__(self, context: FailureContext, log: Log) -> None:
         saved = [slot.tensor for slot in slots_of(context.walk) if slot.tensor is not None]
-        self._carried = list({id(cut.inputs): cut for tensor in saved for cut in log.detaches_of(tensor)}.values())
+        anew = [(one, cut) for one in context.leaves for cut in log.detaches_of(one) if not _is_of_library(cut)]
+        held = [*(cut for one in saved for cut in log.detaches_of(one)), *(cut for _, cut in anew)]
+        self._carried = list({id(cut.inputs): cut for cut in held}.values())
+        self._anew = {fact(one, "shape"): cut for one, cut in anew}
         self._carried = [cut for cut in self._carried if cut.name != "grad"]  # as in an attack: meant to be constant
         begin = _begin(context)
         every = (cut for cut in log.detaches if cut.name != "grad")
@@ -185,12 +192,17 @@ class _Evidence:
         if known:
             return known[:1], IS
         likely = [cut for cut in later if _depends(cut, parameter) is None]
+        likely += [cut for shape, cut in self._anew.items() if shape == fact(parameter, "shape")]  # of fast weights
         if likely:
             return likely[:1], PROBABLY
         possible = [cut for cut in self._recent if _takes(cut, parameter) or (used and _comes_after(cut, used))]
         likely = [cut for cut in possible if _depends(cut, parameter) is not False and not _is_of_state(cut)]
         distinct = list({cut.line.place: cut for cut in likely}.values())
         return (distinct if len(distinct) <= MOST_PLACES else []), MAY_BE
+
+
+def _is_of_library(cut: DetachPoint) -> bool:
+    return cut.line.code is None or is_library(cut.line.code.co_filename)  # as copy.deepcopy() of a parameter
 
 
 def _is_of_state(cut: DetachPoint) -> bool:
@@ -221,7 +233,20 @@ def _last_uses(log: Log, since: int) -> dict[int, Call]:
 
 
 def _takes(cut: DetachPoint, parameter: torch.Tensor) -> bool:
-    return any(reference() is parameter for reference, _ in cut.inputs)
+    return any(reference() is parameter for reference, _ in cut.inputs) or _converts(cut, parameter)
+
+
+def _converts(cut: DetachPoint, parameter: torch.Tensor) -> bool:
+    """Return whether the one line of a module's method that reads its own parameter converts a result to a number."""
+    module = None if cut.module is None or cut.reason or cut.name not in NUMBERS else cut.module()
+    own = () if module is None else attributes_of(module)["_parameters"].items()
+    path = next((f"self.{name}" for name, held in own if held is parameter), None)
+    code, node = cut.line.code, None if cut.line.expr is None else cut.line.expr.node
+    if path is None or code is None or node is None:
+        return False
+    here, body = enclosing_statement(node), definition_of(code)
+    reading = [one for one in ast.walk(body or here) if isinstance(one, ast.Attribute) and ast.unparse(one) == path]
+    return bool(reading) and all(enclosing_statement(one) is here for one in reading)
 
 
 def _comes_after(cut: DetachPoint, used: Call) -> bool:

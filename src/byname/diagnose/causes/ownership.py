@@ -33,6 +33,7 @@ from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.source.location import Site, is_library
 from byname.table import counted
 from byname.text import shape_text
+from byname.tracking.log import logs
 
 
 class _LeftOut(NamedTuple):
@@ -81,9 +82,15 @@ def _left_out_of(context: FailureContext) -> _LeftOut:
         mine = [leaf for leaf in mine if id(leaf.tensor) in theirs or _is_stray(context, leaf)]
     names = tuple([leaf.name for leaf in mine])
     uses = tuple([use.site for leaf in mine for use in leaf.consumers if use.site is not None])
-    lost = all(leaf.name.how == "graph" or not leaf.name.path for leaf in mine)
+    lost = all(leaf.name.how == "graph" or not leaf.name.path or _is_of_a_call(leaf.name) for leaf in mine)
     made = dict.fromkeys([one.site for one in mine if one.site is not None and not is_library(one.site.file)])
     return _LeftOut(names, uses, [*made][:3], hidden, bool(uses) and lost)
+
+
+def _is_of_a_call(name: Name) -> bool:
+    """Return whether a name is that of a variable of a function that has returned, which may run again."""
+    function = name.site.function.rpartition(".")[2] if name.site is not None else "<module>"
+    return name.how == "local" and not name.exact and function not in ("__init__", "<module>")
 
 
 def _is_stray(context: FailureContext, leaf: Leaf) -> bool:
@@ -104,10 +111,10 @@ def _wrapped_too_early(context: FailureContext) -> Iterator[Facts]:
 
 def _made_in_forward(context: FailureContext) -> Iterator[Facts]:
     """Yield the parameters that no variable and no module holds any more, as of a layer made in a forward."""
-    names, uses, _, _, lost = context.once(_left_out_of)
+    names, uses, made, _, lost = context.once(_left_out_of)
     if names and lost and not all(map(_wraps_too_early, uses)):
         number = counted(len(names), "parameter")
-        yield {"count": len(names), "number": number, "used": uses[0], "those": _those(context)}
+        yield {"count": len(names), "number": number, "used": uses[0], "made": made, "those": _those(context)}
 
 
 def _left_out(context: FailureContext) -> Iterator[Facts]:
@@ -254,7 +261,7 @@ def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
         return False
     if any(use.node == "CheckpointFunctionBackward" for use in leaf.consumers):  # needs it
         return False
-    if _is_total(leaf):
+    if _is_total(leaf) or any(log.detaches_of(tensor) for log in logs()):  # made from results on purpose
         return False
     if fact(tensor, "_backward_hooks") or fact(tensor, "_post_accumulate_grad_hooks"):
         return False
@@ -291,8 +298,8 @@ OWNERSHIP: tuple[Cause[FailureContext], ...] = (
         "make them one parameter, before the optimizer: {tied}"),
     Cause("non-leaf-grad", is_before_backward, _wrapped_too_early, *_NOT_A_LEAF),
     Cause("not-in-optimizer", is_before_backward, _made_in_forward,
-        "{number} used{used:at} {count:gets|get} a gradient, and no variable leads to {count:it|them}: a module or "
-        "parameter made in a function is new in each call, and {those} cannot have {count:it|them}",
+        "{made:-}{number} used{used:at} {count:gets|get} a gradient, and no variable leads to {count:it|them}: a "
+        "module or parameter made in a function is new in each call, and {those} cannot have {count:it|them}",
         "make it once, in __init__ of the module, and build the optimizer after that"),
     LEFT_OUT,
     Cause("orphaned-parameter", is_before_backward, _orphaned,
