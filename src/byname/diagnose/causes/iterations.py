@@ -213,6 +213,10 @@ _SAME_ROOT = (
     "compute {it} anew before this backward, in a forward of its own: an earlier backward has already gone through it. "
     "retain_graph=True in that one is right only if nothing that the graph needs is changed in between, as by a step"
 )
+_BY_LIBRARY = (
+    "leave out `{freed.statement}`{freed:at}: the library that the program calls here calls backward itself, once, on "
+    "the loss that it is given"
+)
 _OTHER_LINE = (
     "add the losses and call backward once, or compute {it} anew for the second, or detach it there. retain_graph=True "
     "in the first backward keeps all saved tensors in memory until the second, and allows no optimizer step in between"
@@ -283,6 +287,8 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     closed = [found for found in context.frames("step") if found.get("closure") is not None]
     if stamped.issuperset(context.walk.roots):
         remedy = _IN_CLOSURE if closed else _SAME_ROOT
+    elif remedy is _OTHER_LINE and freed is not None and _is_of_library(context.error_site) and _calls_backward(freed):
+        remedy = _BY_LIBRARY
     yield {
         "variable": quote(variable),
         "each": tuple(dict.fromkeys(replace(variable, path=path) for path in variable.path.split(", ") if path)),
@@ -295,8 +301,18 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
             detach=detach,
             function="" if made is None else made.function,
             kind=type(closed[0].get("self")).__name__ if closed else "",
+            freed=freed,
         ),
     }
+
+
+def _is_of_library(site: Site | None) -> bool:
+    """Return whether a line of the program at which a backward failed calls a library that calls it."""
+    return site is not None and not _calls_backward(site)
+
+
+def _calls_backward(site: Site) -> bool:
+    return not site.statement or "backward" in site.statement
 
 
 def _perhaps_freed(context: FailureContext) -> Iterator[Facts]:

@@ -177,7 +177,10 @@ _HALF = (
     "float16 ends at 65504: let torch.amp.GradScaler skip such steps and lower its scale, or compute this in bfloat16 "
     "or float32"
 )
-OVERFLOW = "scale the numbers down before this operation, or compute it in a wider dtype"
+OVERFLOW = (
+    "scale the numbers down before this operation, where they grow (inputs that are not normalised, a recurrence over "
+    "many steps, large initial weights), or compute it in a wider dtype"
+)
 DIVERGING = "lower the learning rate, normalise the inputs and targets, or clip the gradients before each step"
 _GENERAL = "keep its inputs away from points where the operation, or its slope, is infinite or undefined"
 _LOG_REMEDY = "keep its input above 0: x.clamp_min(eps), torch.log1p, or log_softmax instead of log of softmax"
