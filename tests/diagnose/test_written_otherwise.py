@@ -12,6 +12,8 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+import byname
+
 
 def findings_of(program, right):
     found = []
@@ -687,6 +689,93 @@ def unfrozen_without_a_group(right):
         follow(head(body(torch.randn(8, 4)).relu()).square().mean(), optimizer)
 
 
+def frozen_by_a_misspelt_attribute(right):
+    body, head = nn.Linear(4, 8), nn.Linear(8, 1)
+    for one in body.parameters():
+        if right:
+            one.requires_grad = False
+        else:
+            one.require_grad = False
+    trained_by(lambda: head(body(torch.randn(8, 4)).relu()).square().mean(), body, head)
+
+
+def drawn_by_torch_normal(right):
+    mean, spread, decoder = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(2, 4)
+
+    def loss():
+        x = torch.randn(8, 4)
+        mu, sigma = mean(x), F.softplus(spread(x)) + 0.1
+        code = mu + sigma * torch.randn_like(sigma) if right else torch.normal(mu, sigma)
+        return F.mse_loss(decoder(code), x) + (mu.square() + sigma.square() - 2 * sigma.log()).mean()
+
+    trained_by(loss, mean, spread, decoder)
+
+
+def ratio_of_one(right):
+    actor, critic = nn.Linear(4, 3), nn.Linear(4, 1)
+
+    def loss():
+        state = torch.randn(16, 4)
+        log_prob = actor(state).log_softmax(1)[:, 0]
+        old = log_prob.detach() if right else log_prob
+        value = critic(state).squeeze(1)
+        advantage = state[:, 0] - value.detach()
+        return -((log_prob - old).exp() * advantage).mean() + (value - state[:, 0]).square().mean()
+
+    trained_by(loss, actor, critic)
+
+
+def clamped_below_its_bounds(right):
+    model = nn.Linear(4, 1)
+    nn.init.constant_(model.bias, 0.5 if right else -5.0)
+    trained_by(lambda: (model(torch.rand(16, 4)).clamp(0, 1) - 0.5).abs().mean(), model)
+
+
+class Stacked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4)] * 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+class SharedOnPurpose(Stacked):
+    def __init__(self):
+        super().__init__()
+        layer = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([layer for _ in range(3)])
+
+
+def layers_of_one(right):
+    model = SharedOnPurpose() if right else Stacked()
+    trained_by(lambda: model(torch.randn(16, 4)).square().mean(), model)
+
+
+def shallow_copy_as_target(right):
+    online = nn.Linear(4, 2)
+    target = copy.deepcopy(online) if right else online
+    if not right:
+        target = copy.copy(online)
+    optimizer = torch.optim.SGD(online.parameters(), 0.01)
+    for _ in range(8):
+        with torch.no_grad():
+            goal = target(torch.randn(8, 4)).amax(1)
+        follow(F.mse_loss(online(torch.randn(8, 4))[:, 0], goal), optimizer)
+        if right:
+            target.load_state_dict(online.state_dict())
+
+
+def sorted_by_class(right):
+    model = nn.Linear(4, 3)
+    x, y = torch.randn(96, 4), torch.arange(3).repeat_interleave(32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for inputs, labels in DataLoader(TensorDataset(x, y), batch_size=8, shuffle=right):
+        follow(F.cross_entropy(model(inputs), labels), optimizer)
+
+
 class Made(nn.Module):
     def __init__(self):
         super().__init__()
@@ -711,11 +800,18 @@ def layer_of_a_variable_of_forward(right):
 
 
 PROGRAMS = {
+    ratio_of_one: "zero-gradient",
+    clamped_below_its_bounds: "zero-gradient",
+    layers_of_one: "same-module",
+    shallow_copy_as_target: "same-module",
+    sorted_by_class: "sorted-by-class",
     layer_of_a_variable_of_forward: "not-in-optimizer",
     scale_as_a_number: "detached-parameter",
     fast_weights_cut_off: "detached-parameter",
     weights_wrapped_as_a_parameter: "detached-parameter",
     unfrozen_without_a_group: "not-in-optimizer",
+    frozen_by_a_misspelt_attribute: "not-frozen",
+    drawn_by_torch_normal: "zero-gradient",
     generator_that_draws_pictures: "left-in-evaluation",
     scores_of_words: "view-mixes",
     translation: "target-not-shifted",
@@ -1039,6 +1135,21 @@ def test_gradients_that_are_divided_by_hand_may_be_used():
     assert findings_of(divided, right=True) == []
 
 
+def test_an_action_drawn_by_torch_normal_may_be_scored_by_its_own_density():
+    def reinforced(_):
+        mean, spread = nn.Linear(4, 2), nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.Adam([*mean.parameters(), spread], 1e-2)
+        for _ in range(10):
+            state = torch.randn(8, 4)
+            mu = mean(state)
+            action = torch.normal(mu, spread.expand_as(mu))
+            reward = -action.detach().square().sum(1)
+            log_prob = -((action.detach() - mu) / spread).square() / 2 - spread.log()
+            follow(-(log_prob.sum(1) * reward).mean(), optimizer)
+
+    assert findings_of(reinforced, right=True) == []
+
+
 def test_networks_that_are_frozen_and_unfrozen_in_turns_are_right():
     def played(_):
         actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
@@ -1053,6 +1164,93 @@ def test_networks_that_are_frozen_and_unfrozen_in_turns_are_right():
     assert findings_of(played, right=True) == []
 
 
+def test_a_model_on_the_meta_device_is_no_copy():
+    def trained(_):
+        model = nn.Linear(4, 1)
+        bones = copy.deepcopy(model).to("meta")
+        trained_by(
+            lambda: torch.func.functional_call(bones, dict(model.named_parameters()), torch.ones(2, 4)).mean(), model
+        )
+
+    assert findings_of(trained, right=True) == []
+
+
+def test_what_an_adversary_is_told_of_each_domain_is_not_sorted():
+    def adapted(_):
+        body, judge = nn.Linear(4, 4), nn.Linear(4, 2)
+        optimizer = torch.optim.SGD([*body.parameters(), *judge.parameters()], 0.1)
+
+        def domain_loss(shift, domain):
+            return F.cross_entropy(judge(body(torch.randn(8, 4) + shift)), torch.full((8,), domain))
+
+        for _ in range(10):
+            follow(domain_loss(0, 0) + domain_loss(1, 1), optimizer)
+
+    assert findings_of(adapted, right=True) == []
+
+
 def test_a_layer_made_in_forward_is_said_to_belong_into_init():
     found = findings_of(layer_of_a_variable_of_forward, right=False)
     assert [one for one in found if "in __init__ of the module" in one.remedy]
+
+
+def test_a_model_into_which_numbers_are_copied_is_not_advised_to_be_given_to_the_optimizer():
+    def generated(_):
+        model, makes = nn.Linear(2, 1), nn.Linear(3, 3)
+
+        def loss():
+            nn.utils.vector_to_parameters(makes(torch.randn(3)), model.parameters())
+            return model(torch.randn(8, 2)).square().mean()
+
+        trained_by(loss, makes)
+
+    (found,) = [one for one in findings_of(generated, right=False) if one.cause == "never-learns"]
+    assert "functional_call" in found.remedy and "vector_to_parameters" in found.remedy
+
+
+FITS = """def fit(step, optimizer, times):
+    for _ in range(times):
+        optimizer.zero_grad()
+        loss = step()
+        if loss is not None:
+            (loss / 1).backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture
+def fit(tmp_path):
+    """Return the function of a library that trains by a function of the program, which returns the loss."""
+    file, names = tmp_path / "site-packages" / "fits.py", {}
+    file.parent.mkdir()
+    file.write_text(FITS)
+    exec(compile(FITS, str(file), "exec"), names)
+    return names["fit"]
+
+
+def test_a_loss_that_is_not_returned_to_the_library_that_trains_is_to_be_returned(fit):
+    def trained(right):
+        model = nn.Linear(4, 1)
+
+        def training_step():
+            loss = model(torch.randn(8, 4)).square().mean()
+            return loss if right else None
+
+        fit(training_step, torch.optim.SGD(model.parameters(), 0.1), 8)
+
+    (found,) = findings_of(trained, right=False)
+    assert "No call of backward() was seen" in found.message and "return loss" in found.remedy
+    assert findings_of(trained, right=True) == []
+
+
+def test_a_backward_before_that_of_a_library_is_to_be_left_out(fit):
+    model = nn.Linear(4, 1)
+
+    def training_step():
+        loss = model(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError) as error, byname.explaining():
+        fit(training_step, torch.optim.SGD(model.parameters(), 0.1), 1)
+    assert "remedy: leave out `loss.backward()` at" in error.value.__notes__[0]

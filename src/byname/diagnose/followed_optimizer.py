@@ -44,7 +44,8 @@ class FlatOperation(NamedTuple):
     operation: str
     site: Site | None
     of_one: bool = False  # a softmax along a dimension with one element, whose result is always the same
-    dead: bool = False  # a relu that gave only zeros
+    dead: bool = False  # a relu that gave only zeros, or a clamp that was given only values beyond its bounds
+    of_equals: bool = False  # an exp of a difference of equal results, such as PPO's ratio
 
 
 class FollowedOptimizer:
@@ -98,6 +99,7 @@ class FollowedOptimizer:
         self.without = {id(one): weakref.ref(one) for one in self.parameters()}
         self.keys = frozenset(self.without)
         self.every_key = frozenset(map(id, parameters_of(optimizer)))
+        self._matrices = {id(one) for one in self.parameters() if one.dim() > 1}
         self.steps = self.backwards = self.idle = self.backward_steps = self.steps_without_grads = 0
         self.anew = 0
         self.done = self.has_backward = self.has_new_grads = False
@@ -166,7 +168,7 @@ class FollowedOptimizer:
         that of a critic does. Nor are recurrent weights alone: in the first step they multiply 0, and the last output
         has one step of the reverse direction.
         """
-        matrices = [key for key, reference in self.zero.items() if (one := reference()) is not None and one.dim() > 1]
+        matrices = self._matrices & self.zero.keys()  # they may be gone when the program ends
         recurrent = all(".weight_hh" in f".{name.path}" for name in self.names_of(matrices))
         return self.names_of(self.zero) if not recurrent or self.zero.keys() == self.keys else ()
 

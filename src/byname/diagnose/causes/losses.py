@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeGuard
 
+import torch
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
@@ -29,10 +30,10 @@ from byname.diagnose.causes.not_reached import cuts_beside
 from byname.diagnose.causes.out_of_place import data_edit_advice
 from byname.diagnose.context import FailureContext, assigned_on, assignments, made_at, value_of
 from byname.diagnose.followed_optimizer import FlatOperation
-from byname.diagnose.nonfinite.reasons import is_zero
+from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values
 from byname.reading.frames import user_line, variables_of
 from byname.reading.modules import modules_in, parameters_in
-from byname.reading.objects import attributes_of
+from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import enclosing_statement, names_bound, names_read, statements_in, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
@@ -209,6 +210,25 @@ def _same_module(loss: Loss) -> Iterator[Facts]:
             return
 
 
+def _repeated(loss: Loss) -> Iterator[Facts]:
+    """Yield a list of modules that holds one module several times, since the program multiplied a list of it."""
+    for outer in {id(inner): inner for one in loss.modules for inner in modules_in(one)}.values():
+        init: Any = found_in(type(outer), "__init__")
+        for name, held in snapshot(attributes_of(outer)["_modules"]):
+            is_list = type(held) in (nn.ModuleList, nn.Sequential)
+            parts = [one for _, one in snapshot(attributes_of(held)["_modules"])] if is_list else []
+            if len(parts) > 1 and all(one is parts[0] for one in parts) and parameters_in(parts[0]):
+                for one in statements_of(init.__code__) if type(init) is FunctionType else ():
+                    if f"self.{name}" in names_bound(one) and any(map(_multiplies, ast.walk(one))):
+                        site = site_of(init.__code__, one, None, init.__qualname__)
+                        facts = {"list": variable(f"self.{name}"), "kind": type(parts[0]).__name__}
+                        yield {"times": len(parts), "assigned": site, **facts}
+
+
+def _multiplies(part: ast.AST) -> bool:
+    return isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) and isinstance(part.left, ast.List)
+
+
 def _paths_in(frame: FrameType) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a frame, and the attributes of its ``self``, each with its path."""
     variables = variables_of(frame)
@@ -234,6 +254,40 @@ def _unfrozen(loss: Loss) -> Iterator[Facts]:
             }
 
 
+def _misspelt(loss: Loss) -> Iterator[Facts]:
+    """Yield the parameters to which a misspelt ``requires_grad`` was assigned, and that still get gradients."""
+    own = ((one, key) for one in loss.context.leaves for key, held in snapshot(attributes_of(one)) if held is False)
+    found = [(one, key) for one, key in own if _MISSPELT.fullmatch(str(key))]
+    for word in {key for _, key in found}:
+        every = [(site, ast.unparse(node.targets[0])) for site, node in assignments(loss.line.code)]
+        sites = [site for site, target in every if target.endswith(f".{word}")]
+        names = tuple(FailureContext().names([one for one, key in found if key == word]))
+        yield {"names": names, "word": word, "assigned": sites[0] if len(sites) == 1 else None}
+
+
+_MISSPELT = re.compile(r"(?!requires_grad$)requ\w{1,6}grads?")
+
+
+def _drawn(loss: Loss) -> Iterator[Facts]:
+    """Yield a draw from a normal distribution that a layer is given, if its mean gets a gradient in another way."""
+    for node in loss.of_kinds(("NormalBackward",)):
+        walk, seen = loss.context.walk, {loss.context.walk.numbers[node]}
+        around = [walk.numbers[one] for one, _ in node.next_functions if one is not None]
+        for number in around:  # ways to the loss around the draw
+            around += (new := set(walk.users[number]) - seen)
+            seen |= new
+        waiting = [node] if not {*walk.roots}.isdisjoint(around) else []
+        for one in waiting:
+            users = [walk.nodes[user] for user in walk.users[walk.numbers[one]]]
+            waiting += [user for user in users if node_kind(user) in {*MOVES, "CatBackward"}]
+            if any(node_kind(user) in _LAYERS for user in users):
+                yield {"drawn": loss.site(node)}
+                return
+
+
+_LAYERS = {"AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward"}
+
+
 def _freezing(frame: FrameType | None, module: nn.Module) -> Site | None:
     """Return the line of a statement that assigns False to ``requires_grad`` of a module, or None."""
     variables = {} if frame is None else variables_of(frame)
@@ -244,6 +298,17 @@ def _freezing(frame: FrameType | None, module: nn.Module) -> Site | None:
                     return site
     return None
 
+
+_CHOICES = (
+    "a choice has no gradient: draw by torch.distributions.RelaxedBernoulli(...).rsample() or F.gumbel_softmax(), or "
+    "weight the log-probability of what was drawn (REINFORCE)"
+)
+DRAWN = {
+    "normal": "draw by mean + std * torch.randn_like(std), or by torch.distributions.Normal(mean, std).rsample()",
+    "bernoulli": _CHOICES,
+    "poisson": _CHOICES,
+}
+"""What to write instead of an operation that draws values."""
 
 _FLAT = {
     *("RoundBackward", "FloorBackward", "CeilBackward", "TruncBackward", "SignBackward"),
@@ -261,10 +326,35 @@ def flat_operation_in(loss: Loss) -> FlatOperation | None:
         shape = shape_of(node) if kind in _SOFTMAX else ()
         if shape and shape[dim_of(node)] == 1:
             return FlatOperation(_SOFTMAX[kind], loss.site(node), of_one=True)
-    for node, slot, result in held_by_nodes(list(loss.of_kinds(("ReluBackward",)))):
-        if slot == "result" and is_zero(result):
+    for node, slot, held in held_by_nodes(list(loss.of_kinds(("ReluBackward", *_CLAMPS, "ExpBackward")))):
+        kind = node_kind(node).removesuffix("Backward").lower()
+        if kind == "relu" and slot == "result" and is_zero(held):
             return FlatOperation("relu", loss.site(node), dead=True)
+        if node_kind(node) in _CLAMPS and slot == "self" and _is_outside(node, held):
+            return FlatOperation("clamp", loss.site(node), dead=True)
+        if kind == "exp" and slot == "result" and _is_of_equals(node, held):
+            return FlatOperation("exp", loss.site(node), of_equals=True)
     return None
+
+
+_CLAMPS = ("ClampBackward", "ClampMinBackward", "ClampMaxBackward", "HardtanhBackward")
+
+
+def _is_outside(node: Any, given: torch.Tensor) -> bool:
+    """Return whether all numbers that a clamp is given are beyond its bounds."""
+    low, high = (getattr(node, f"_saved_{end}", getattr(node, f"_saved_{end}_val", None)) for end in ("min", "max"))
+    with reading_values():
+        is_known = not is_tensor(low) and not is_tensor(high) and can_read(given) and given.numel() > 0
+        return is_known and bool((given.clamp(low, high) != given).all())
+
+
+def _is_of_equals(node: Any, result: torch.Tensor) -> bool:
+    """Return whether an exponential is of a difference of equal values, both with a graph: their gradients cancel."""
+    minus = node.next_functions[0][0]
+    if node_kind(minus) != "SubBackward" or any(one is None for one, _ in minus.next_functions):
+        return False
+    with reading_values():
+        return can_read(result) and bool((result == 1).all())
 
 
 _SOFTMAX = {"SoftmaxBackward": "softmax", "LogSoftmaxBackward": "log_softmax"}
@@ -379,11 +469,23 @@ LOSSES: tuple[Cause[Loss], ...] = (
         "suspicious: requires_grad = False was assigned to a module ({kind}){assigned:at}, where it is an attribute "
         "like any other and freezes nothing: {names} still {names:gets a gradient|get gradients}",
         "{path}.requires_grad_(False)"),
+    Cause("not-frozen", is_first, _misspelt,
+        "suspicious: `{word} = False` was assigned to {names:3}{assigned:at}, an attribute like any other that freezes "
+        "nothing: {names:it still gets a gradient|they still get gradients}",
+        "requires_grad = False, or module.requires_grad_(False)"),
+    Cause("zero-gradient", is_first, _drawn,
+        "suspicious: the derivative of normal(){drawn:at} is 0 everywhere: what is computed from its draw gives no "
+        "gradient to its mean and standard deviation, which other terms of the loss do",
+        f"{DRAWN['normal']}; it is right if they should learn from the other terms only"),
     Cause("same-module", is_first, _same_module,
         "suspicious: {copy} and {module} are the same module since `{assigned.statement}`{assigned:at}, and this loss "
         "is computed with it twice: what {copy} gives changes with every step, and the gradient flows through it, too",
         "make a copy of its own, `{copy.path} = copy.deepcopy({module.path}).requires_grad_(False)`, and update it "
         "from time to time: {copy.path}.load_state_dict({module.path}.state_dict())"),
+    Cause("same-module", is_first, _repeated,
+        "suspicious: {list} holds one {kind} {times} times since `{assigned.statement}`{assigned:at}, not {times} of "
+        "them: a list times a number repeats its entries, so that all share the same parameters",
+        "make each anew: [{kind}(...) for _ in range({times})]; it is right if they should share their parameters"),
     Cause("constant-term", is_first, _constant_terms,
         "suspicious: {lines:-}`{term}` is a term of the loss without a graph: {variable}{made:at} {why}. Gradients "
         "reach the parameters behind it by other terms only{cut:-}", "{remedy}"),

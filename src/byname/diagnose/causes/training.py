@@ -18,6 +18,7 @@ import torch
 
 from byname.diagnose.cause import Cause, Facts, always, no_extra_facts, render
 from byname.diagnose.causes.cuts import remedy_of, why_cut
+from byname.diagnose.causes.losses import DRAWN
 from byname.diagnose.causes.not_reached import Use
 from byname.diagnose.causes.readers import reads_gradients
 from byname.diagnose.context import assignments
@@ -55,17 +56,20 @@ def _why_no_gradients(followed: FollowedOptimizer) -> Iterator[Facts]:
     if others:
         why: str = render(". The losses reach {others}, and no optimizer has {others:it|them}", others=others)
         remedy = "build the optimizer after the model is complete, from the parameters of this model"
-        if followed.use is not None and followed.use.cut is not None:
+        if followed.use is not None:
             used, remedy = _used(followed.use, names)
-            why += used
+            why, remedy = why + used, remedy if followed.use.cut is not None else _COPIED
     elif not followed.has_backward:
         why = ". No call of backward() was seen"
         remedy = "call loss.backward() before the step; without its parentheses, loss.backward calls nothing"
+        if not re.search(r"step\(", getattr(followed.site, "statement", "step(")):
+            remedy = "return the loss to the library that makes the steps, as training_step() has to: `return loss`"
     else:
         why = ". No loss that was looked at is computed from the parameters themselves"
         remedy = (
-            "compute the loss with these parameters: a copy (copy.deepcopy, .data) passes no "
-            "gradient back to them; torch.func.functional_call runs a module with other values in their place"
+            "compute the loss with these parameters, or give the optimizer those that it is computed with: a copy "
+            "(copy.deepcopy, .data, torch.func.stack_module_state) passes no gradient back to them; "
+            "torch.func.functional_call runs a module with other values in their place"
         )
     yield {"why": str(why), "used": followed.use and followed.use.site, "remedy": remedy}
 
@@ -85,32 +89,36 @@ def _used(use: Use | None, names: tuple[Name, ...]) -> tuple[str, str]:
     if use is None:
         return "", f"{should}use {it} in forward"
     if use.cut is None:
-        said = f". What is computed with {it}{at(use.site)} goes into no loss that was looked at"
+        said = f". What is computed with {it}{at(use.site)} goes into no loss that was looked at" if use.site else ""
         return said, f"{should}use {it} in the loss, too: `loss += ...` adds, and `loss =+ ...` replaces it"
     return f". The result of their use{at(use.site)} {why_cut(use.cut)}", should + remedy_of(use.cut)
 
 
+_COPIED = (
+    "compute the loss with that result, and build the optimizer for all that should learn: vector_to_parameters(), "
+    "load_state_dict() and .data copy its numbers and pass no gradient back; torch.func.functional_call runs a module "
+    "with it in place of its parameters"
+)
 _TWO_ZEROS = ": {still:3} are 0 themselves, two layers in a row, and the gradient of each has the other as a factor"
 _ONE_OF = "initialise only one of them by nn.init.zeros_(), and the other at random, as kaiming_uniform_() does"
 
-_CHOICES = (
-    "a choice has no gradient: draw by torch.distributions.RelaxedBernoulli(...).rsample() or F.gumbel_softmax(), or "
-    "weight the log-probability of what was drawn (REINFORCE)"
-)
 _ONE_ELEMENT = (
     "take it along the dimension of the classes; one logit a sample goes to binary_cross_entropy_with_logits, or to a "
     "sigmoid: cross_entropy, which begins with log_softmax, needs a logit for each class"
 )
-_DEAD = (
-    "a relu is dead where all that it is given is negative or 0: initialise the layer before it otherwise, scale its "
-    "inputs, or take leaky_relu or gelu"
-)
-_DRAWN = {
-    "normal": "draw by mean + std * torch.randn_like(std), or by torch.distributions.Normal(mean, std).rsample()",
-    "bernoulli": _CHOICES,
-    "poisson": _CHOICES,
+_DEAD = {
+    "relu": (
+        "gave only zeros in the first backward, and passes no gradient",
+        "a relu is dead where all that it is given is negative or 0: initialise the layer before it otherwise, scale "
+        "its inputs, or take leaky_relu or gelu",
+    ),
+    "clamp": (
+        "was given only values beyond its bounds in the first backward, and passes no gradient there",
+        "clamp has no gradient beyond its bounds: map to them by torch.sigmoid() instead, initialise the layer before "
+        "it otherwise, or clamp in evaluation only",
+    ),
 }
-"""What to write instead of an operation that draws values."""
+"""What an operation did that passes no gradient, and what to do."""
 
 
 def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
@@ -128,9 +136,12 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
         along = f"{flat.operation}(){at(flat.site)} is along a dimension with one element"
         why = f": {along}, so that its result is always {0 if flat.operation == 'log_softmax' else 1}"
         remedy = _ONE_ELEMENT
+    elif flat is not None and flat.of_equals:
+        why = f": exp(){at(flat.site)} is of the difference of two equal results, whose gradients cancel"
+        remedy = "detach one of them, as the old log-probability of a ratio: `(new - old.detach()).exp()`"
     elif flat is not None and not flat.dead:
         operation, why = flat.operation, f": the derivative of {flat.operation}(){at(flat.site)} is 0 everywhere"
-        remedy = _DRAWN.get(operation) or (
+        remedy = DRAWN.get(operation) or (
             f"leave {operation}() out where the loss is computed, and use it in evaluation only; a straight-through "
             f"gradient is x + (x.{operation}() - x).detach()"
         )
@@ -139,7 +150,8 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
         called = called or [site for site in map(site_of_tensor, still) if site is not None]
         why, remedy = render(_TWO_ZEROS, still=followed.names_of(map(id, still))), _ONE_OF
     elif flat is not None:
-        why, remedy = f": relu(){at(flat.site)} gave only zeros in the first backward, and passes no gradient", _DEAD
+        did, remedy = _DEAD[flat.operation]
+        why = f": {flat.operation}(){at(flat.site)} {did}"
     elif len(followed.zero) == len(followed.keys):
         remedy = f"if zero_grad() is called between backward and step, call it before the backward; otherwise {remedy}"
     yield {"names": names, "why": why, "called": called, "remedy": remedy}

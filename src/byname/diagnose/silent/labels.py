@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -16,12 +17,17 @@ from byname.reading.frames import Line
 from byname.reading.modules import own_parameters
 from byname.reading.objects import living
 from byname.reading.tensor import fact
+from byname.table import counted
 
 # fmt: off
 NEVER_A_TARGET = topic_cause("class-never-occurs",
     "suspicious: class {missing} of {classes} does not occur in the first {count} targets of cross_entropy()"
     "{noticed:at}, and the others occur about equally often: its output only learns to be small",
     "{remedy}; it is right if the class comes later")
+SORTED = topic_cause("sorted-by-class",
+    "suspicious: in {single} of the first {calls} calls of cross_entropy(){noticed:at} all targets are of one class, "
+    "which changes {times}: the samples come sorted by class, and each step learns to give one answer only",
+    "shuffle the samples: DataLoader(..., shuffle=True), or a torch.randperm() of them in each epoch")
 ZERO_FOR_MINUS_ONE = topic_cause("targets-of-zero",
     "{loss}(){noticed:at} expects targets of 1 and -1, and {zeros} of the first {all} are 0, none is -1: a 0 does not "
     "stand for -1 there", "make them 1 and -1: 2 * target - 1")
@@ -34,6 +40,8 @@ WEIGHTS_BY_FREQUENCY = topic_cause("weights-by-frequency",
 _MOST_CLASSES, _COUNTED, _OF_A_CLASS, _ALIKE = 1000, 32, 20, 1.5
 _INVERSE = "weight = counts.sum() / (len(counts) * counts)"
 _INVERSE_OF_TWO = "pos_weight = (number of negatives) / (number of positives)"
+_CALLS, _FEWEST = 8, 4
+"""Calls of a loss, and targets of each, with which samples can be said to be sorted."""
 
 
 class Labels(Topic):
@@ -44,6 +52,7 @@ class Labels(Topic):
         self._classes: dict[Any, tuple[Line, torch.Tensor]] = {}
         self._signs: dict[Any, list[float]] = {}
         self._weighted: dict[Any, tuple[Line, str, torch.Tensor, torch.Tensor]] = {}
+        self._single: dict[Any, tuple[Line, list[int]]] = {}  # of each call the class of all its targets; -1 of several
 
     def applied(self, call: ObservedCall) -> None:
         is_of_words = call.called is F.cross_entropy and call.kwargs.get("ignore_index", -100) < 0
@@ -70,6 +79,9 @@ class Labels(Topic):
             and int(values.min()) >= 0
         ):
             counts = values.bincount(minlength=classes)
+            is_single = len(values) >= _FEWEST and int(counts.max()) == len(values)
+            _, singles = self._single.setdefault(call.line.place, (call.line, []))
+            singles.append(int(values[0]) if is_single else -1)
             line, before = self._classes.get(call.line.place, (call.line, torch.zeros_like(counts)))
             self._classes[call.line.place] = line, before + counts if len(before) == classes else before * 0
 
@@ -100,8 +112,15 @@ class Labels(Topic):
                 self.report(WEIGHTS_BY_FREQUENCY, line.site, loss=loss, remedy=remedy, **facts)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        """Report classes that never occurred, and weights that are the wrong way round."""
+        """Report classes that never occurred, weights that are the wrong way round, and targets sorted by class."""
         self._report_weights()
+        for line, classes_of in self._single.values():
+            single = [one for one in classes_of if one >= 0]
+            spans = [len([*same]) for _, same in groupby(single)]
+            calls, is_long = len(classes_of), min(spans[:-1], default=0) > 1
+            if is_long and calls >= _CALLS and len(single) >= 0.8 * calls:
+                times = counted(len(spans) - 1, "time")
+                self.report(SORTED, line.site, single=len(single), calls=calls, times=times)
         for line, counts in self._classes.values():
             classes, count, occurring = len(counts), int(counts.sum()), counts[counts > 0]
             even = count / max(len(occurring), 1)

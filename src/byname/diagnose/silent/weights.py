@@ -59,8 +59,8 @@ DEAD_UNITS = topic_cause("dead-units",
     "of {steps}{noticed:at}, and had others before: they are dead, as where a relu gets only negative values",
     "a smaller learning rate (lr), leaky_relu or gelu in place of relu, or a norm before it")
 SAME_MODULE = topic_cause("same-module",
-    "suspicious: {copy} and {module} are the same module since `{assigned.statement}`{assigned:at}: what {copy} gives "
-    "without gradients{noticed:at} changes with every step of {module}",
+    "suspicious: {copy} and {module} have the same parameters since `{assigned.statement}`{assigned:at}: what {copy} "
+    "gives without gradients{noticed:at} changes with every step of {module}",
     "make a copy of its own, `{copy.path} = copy.deepcopy({module.path}).requires_grad_(False)`, and update it "
     "from time to time: {copy.path}.load_state_dict({module.path}.state_dict())")
 UNTIED = topic_cause("weights-untied",
@@ -190,7 +190,10 @@ class Weights(Topic):
         """Report the assignment, in the same file, that makes a target the trained module itself."""
         path = callee_text(line)
         for site, node in assignments(line.code):
-            module = ast.unparse(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else ""
+            value: Any = node.value
+            if isinstance(value, ast.Call) and ast.unparse(value.func) in ("copy.copy", "copy") and value.args:
+                value = value.args[0]  # a shallow copy, which has the same parameters
+            module = ast.unparse(value) if isinstance(value, ast.Name | ast.Attribute) else ""
             if module and path in map(ast.unparse, node.targets) and not _TARGET.search(module.lower()):
                 names = {"copy": variable(path), "module": variable(module)}
                 self.report(SAME_MODULE, line.site, assigned=site, **names)
@@ -274,7 +277,7 @@ class Weights(Topic):
         owned = self.owned()
         records = [record for log in logs() if log.of_this_thread() for record in log.creations()]
         for held in [record() for record in records] if one is not None else ():
-            if held is None or held.shape != one.shape or held.dtype != one.dtype or id(held) in owned:
+            if held is None or held.is_meta or held.shape != one.shape or held.dtype != one.dtype or id(held) in owned:
                 continue
             with reading_values():
                 last, now = (other - one for other in (before, held.detach().to(one.device)))
