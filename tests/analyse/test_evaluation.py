@@ -636,3 +636,10 @@ def test_a_probe_in_evaluation_keeps_what_it_learnt_and_one_in_training_begins_a
     probe.train()
     assert [evaluation.take(model).result["1"]["steps"] for _ in range(2)] == [2, 2]
     handle.remove()
+
+
+def test_gradients_need_a_backward():
+    for analyser in (byname.analyse.GradientStatistics(), LargestGradient()):
+        with pytest.raises(BadArgumentError, match="takes gradients, and a snapshot has none without backward="):
+            Evaluation(analyser, pairs())
+        assert analyser.enabled
