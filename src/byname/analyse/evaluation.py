@@ -87,8 +87,8 @@ class Evaluation:
         self.analyser = checked_analyser(analyser)
         if backward is None and (analyser.of_gradients or analyser.listens == {"gradient"}):
             raise BadArgumentError(
-                f"{type(analyser).__name__} takes gradients, and a snapshot has none without backward=, a function such "
-                "as lambda output, batch: F.cross_entropy(output, batch[1])"
+                f"{type(analyser).__name__} takes gradients, and a snapshot has none without backward=, a function "
+                "such as lambda output, batch: F.cross_entropy(output, batch[1])"
             )
         self._source = BatchSource(loader)
         self._prepare = prepare
