@@ -226,7 +226,10 @@ def _repeated(loss: Loss) -> Iterator[Facts]:
 
 
 def _multiplies(part: ast.AST) -> bool:
-    return isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) and isinstance(part.left, ast.List)
+    """Return whether an expression multiplies a list of modules that it makes; others may be shared on purpose."""
+    if not (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) and isinstance(part.left, ast.List)):
+        return False
+    return any(isinstance(one, ast.Call) for one in part.left.elts)
 
 
 def _paths_in(frame: FrameType) -> Iterator[tuple[str, Any]]:
