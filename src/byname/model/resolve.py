@@ -218,12 +218,14 @@ def _in_methods(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
                 continue
             found = [*_variables(path, module, method, tail, exact)]
             inherited = bases_with(module, method) if exact and not found and not isinstance(module, Namespace) else ()
-            for cls in inherited:  # whose method runs by `super()`
-                found = found or [*_variables(path, module, f"{cls.__name__}.{method}", tail, exact)]
+            for cls in inherited:  # whose method runs by `super()`; the path stays as it was asked for
+                named = f"{cls.__name__}.{method}"
+                start, of_base = len(join_path(path, named)), _variables(path, module, named, tail, exact)
+                found = found or [one._replace(path=join_path(path, method) + one.path[start:]) for one in of_base]
             yield from found
-        of_base = f"{first.plain}.{tail[0]}" if exact and len(tail) > 1 else ""
-        if of_base and bases_with(module, of_base):
-            yield from _variables(path, module, of_base, tail[1:], exact)
+        named = f"{first.plain}.{tail[0]}" if exact and len(tail) > 1 else ""
+        if named and bases_with(module, named):
+            yield from _variables(path, module, named, tail[1:], exact)
 
 
 def _in_functions(level: Level, rest: Segments, exact: bool) -> Iterator[Spot]:
