@@ -8,7 +8,6 @@ HDF5 file is made of the log in one piece, and the log is removed.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from byname.recording.memory import Store
 from byname.recording.recording_file import LOG_MAGIC, RecordingFile, is_log, log_of, needs_h5py, target
 from byname.recording.series import Series
 from byname.recording.stored import OpenFile
+from byname.source.tracebacks import warn
 from byname.table import counted
 from byname.text import printable
 
@@ -215,7 +215,7 @@ class LogStore(Store):
         text = f"{printable(str(self._log))} can no longer be written ({printable(str(reason))}); in it: {kept}"
         self._failure = recording_error(text, reason)
         self._failure.__cause__ = reason
-        warnings.warn(f"{text}; the program goes on without being recorded", RecordingWarning, stacklevel=4)
+        warn(f"{text}; the program goes on without being recorded", RecordingWarning)
 
     def _make_hdf5(self) -> None:
         assert self._descriptor is not None, "only before it is let go"
@@ -224,8 +224,7 @@ class LogStore(Store):
         except BaseException as reason:  # of the file system or h5py; or what a signal raises, which goes on
             why = printable(str(reason)) or type(reason).__name__
             text = f"{printable(str(self._log))} is complete, but could not be made an HDF5 file ({why})"
-            advice = f"{text}; byname.open reads it as it is, and byname.finish makes the file"
-            warnings.warn(advice, RecordingWarning, stacklevel=4)
+            warn(f"{text}; byname.open reads it as it is, and byname.finish makes the file", RecordingWarning)
             if not isinstance(reason, RecordingError | OSError | RuntimeError | ValueError | KeyError | TypeError):
                 raise
 

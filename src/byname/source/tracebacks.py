@@ -11,7 +11,10 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
+import torch
+
 _HERE = str(Path(__file__).parent.parent) + os.sep
+_PASSED = (str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
 
 
 def is_byname(filename: str) -> bool:
@@ -85,9 +88,9 @@ def walk_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def warn(sentence: str, category: type[Warning]) -> None:
-    """Issue a warning at the nearest line that is neither byname's nor an exit stack's."""
+    """Issue a warning at the nearest line that is neither byname's, PyTorch's nor an exit stack's."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back and (is_byname(file := frame.f_code.co_filename) or file == contextlib.__file__):
+    while frame.f_back and (frame.f_code.co_filename.startswith(_PASSED) or is_byname(frame.f_code.co_filename)):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"byname: {sentence}", category, stacklevel=level)
 

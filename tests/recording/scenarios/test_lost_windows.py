@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import byname
-from byname.errors import RecordingWarning
+from byname.errors import RecordingError, RecordingWarning
 
 
 def model():
@@ -116,6 +116,19 @@ def test_a_value_whose_callback_raised_is_missing_and_the_file_says_so_once(tmp_
     assert recording.missing == (
         "`0`: values are missing, that of train iteration 1 and perhaps later ones, since processing them raised KeyError",
     )
+
+
+def test_a_lost_file_is_warned_of_at_the_line_of_the_program(tmp_path):
+    net, file = model(), tmp_path / "run.h5"
+    with pytest.raises(RecordingError, match="1 record"), byname.record(net, "0", to=file) as recorder:
+        net(torch.randn(2, 4))
+        recorder.flush()
+        (tmp_path / "run.h5.log").unlink()
+        net(torch.randn(2, 4))
+        warned = pytest.warns(RecordingWarning, match="byname: .*can no longer be written")
+        with warned as told, contextlib.suppress(RecordingError):
+            recorder.flush()
+    assert told[0].filename == __file__
 
 
 def test_a_whole_run_that_waits_in_memory_for_its_end_is_warned_of(tmp_path):
