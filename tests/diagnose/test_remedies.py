@@ -735,6 +735,24 @@ with torch.set_grad_enabled(False):
 """
 
 
+NUMBERS_OF_A_DISTRIBUTION = """
+policy = nn.Linear(4, 2)
+scores = []
+for _ in range(3):
+    drawn = torch.distributions.Categorical(logits=policy(torch.ones(4)))
+    scores.append(drawn.log_prob(drawn.sample()).item())
+loss = -torch.tensor(scores).sum()
+loss.backward()
+"""
+
+
+def test_what_a_distribution_computes_from_its_samples_is_no_cut_beside_the_numbers_taken_out(tmp_path):
+    why = explained(NUMBERS_OF_A_DISTRIBUTION, tmp_path)
+    assert "broadcast_tensors" not in why.message and "without .item()" in why.remedy
+    mended = NUMBERS_OF_A_DISTRIBUTION.replace(".item()", "").replace("torch.tensor(", "torch.stack(")
+    assert run(mended, tmp_path) is None
+
+
 PHASES = """
 model = nn.Linear(3, 2)
 phase = "training"
