@@ -194,6 +194,17 @@ for row in x:
     loss += model(row).sum().item()
 loss.backward()
 """
+MASKED_WEIGHT = """
+class Masked(nn.Linear):
+    def forward(self, x):
+        self.weight = self.weight * 0.5
+        return nn.functional.linear(x, self.weight)
+Masked(3, 2)(x).sum().backward()
+"""
+VECTORS = """
+losses = [model(row) for row in x]
+torch.tensor(losses).sum().backward()
+"""
 BAG = """
 loss = [model(row).sum() for row in x]
 loss.backward()
@@ -252,6 +263,11 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
      "vmap(net)", "vmap(net, randomness='different')"),
     (NUMBER, "no attribute 'backward'", "backward-of-no-tensor", "`loss` at program.py:11 is no tensor, but of type float",
      ".item()", ""),
+    (MASKED_WEIGHT, "as parameter 'weight'", "result-as-parameter", "`self.weight` is a parameter, and at program.py:11",
+     "self.weight = self.weight * 0.5\n        return nn.functional.linear(x, self.weight)",
+     "weight = self.weight * 0.5\n        return nn.functional.linear(x, weight)"),
+    (VECTORS, "only one element", "tensor-of-tensors", "made of the numbers in `losses` at program.py:10",
+     "torch.tensor(losses)", "torch.stack(losses)"),
     (BAG, "no attribute 'backward'", "backward-of-no-tensor", "`loss` at program.py:9 is no tensor, but of type list",
      "loss.backward", "sum(loss).backward"),
 ]  # fmt: skip
@@ -271,7 +287,7 @@ def run(source, folder, context=None):
     try:
         with context or contextlib.nullcontext():
             exec(compile(BEGIN + source, str(file), "exec"), names)
-    except (RuntimeError, AssertionError, AttributeError) as error:
+    except (RuntimeError, AssertionError, AttributeError, TypeError, ValueError) as error:
         return error
     return None
 
@@ -307,6 +323,8 @@ def test_the_error_has_its_cause_and_the_remedy_mends_it(case, tmp_path):
         (TOTAL, "total = total + model(row).sum(); and let it begin without requires_grad"),
         (RENORMALIZED, "items.weight.clone()"),
         (CALLED_CLASS, "nn.CrossEntropyLoss()(model(x), torch.ones(4, dtype=torch.long))"),
+        (MASKED_WEIGHT, "`weight = self.weight * 0.5`"),
+        (VECTORS, "torch.stack(losses)"),
         (NUMBER, "without .item()"),
     ],
 )

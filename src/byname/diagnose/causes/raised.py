@@ -334,6 +334,25 @@ def _loss_made(context: FailureContext) -> Iterator[Facts]:
             yield {"kind": type(loss).__name__, "call": f"{made}()({given})"}
 
 
+def _result_as_parameter(context: FailureContext) -> Iterator[Facts]:
+    """Yield the parameter of a module that a statement assigns a result to."""
+    site = context.error_site
+    if site is not None and site.target and site.target.endswith(f".{context.match[1]}"):
+        plain = site.statement.replace(f"{site.target} =", f"{context.match[1]} =", 1)
+        yield {"parameter": variable(site.target), "plain": plain}
+
+
+def _tensors_made_numbers(context: FailureContext) -> Iterator[Facts]:
+    """Yield the list of tensors that ``torch.tensor`` was given."""
+    call = None if context.failing is None else context.failing.node
+    if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in (
+        "tensor",
+        "as_tensor",
+        "FloatTensor",
+    ):
+        yield from ({"given": variable(ast.unparse(one))} for one in call.args[:1])
+
+
 def _calls_of_scaler(context: FailureContext) -> Iterator[Facts]:
     """Yield the methods of a ``GradScaler`` that an error passed, the outermost first, with the optimizer given."""
     for passed in reversed(context.passed):
@@ -405,6 +424,13 @@ RAISED: tuple[Cause[FailureContext], ...] = (
     Cause("loss-not-made", Raised(RuntimeError, r"[Bb]oolean value of Tensor with more than one"), _loss_made,
         "{kind}{noticed:at} is a class: its arguments are options, and it was given tensors",
         "make the loss first, and call it then: {call}"),
+    Cause("result-as-parameter", Raised(TypeError, r"cannot assign '.*' as parameter '(\w+)'"), _result_as_parameter,
+        "{parameter} is a parameter, and{noticed:at} it is assigned a result: a module keeps only parameters there",
+        "name the result otherwise, `{plain}`, and compute with it: the parameter stays, and learns through it"),
+    Cause("tensor-of-tensors", Raised(ValueError, r"only one element tensors can be converted"), _tensors_made_numbers,
+        "a tensor is made of the numbers in {given}{noticed:at}, which holds tensors of several elements",
+        "join them by torch.stack({given.path}), or by torch.cat where they differ in length: gradients flow through "
+        "these, and not through torch.tensor"),
     Cause("numpy-of-graph", Raised(RuntimeError, r"Can't call numpy\(\) on Tensor that requires grad"), _read_by_numpy,
         "NumPy{noticed:at} was asked to read {tensor}{made:-}, which requires grad; an array has no graph{lost}",
         "if a loss is computed from the result, compute it with operations of torch, or in a torch.autograd.Function "
