@@ -294,6 +294,21 @@ def masked_words(right):
     return model
 
 
+class LabelsGiven(Attends):
+    def forward(self, ids, labels):
+        return F.cross_entropy(super().forward(ids).flatten(0, 1), labels.flatten())
+
+
+def masked_words_with_labels():
+    model = LabelsGiven(lambda pad: pad[:, None, :])
+    optimizer = adam(model)
+    for _ in range(3):
+        words = torch.randint(2, 9, (12, 10))
+        masked = torch.rand(12, 10) < 0.3
+        follow(model(words.masked_fill(masked, 1), labels=words.masked_fill(~masked, -100)), optimizer)
+    return model
+
+
 def words_to_reconstruct():
     model = Attends(lambda pad: pad[:, None, :])
     optimizer = adam(model)
@@ -304,7 +319,60 @@ def words_to_reconstruct():
     return model
 
 
+def accumulated_sum():
+    model, accumulation = network(), 4
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number in range(24):
+        loss = F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3)
+        loss.backward()
+        if (number + 1) % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def accumulated_mean():
+    model, accumulation = network(), 4
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number in range(24):
+        loss = F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3)
+        (loss / accumulation).backward()
+        if (number + 1) % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def one_step_of_a_generator_for_several_of_its_critic():
+    generator, critic, every = network(4, 4), network(4, 1), 3
+    steps = [torch.optim.SGD(one.parameters(), 0.01) for one in (generator, critic)]
+    for number in range(24):
+        made = generator(torch.randn(12, 4))
+        follow((critic(made) - critic(torch.randn(12, 4))).mean(), steps[1])
+        if number % every == 0:
+            follow(-critic(generator(torch.randn(12, 4))).mean(), steps[0])
+    return generator, critic
+
+
+def whole_numbers_divided(right):
+    images, model = torch.randint(0, 255, (12, 9)), network(9)
+    optimizer = adam(model)
+    for _ in range(4):
+        given = images / 255 if right else (images // 255).float()
+        follow(F.cross_entropy(model(given), torch.arange(12) % 3), optimizer)
+    return model
+
+
+def distribution_of_a_constant():
+    model = network(1, 3)
+    optimizer = adam(model)
+    for _ in range(4):
+        follow(F.cross_entropy(model(torch.ones(12, 1)), torch.arange(12) % 3), optimizer)
+    return model
+
+
 PROGRAMS = {
+    whole_numbers_divided: "equal-samples",
     policy_of_probabilities: "double-softmax",
     inverse_weights: "weights-by-frequency",
     weight_of_positives: "weights-by-frequency",
@@ -324,7 +392,8 @@ PROGRAMS = {
 }
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
-    *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct),
+    *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct, accumulated_mean),
+    *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
 
 
@@ -339,3 +408,9 @@ def test_what_does_not_fit_is_told_and_what_does_is_right(program, cause):
 @pytest.mark.parametrize("program", RIGHT)
 def test_nothing_is_told_of_what_looks_alike(program):
     assert [str(one) for one in findings_of(program)] == []
+
+
+def test_a_sum_of_gradients_that_nothing_divides_is_told_with_the_number():
+    found = findings_of(accumulated_sum)
+    assert [one.cause for one in found] == ["accumulated-without-division"]
+    assert "`accumulation`" in found[0].message and "(loss / accumulation).backward()" in found[0].remedy

@@ -117,7 +117,7 @@ def _taken_out(root: torch.Tensor) -> tuple[list[DetachPoint], bool]:
     if by_library := is_library(code.co_filename):  # a trainer's line is given what the program has made
         out = [cut for cut in out if (site := cut.line.site) is not None and not is_library(site.file)]
     begin = log.steps[-1].number if log.steps else 0
-    numbers = {cut.line.place: cut for cut in out if cut.name in _NUMBERS and cut.number >= begin}
+    numbers = {cut.line.place: cut for cut in out if cut.name in NUMBERS and cut.number >= begin}
     here = [(cut, expr) for cut in numbers.values() if cut.line.code is code and (expr := cut.line.expr) is not None]
     certain = [
         cut

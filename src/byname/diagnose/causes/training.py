@@ -31,6 +31,7 @@ from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
+from byname.source.code import enclosing_statement
 from byname.source.location import Site, is_library, statements_binding
 from byname.source.tracebacks import walk_frames
 from byname.table import counted
@@ -177,6 +178,19 @@ def _backward_calls(followed: FollowedOptimizer) -> Iterator[Facts]:
     yield {"number": followed.backwards, "calls": calls, "names": tuple(followed.names.values()), "noticed": None}
 
 
+def _not_divided(followed: FollowedOptimizer) -> Iterator[Facts]:
+    """Yield the number of backward calls for each step, in a loop that divides nothing by it."""
+    nodes: list[Any] = [getattr(one.expr, "node", None) for one in (followed.line, followed.backward_line)]
+    step, backward = (None if one is None else enclosing_statement(one) for one in nodes)
+    block: Any = getattr(step, "parent", None)
+    parts = [*ast.walk(block.test)] if isinstance(block, ast.If) else []
+    numbers = [ast.unparse(one.right) for one in parts if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod)]
+    if len(numbers) == 1 and getattr(backward, "parent", None) is block.parent:
+        text = ast.unparse(block.parent)
+        if not re.search(rf"/=? \(?{re.escape(numbers[0])}\b|\bdiv_?\(|clip_grad|\* 0?\.\d", text):
+            yield {"number": numbers[0]}
+
+
 _CLIPS = re.compile(r"\bclip_grad\w*\(")
 
 
@@ -277,6 +291,12 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
         "nothing clears the gradients of {names} between {steps} so far: the backward{backward:at} adds to those of "
         "all iterations before (accumulates)",
         "call optimizer.zero_grad() before each backward, or after each step"),
+    Cause("accumulated-without-division",
+        lambda one: one.steps == ENOUGH and one.backwards >= 2 * ENOUGH and one.kind == "SGD" and not one.accumulation.carried,
+        _not_divided,
+        "suspicious: {steps} use the sums of the gradients of several backward calls{backward:at}, and nothing in "
+        "their loop is divided by `{number}`: each step is that many times as long as one with the mean",
+        "(loss / {number}).backward(); it is right if the learning rate is meant for the sum"),
     Cause("zeroed-before-step", _clears_unread_gradients,
         lambda followed: [{"calls": counted(followed.accumulation.wasted, "backward call")}],
         "suspicious: before each of {steps} so far, gradients of {calls}{backward:at} are cleared, as by zero_grad(), "

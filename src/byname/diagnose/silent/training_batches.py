@@ -57,8 +57,7 @@ SAME_SLICE = topic_cause("same-slice",
     "same slice each time, as {start} {why}",
     "{remedy}, or iterate over a DataLoader; it is right if the other samples are for something else")
 EQUAL_SAMPLES = topic_cause("equal-samples",
-    "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: a batch "
-    "seems to repeat one sample",
+    "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: {why}",
     "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given")
 ONE_TENSOR = topic_cause("entries-are-one-tensor",
     "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
@@ -145,6 +144,7 @@ class Batches(Topic):
         self._iterators: dict[int, _Loader] = {}
         self._same: dict[Any, _Same | None] = {}
         self._input: list[_Input] = []
+        self._constant = ""  # the number of an input that has only one
         self._records = 0  # looks at which a list held one record only
         self._equal, self._how = 0, ""  # how it shows that samples should differ
         self._arrays: deque[tuple[weakref.ref[torch.Tensor], int, bytes, Line, str]] = deque(maxlen=4096)
@@ -213,7 +213,9 @@ class Batches(Topic):
     def _look_at_input(self, call: ObservedCall, given: torch.Tensor) -> _Input:
         values, equal = copy_values(given), 0
         if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
-            equal = len(values) if _rows_equal(values) and distinct(values[0]) >= 3 else 0
+            is_long = distinct(values[0]) >= 3 or (len(call.tensors) == 1 and values[0].numel() > _FRAMES)
+            equal = len(values) if _rows_equal(values) and is_long else 0
+            self._constant = f"{float(values.max()):g}" if equal and distinct(values[0]) == 1 else ""
             if _rows_equal(values):
                 self._look_for_one_record(call)
         return _Input(equal, self._draw_of(given), type(call.called).__name__, call.line)
@@ -270,7 +272,10 @@ class Batches(Topic):
             self._equal += one.equal > 0
             if self._equal == _EQUAL_IN:
                 name = arg_name(one.line, 0)
-                self.report(EQUAL_SAMPLES, one.line.site, size=one.equal, name=name, module=one.module, how=self._how)
+                facts = {"size": one.equal, "name": name, "module": one.module, "how": self._how}
+                why = f"all their numbers are {self._constant}, as after // 255, or in a tensor that nothing has filled"
+                why = why if self._constant else "a batch seems to repeat one sample"
+                self.report(EQUAL_SAMPLES, one.line.site, why=why, **facts)
         self._input, self._how = [], ""
         if followed.is_sampled_step:
             self._look_for_one_tensor()
