@@ -393,6 +393,7 @@ PROGRAMS = {
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
     *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct, accumulated_mean),
+    masked_words_with_labels,
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
 

@@ -109,7 +109,8 @@ class Scales(Topic):
         elif issubclass(type(call.called), nn.Linear | _ConvNd) and (values := copy_values(given)) is not None:
             most, whole = float(values.max()), values.is_floating_point() and bool((values == values.round()).all())
             facts = {"kind": kind, "noticed": call.line.site, "called": self._called.site, "effect": _LARGE}
-            facts["made"] = site_of_tensor(given)
+            made, site = site_of_tensor(given), call.line.site
+            facts["made"] = made if made is None or site is None or made.line != site.line else None
             if distinct(values) <= 32:
                 return
             if whole and float(values.min()) >= 0 and 200 < most <= 255:

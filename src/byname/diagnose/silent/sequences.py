@@ -203,7 +203,7 @@ class Sequences(Topic):
             kept = values.flatten() >= 0  # others are ignored, as padding is, by -1 or -100
             every = [one for one in self._ids if one.numel() == values.numel()]
             same = [one for one in every if torch.equal(one.flatten()[kept], values.flatten()[kept])]
-            for ids in same[:1]:
+            for ids in [one for one in same if int(one.min()) >= 0][:1]:  # else labels that the model is given, too
                 self._look_for_copied_words(ids, kept.reshape(ids.shape), call)
             is_copied = same and kept.float().mean() > 0.25 and not _speaks_of_copies(call.frame)
             self._copied = (call.line, call.called.__name__, same[0]) if is_copied else None
