@@ -182,11 +182,13 @@ def _not_divided(followed: FollowedOptimizer) -> Iterator[Facts]:
     """Yield the number of backward calls for each step, in a loop that divides nothing by it."""
     nodes: list[Any] = [getattr(one.expr, "node", None) for one in (followed.line, followed.backward_line)]
     step, backward = (None if one is None else enclosing_statement(one) for one in nodes)
-    block: Any = getattr(step, "parent", None)
-    parts = [*ast.walk(block.test)] if isinstance(block, ast.If) else []
+    block = getattr(step, "parent", None)
+    if not isinstance(block, ast.If):
+        return
+    parts, loop = [*ast.walk(block.test)], vars(block)["parent"]
     numbers = [ast.unparse(one.right) for one in parts if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod)]
-    if len(numbers) == 1 and getattr(backward, "parent", None) is block.parent:
-        text = ast.unparse(block.parent)
+    if len(numbers) == 1 and backward is not None and vars(backward)["parent"] is loop:
+        text = ast.unparse(loop)
         if not re.search(rf"/=? \(?{re.escape(numbers[0])}\b|\bdiv_?\(|clip_grad|\* 0?\.\d", text):
             yield {"number": numbers[0]}
 
