@@ -178,6 +178,12 @@ def _backward_calls(followed: FollowedOptimizer) -> Iterator[Facts]:
     yield {"number": followed.backwards, "calls": calls, "names": tuple(followed.names.values()), "noticed": None}
 
 
+def _sums_gradients(followed: FollowedOptimizer) -> bool:
+    """Return whether the length of the steps of an optimizer grows with the backward calls before them."""
+    is_summed = followed.backwards >= 2 * ENOUGH and not followed.accumulation.carried
+    return is_summed and followed.steps == ENOUGH and followed.kind == "SGD"
+
+
 def _not_divided(followed: FollowedOptimizer) -> Iterator[Facts]:
     """Yield the number of backward calls for each step, in a loop that divides nothing by it."""
     nodes: list[Any] = [getattr(one.expr, "node", None) for one in (followed.line, followed.backward_line)]
@@ -293,9 +299,7 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
         "nothing clears the gradients of {names} between {steps} so far: the backward{backward:at} adds to those of "
         "all iterations before (accumulates)",
         "call optimizer.zero_grad() before each backward, or after each step"),
-    Cause("accumulated-without-division",
-        lambda one: one.steps == ENOUGH and one.backwards >= 2 * ENOUGH and one.kind == "SGD" and not one.accumulation.carried,
-        _not_divided,
+    Cause("accumulated-without-division", _sums_gradients, _not_divided,
         "suspicious: {steps} use the sums of the gradients of several backward calls{backward:at}, and nothing in "
         "their loop is divided by `{number}`: each step is that many times as long as one with the mean",
         "(loss / {number}).backward(); it is right if the learning rate is meant for the sum"),
