@@ -196,7 +196,7 @@ def test_a_model_that_an_evaluation_before_the_first_step_leaves_in_its_mode_is_
     assert found.message.startswith(
         "suspicious: `model` and its `BatchNorm1d` and `Dropout` are in evaluation mode in all 20"
     )
-    assert [site.statement for site in found.sites] == ["optimizer.step()", "model(torch.randn(8, 4))"]
+    assert [site.statement for site in found.sites] == ["optimizer.step()", "model.eval()", "model(torch.randn(8, 4))"]
     assert found.remedy.startswith("call model.train() after each evaluation")
 
 

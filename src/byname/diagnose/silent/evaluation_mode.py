@@ -20,20 +20,20 @@ from byname.naming.name import Name
 from byname.reading.frames import Line, find_user_frame, user_line
 from byname.reading.modules import modules_in, parameters_in
 from byname.source.code import enclosing_statement
-from byname.source.location import is_library
+from byname.source.location import Site, is_library
 from byname.tracking.log import logs
 from byname.undo import Undo
 
 # fmt: off
 TRAINS_IN_VALIDATION = topic_cause("evaluated-in-training-mode",
     "suspicious: {modal} of {module} {modal:is|are} in training mode in the forwards {which}{noticed:at}, "
-    "after training steps. In this mode a dropout drops values, and a batch norm uses and keeps batch statistics",
+    "after {after}. In this mode a dropout drops values, and a batch norm uses and keeps batch statistics",
     "call {module.path}.eval() before the evaluation and {module.path}.train() after it; it is right for Monte Carlo "
     "dropout")
 STAYS_IN_EVALUATION = topic_cause("left-in-evaluation",
     "suspicious: {module} and its {modal} are in evaluation mode in all {steps} steps{stepped:at}, as in the forwards "
-    "without gradients{noticed:at} before them: no dropout, and fixed statistics, as after {module.path}.eval() "
-    "without a {module.path}.train()",
+    "without gradients{noticed:at} before them: no dropout, and fixed statistics, as after {module.path}.eval()"
+    "{put:at} without a {module.path}.train()",
     "call {module.path}.train() after each evaluation, or as each epoch begins; it is right if this is meant")
 NEVER_TRAINS = topic_cause("left-in-evaluation",
     "suspicious: {module} and its {modal} are in evaluation mode in all {steps} steps{stepped:at}: {by}() puts "
@@ -67,10 +67,10 @@ class _Forwards:
     """
 
     line: Line
-    owner: FollowedOptimizer
+    owner: FollowedOptimizer | None  # None of a model that was loaded, and that none trains
     modal: list[str] = field(default_factory=list)  # the classes in training mode
     looks: int = 0
-    last: tuple[int, Any] = (-1, None)  # the steps before it, and its input's shape and sum
+    last: tuple[int, Any] = (-2, None)  # the steps before it, and its input's shape and sum
     is_intended: bool = False
     has_gradients: bool = False
 
@@ -85,6 +85,7 @@ class _Early:
     owner: FollowedOptimizer | None = None
     is_intended: bool = False
     was_set: bool = False
+    put: Site | None = None  # the line that put it into evaluation mode
 
 
 class EvaluationMode(Topic):
@@ -94,13 +95,21 @@ class EvaluationMode(Topic):
         super().__init__(watch)
         self._lines: dict[Any, _Forwards] = {}
         self._early: dict[int, _Early] = {}
+        self._loaded: dict[int, weakref.ref[nn.Module]] = {}
+        self._put_at: dict[int, Site | None] = {}  # where a module was put into evaluation mode
 
     def begin(self, block: Undo) -> None:
         """Watch in which mode a module is put between an evaluation and the first step."""
         on_call(block, nn.Module, "train", self._put)
+        on_call(block, nn.Module, "load_state_dict", self._loads)
+
+    def _loads(self, call: ObservedCall, result: Any) -> None:
+        self._loaded[id(call.args[0])] = weakref.ref(call.args[0])
 
     def _put(self, call: ObservedCall, result: Any) -> None:
         line, trains, early = call.programs_line, call.given(1, "mode", True), self._early.get(id(call.args[0]))
+        if not self._watch.steps and not trains:
+            self._put_at[id(call.args[0])] = line.site
         beside = line.code is None or "backward" in line.code.co_names
         if self._watch.steps and early is not None and early.was_set:  # again, beside its steps
             early.is_intended = early.is_intended or early.line.place == line.place
@@ -123,9 +132,10 @@ class EvaluationMode(Topic):
         known = self._lines.get(call.line.place)
         if known is None:
             owners = self._owners(call.called)
-            if not owners:
+            loaded = self._loaded.get(id(call.called))
+            if not owners and (loaded is None or loaded() is not call.called):
                 return
-            known = self._lines[call.line.place] = _Forwards(call.line, owners[0])
+            known = self._lines[call.line.place] = _Forwards(call.line, [*owners, None][0])
         self._note(known, call)
 
     def graded(self, call: ObservedCall) -> bool:
@@ -144,7 +154,8 @@ class EvaluationMode(Topic):
             return
         modal = {type(one).__name__ for one in modules_in(call.called) if is_training(one) and has_modes(one)}
         values = copy_values(call.tensors[0]) if modal and call.tensors else None
-        now = known.owner.steps, None if values is None else (values.shape, float(values.double().sum()))
+        steps = self._watch.steps if known.owner is None else known.owner.steps
+        now = steps, None if values is None else (values.shape, float(values.double().sum()))
         repeats = now == known.last and values is not None
         known.is_intended = repeats or now[0] - known.last[0] == 1 or not modal
         known.modal, known.looks, known.last = known.modal or sorted(modal), known.looks + 1, now
@@ -157,8 +168,9 @@ class EvaluationMode(Topic):
         modes = [one for one in modules_in(module) if has_modes(one)]
         kinds = tuple(map(variable, sorted({type(one).__name__ for one in modes})))
         references = [*map(weakref.ref, [module, *modes])]
-        self._early[id(module)] = _Early(line, references, kinds, is_intended=not modes)
-        return self._early[id(module)]
+        self._early[id(module)] = early = _Early(line, references, kinds, is_intended=not modes)
+        early.put = self._put_at.get(id(module))
+        return early
 
     def applied(self, call: ObservedCall) -> None:
         """Report a dropout that eval() does not reach: one called as a function, or a module that is in no other."""
@@ -199,13 +211,19 @@ class EvaluationMode(Topic):
                     self.report(NEVER_TRAINS, early.line.site, module=variable(module), by=by, **facts)
                 else:
                     module = callee_text(early.line) or "model"
-                    self.report(STAYS_IN_EVALUATION, early.line.site, module=variable(module), **facts)
+                    self.report(STAYS_IN_EVALUATION, early.line.site, module=variable(module), put=early.put, **facts)
         for known in self._lines.values():
-            if not known.is_intended and known.owner.steps > 1 and (known.has_gradients or evaluates(known.line)):
+            has_norms, owner = any("Norm" in one for one in known.modal), known.owner
+            is_known = (
+                known.looks > 1 or has_norms if owner is None else owner.steps > 1
+            )  # else it may be one of several
+            if not known.is_intended and is_known and (known.has_gradients or evaluates(known.line)):
                 name = variable(callee_text(known.line) or "model")
                 modal = tuple(map(variable, known.modal))
                 which = "that no backward follows" if known.has_gradients else "without gradients"
-                self.report(TRAINS_IN_VALIDATION, known.line.site, modal=modal, module=name, which=which)
+                after = "load_state_dict()" if known.owner is None else "training steps"
+                named = {"modal": modal, "module": name, "which": which, "after": after}
+                self.report(TRAINS_IN_VALIDATION, known.line.site, **named)
 
 
 def _eval_call(line: Line) -> tuple[str, str]:
