@@ -19,18 +19,24 @@ def statistics_in(loss: Loss, batch: int) -> Iterator[tuple[Any, Any]]:
 
     Nothing is yielded for code that treats evaluation differently, as batch norms do.
     """
-    for node in loss.of_kinds(("SubBackward", "DivBackward")):
+    for node in loss.of_kinds(("SubBackward", "DivBackward", "AddBackward", "MulBackward")):
         first, second = (*node.next_functions, (None, 0))[:2]
         call, statistic = loss.context.lookup.call(node), _statistic(second[0], first[0], batch)
+        is_joined = node_kind(node) in ("AddBackward", "MulBackward")
+        if is_joined:  # in either order, and of more than rows: a node of a graph gets what is global, too
+            statistic = statistic or _statistic(first[0], second[0], batch)
+            statistic = None if statistic is None or len(shape_of(statistic.next_functions[0][0])) < 3 else statistic
         is_of_samples = statistic is not None and shape_of(node)[:1] == (batch,)
         code = call.line.code if is_of_samples and call is not None and call.module and not call.inside else None
         words = "" if code is None else " ".join([*code.co_names, *code.co_varnames])
-        if code is not None and not _EVALUATES.search(words) and _feeds_a_layer(loss, node):
+        is_used = code is not None and (_feeds_a_layer(loss, node) or _stays_apart(loss, node, statistic, batch))
+        if is_used and not _EVALUATES.search(words):
             yield node, statistic
 
 
 _STATISTICS = "Mean Sum Max Min Amax Amin Std Var LinalgVectorNorm".split()
-_BETWEEN = "Add Sub Mul Div Sqrt Rsqrt Clamp ClampMin Pow Abs Unsqueeze Squeeze Expand View Select".split()
+_EACH = "Add Sub Mul Div Sqrt Rsqrt Clamp ClampMin Pow Abs Relu Tanh Sigmoid"
+_BETWEEN = f"{_EACH} Unsqueeze Squeeze Expand View UnsafeView Select".split()
 _EVALUATES = re.compile(r"running|moving|training|momentum|grad_enabled")
 """Words of code that computes differently in evaluation."""
 
@@ -51,8 +57,11 @@ def _statistic(below: Any, above: Any, batch: int) -> Any:
 
 
 def _between(node: Any) -> Any:
-    """Return the node in front of one that works on each number by itself; None of any other."""
-    is_known = node_kind(node).removesuffix("Backward") in _BETWEEN
+    """Return the node in front of a layer, or of one that works on each number by itself; None of any other."""
+    kind = node_kind(node)
+    if kind in _LAYERS and len(node.next_functions) > _LAYERS[kind]:
+        return node.next_functions[_LAYERS[kind]][0]
+    is_known = kind.removesuffix("Backward") in _BETWEEN
     return next((one for one, _ in node.next_functions if one is not None), None) if is_known else None
 
 
@@ -75,6 +84,18 @@ def _feeds_a_layer(loss: Loss, node: Any) -> bool:
             if len(waiting) < 24 and kind.removesuffix("Backward") not in (*_STATISTICS, "Exp", "Mm", "Bmm"):
                 waiting.append(user)
     return False
+
+
+def _stays_apart(loss: Loss, node: Any, statistic: Any, batch: int) -> bool:
+    """Return whether samples divided by a norm are used one by one, and not compared feature by feature (z.T @ z)."""
+    walk, waiting = loss.context.walk, [node] if node_kind(statistic) == "LinalgVectorNormBackward" else []
+    for one in waiting:
+        for user in [walk.nodes[number] for number in walk.users[walk.numbers[one]]]:
+            if node_kind(user) in ("TBackward", "TransposeBackward"):
+                waiting.append(user)
+            elif shape_of(user)[:1] not in ((), (batch,)):
+                return False
+    return bool(waiting) and shape_of(node).count(batch) == 1 and not _is_weight(node.next_functions[0][0])
 
 
 def _is_weight(node: Any) -> bool:

@@ -60,7 +60,7 @@ SOFTMAX_MIXES = topic_cause("softmax-over-batch",
     "take the softmax over another dimension, such as dim=1 or dim=-1")
 BATCH_STATISTIC = topic_cause("samples-mix",
     "suspicious: {what}(){made:at} is taken over all samples of the batch, shape {shape}, and each sample is combined "
-    "with it{noticed:at}, in front of further layers: what one gives depends on the others, in evaluation, too",
+    "with it{noticed:at}: what one gives depends on the others, in evaluation, too",
     "take it over the other dimensions, such as dim=-1, or use a batch norm, which keeps averages for the evaluation")
 LAYER_MIXES = topic_cause("batch-as-time",
     "{kind} is given values of shape {shape}{noticed:at}, and treats the first dimension as the time: it is the batch, "
@@ -298,9 +298,11 @@ class Sequences(Topic):
 
     def _look_at_statistics(self, loss: Loss) -> None:
         """Look for samples that a module combines with a number of the whole batch, in front of a layer."""
-        is_first = self._batch > 1 and self._shape[:2].count(self._batch) == 1
-        for node, statistic in statistics_in(loss, self._batch) if is_first else ():
-            what, made = node_kind(statistic).removesuffix("Backward").lower(), loss.site(statistic)
+        batch = self._batch or (self._shape[0] if len(self._shape) == 4 else 0)  # of images
+        is_first = batch > 1 and self._shape[:2].count(batch) == 1
+        for node, statistic in statistics_in(loss, batch) if is_first else ():
+            what = node_kind(statistic).removesuffix("Backward").removeprefix("LinalgVector").lower()
+            made = loss.site(statistic)
             shape = shape_of(statistic.next_functions[0][0])
             self.report(BATCH_STATISTIC, loss.site(node), what=what, made=made, shape=str(shape))
 
