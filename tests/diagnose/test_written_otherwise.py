@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from checking import checking
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import byname
@@ -485,6 +485,137 @@ def experts_of_one_copy(right):
     trained_by(loss, experts, head)
 
 
+def averaged_over_steps(right):
+    model = nn.Linear(4, 1)
+    optimizer, snapshots = torch.optim.SGD(model.parameters(), 0.1), []
+    for number in range(80):
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+        if number in (65, 70, 75):
+            snapshots.append(copy.deepcopy(model.state_dict()) if right else model.state_dict())
+    model.load_state_dict({name: torch.stack([one[name] for one in snapshots]).mean(0) for name in snapshots[0]})
+
+
+def trained_and_predicted_with_another(right):
+    def build():
+        return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+
+    def predict(model):
+        with torch.no_grad():
+            return [model(torch.randn(6, 4)).argmax() for _ in range(3)]
+
+    model, loaded = build(), build()
+    trained_by(lambda: model(torch.randn(8, 4)).square().mean(), model)
+    loaded.load_state_dict(model.state_dict())
+    predict(loaded.eval() if right else loaded)
+
+
+def factor_of_the_rate(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    scheduler = LambdaLR(optimizer, lambda number: (1.0 if right else 1e-3) * 0.9**number)
+    for _ in range(12):
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+        scheduler.step()
+
+
+def network_of_scale(std, activation):
+    layers = [nn.Linear(4, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 32), nn.Linear(32, 1)]
+    for one in layers:
+        if type(one) is nn.Linear:
+            nn.init.normal_(one.weight, std=std)
+            nn.init.zeros_(one.bias)
+    return nn.Sequential(*layers)
+
+
+def weights_of_one(right):
+    model = network_of_scale(0.2 if right else 1.0, nn.Tanh)
+    trained_by(lambda: model(x := torch.randn(16, 4)).sub(x[:, :1]).square().mean(), model)
+
+
+def weights_of_next_to_nothing(right):
+    model = network_of_scale(0.2 if right else 1e-5, nn.Tanh)
+    trained_by(lambda: model(x := torch.randn(16, 4)).sub(x[:, :1]).square().mean(), model)
+
+
+def clamped_outside(right):
+    model = nn.Linear(4, 1)
+    nn.init.constant_(model.bias, -20.0)
+
+    def loss():
+        out = model(torch.rand(8, 4))
+        return F.mse_loss(torch.sigmoid(out) if right else out.clamp(0, 1), torch.rand(8, 1))
+
+    trained_by(loss, model)
+
+
+def batch_of_one_seed(right):
+    model = nn.Linear(4, 1)
+
+    def draw(number):
+        torch.manual_seed(number if right else 0)
+        return torch.randn(8, 4)
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for number in range(12):
+        follow(model(draw(number)).square().mean(), optimizer)
+
+
+def batches_by_number(right):
+    model, x, y = nn.Linear(4, 1), torch.randn(120, 4), torch.randn(120, 1)
+    optimizer, size = torch.optim.SGD(model.parameters(), 0.01), 12
+    number_of_batches = len(x) // size
+    if right:
+        for i in range(0, 120, size):
+            follow(F.mse_loss(model(x[i : i + size]), y[i : i + size]), optimizer)
+    else:
+        for i in range(number_of_batches):
+            follow(F.mse_loss(model(x[i : i + size]), y[i : i + size]), optimizer)
+
+
+def batches_of_one_draw(right):
+    model, x, y, batch_size = nn.Linear(4, 1), torch.randn(120, 4), torch.randn(120, 1), 12
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    chosen = torch.randperm(120)[:batch_size]
+    for number in range(24):
+        index = (chosen + number) % 120
+        follow(F.mse_loss(model(x[index if right else chosen]), y[index] if right else y[chosen]), optimizer)
+
+
+class Context(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.first, self.context, self.last = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.dim = dim
+
+    def forward(self, points):
+        hidden = self.first(points).relu()
+        return self.last((hidden + self.context(hidden.mean(self.dim, keepdim=True))).relu()).amax((1, 2))
+
+
+def context_of_the_batch(right):
+    model = Context(1 if right else 0)
+    trained_by(lambda: F.mse_loss(model(torch.randn(12, 7, 3)), torch.randn(12)), model)
+
+
+class Embedding(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.layer, self.dim = nn.Linear(4, 6), dim
+
+    def forward(self, x):
+        return F.normalize(self.layer(x), dim=self.dim)
+
+
+def embeddings_of_a_batch(right):
+    model = Embedding(1 if right else 0)
+
+    def loss():
+        first, second = model(torch.randn(12, 4)), model(torch.randn(12, 4))
+        return F.cross_entropy(first @ second.T / 0.1, torch.arange(12))
+
+    trained_by(loss, model)
+
+
 def generator_that_draws_pictures(right):
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     judge = nn.Linear(2, 1)
@@ -857,6 +988,17 @@ PROGRAMS = {
     plateau_of_an_accuracy: "scheduler-wrong-mode",
     rate_that_falls: "learning-rate-not-set",
     experts_of_one_copy: "equal-units",
+    averaged_over_steps: "entries-are-one-tensor",
+    trained_and_predicted_with_another: "evaluated-in-training-mode",
+    factor_of_the_rate: "rate-too-small",
+    weights_of_one: "initial-weights",
+    weights_of_next_to_nothing: "gradients-vanish",
+    clamped_outside: "zero-gradient",
+    batch_of_one_seed: "same-random-numbers",
+    batches_by_number: "same-slice",
+    batches_of_one_draw: "same-slice",
+    context_of_the_batch: "samples-mix",
+    embeddings_of_a_batch: "samples-mix",
 }
 
 
@@ -865,6 +1007,34 @@ PROGRAMS = {
 def test_a_mistake_is_told_however_it_is_written(program, cause):
     assert cause in [one.cause for one in findings_of(program, right=False)]
     assert [str(one) for one in findings_of(program, right=True)] == []
+
+
+def test_a_model_left_in_evaluation_is_told_with_the_line_of_eval():
+    def program(_):
+        model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+
+        def validate():
+            model.eval()
+            with torch.no_grad():
+                return model(torch.randn(8, 4)).mean()
+
+        validate()
+        trained_by(lambda: model(torch.randn(8, 4)).square().mean(), model)
+
+    (found,) = findings_of(program, right=False)
+    assert found.cause == "left-in-evaluation" and "model.eval()" in [one.statement for one in found.sites]
+
+
+def features_that_are_compared_over_a_batch():
+    model = Embedding(0)
+
+    def loss():
+        images = torch.randn(12, 1, 2, 2)
+        first, second = (model(images.flatten(1) + number) for number in (0, 1))
+        labels = F.cross_entropy(first, torch.arange(12) % 6)
+        return (first.T @ second - torch.eye(6)).square().mean() + 0 * labels
+
+    return loss, model
 
 
 def frames_pooled_to_a_latent():
@@ -1081,6 +1251,7 @@ def last_states(encoded):
         last_output_of_both_directions,
         targets_that_a_mask_leaves_out,
         windows_as_wide_as_the_batch,
+        features_that_are_compared_over_a_batch,
         frames_pooled_to_a_latent,
     ],
     ids=lambda made: made.__name__,

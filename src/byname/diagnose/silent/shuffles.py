@@ -44,6 +44,7 @@ _SEEDS = re.compile(r"seed|set_state|default_rng|RandomState|Random\(")
 _SEEDS_BY = re.compile(r"\b(manual_seed|random\.seed|default_rng|RandomState|random\.Random)\((\d+|[A-Z][A-Z_]*)\)$")
 _GENERATOR = re.compile(r"(?!torch\.)[\w.]+(?= =|\.manual_seed|\.seed)")
 _EVALUATES = re.compile(r"val|test|eval|no_grad|inference")
+_IN_FORWARD = "by a dropout or the like in the forward"
 _EACH_STEP = f"before each of {_MANY} steps"
 
 
@@ -111,7 +112,7 @@ class Seeds(Topic):
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
-        self._now: dict[str, Any] = {}  # since the last step: the seed, its line, the generator's state in the forward
+        self._now: dict[str, Any] = {}  # since the last step: seed, line, the generator's state then and in the forward
         self._same: list[Any] = []  # what held in the last steps in a row
         self._last = (0, 0)  # the id of the iterator that gave the last batch, and the steps before it
 
@@ -123,7 +124,7 @@ class Seeds(Topic):
 
     def _seeds(self, call: ObservedCall, result: Any) -> None:
         if torch.is_grad_enabled():
-            self._now |= {"seed": call.given(0, "seed"), "line": call.programs_line}
+            self._now |= {"seed": call.given(0, "seed"), "line": call.programs_line, "fresh": _state()}
 
     def _gave(self, call: ObservedCall, batch: Any) -> None:
         """Report a seed that the dataset of a batch sets for each sample."""
@@ -136,17 +137,20 @@ class Seeds(Topic):
 
     def ran(self, call: ObservedCall) -> None:
         """Note the state at the first forward of a step."""
-        if self._now.keys() == {"seed", "line"} and not call.depth:
+        if self._now.keys() == {"seed", "line", "fresh"} and not call.depth:
             self._now |= {"state": _state(), "drawn": call.line.site}
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Report a forward that drew random numbers, and began in the same state in several steps in a row."""
         now, same, self._now, self._same = self._now, self._same, {}, []
-        if "state" in now and _state() != now["state"] and followed.kind != "LBFGS":
+        is_drawn = "state" in now and now["state"] != now["fresh"]
+        if is_drawn and getattr(now["line"].code, "co_name", "") == "__getitem__":  # `_gave` looks at a dataset's
+            now = {}
+        if "state" in now and (is_drawn or _state() != now["state"]) and followed.kind != "LBFGS":
             key = id(followed), now["seed"], now["line"].place, now["state"]
             self._same = [*same, key] if [key] == same[-1:] else [key]
             if len(self._same) == _MANY and (site := now["line"].site) is not None:
-                what = "by a dropout or the like in the forward"
+                what = "between it and the forward, such as a batch," if is_drawn else _IN_FORWARD
                 self.report(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what=what, drawn=now["drawn"])
         if followed.steps == _MANY:
             self._look_for_generators(followed.line)

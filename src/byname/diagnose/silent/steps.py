@@ -7,7 +7,7 @@ import math
 import re
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from os.path import commonprefix
 from types import CodeType
@@ -59,6 +59,10 @@ RATE_NOT_SET = topic_cause("learning-rate-not-set",
 RATE_TOO_SMALL = topic_cause("rate-too-small",
     "no step changes {share} of {names:3} since step {since} of {steps}, though their gradients are not 0: the "
     "learning rate (lr) is {rate:.2g} there{fall}", "{remedy}")
+RETURNS_RATE = topic_cause("rate-too-small",
+    "suspicious: {scheduler} ({kind}), made{noticed:at}, multiplies the learning rate {rate:g} of {optimizer} by "
+    "{most:.2g} at most in {steps} steps: what its function returns is a factor, and seems to be a learning rate",
+    "return a factor of up to 1, such as step / warmup, or make the optimizer with lr=1.0")
 CLIPS_TOO_SOON = topic_cause("clips-at-the-wrong-place",
     "`{clip.statement}`{noticed:at} clips nothing that a step uses: whenever it runs, no backward has reached the "
     "gradients of {names:3} since the last step; the backward{backward:at} comes after it",
@@ -101,6 +105,7 @@ class _Schedule:
     idle: int = 0  # its own since then, in a row
     span: int = 0  # the steps for which it is made
     metrics: tuple[Any, ...] = ()  # the first and the last that it is given in mode "min"
+    factors: list[float] = field(default_factory=list)  # of a LambdaLR: first, largest, last; its rate
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -133,6 +138,7 @@ class Schedules(Topic):
             own = attributes_of(call.args[0])
             spans = [own[name] for name in ("total_steps", "T_max", "total_iters") if type(own.get(name)) is int]
             self._schedules.append(_Schedule(*references, type(call.args[0]).__name__, line, span=sum(spans)))
+            _note_factor(self._schedules[-1])
 
     def _stepped(self, call: ObservedCall, result: Any) -> None:
         for schedule in self._schedules:  # none in its own __init__
@@ -140,6 +146,7 @@ class Schedules(Topic):
                 schedule.steps, schedule.called = schedule.steps + 1, schedule.called or call.programs_line
                 made = 0 if schedule.followed is None else schedule.followed.steps
                 schedule.seen, schedule.idle = made, schedule.idle + 1 if made == schedule.seen else 0
+                _note_factor(schedule)
                 metric, mode = call.given(1, "metrics"), attributes_of(call.args[0]).get("mode")
                 if mode == "min" and type(metric) is float:
                     schedule.metrics = *(schedule.metrics or (metric,))[:1], metric
@@ -199,6 +206,7 @@ class Schedules(Topic):
         for at, schedule in enumerate(self._schedules):
             self._report_span(schedule)
             self._report_mode(schedule)
+            self._report_factor(schedule)
             same = [one for one in self._schedules if one.followed is schedule.followed]
             keys = schedule.followed.keys if schedule.followed is not None else None
             later = [one for one in without if keys is None or not one.keys.isdisjoint(keys)]
@@ -234,6 +242,12 @@ class Schedules(Topic):
             facts = {"metric": metric, "first": first, "last": last, "called": schedule.called.site}
             self.report(WRONG_MODE, **facts, **schedule.facts)
 
+    def _report_factor(self, schedule: _Schedule) -> None:
+        """Report a LambdaLR that makes the learning rate a small part of what it is, and not because it warms up."""
+        first, most, last, rate = schedule.factors or (1.0, 1.0, 1.0, 1.0)
+        if schedule.steps >= _MANY and 0 < most < 0.05 and rate < 0.5 and not first < most == last:
+            self.report(RETURNS_RATE, rate=rate, most=most, steps=schedule.steps, **schedule.facts)
+
     def _report_rate(self, followed: FollowedOptimizer) -> None:
         first, since, then = self._rates.get(id(followed), (0, 0, 0))
         is_small = then < 1e-3 * first or then < _SMALL  # otherwise the program may have converged
@@ -251,6 +265,16 @@ class Schedules(Topic):
         facts = {"since": int(since), "steps": followed.steps, "rate": then, "fall": fall, "remedy": remedy}
         facts["share"] = f"more than {_FEW:.0%} of the numbers" if self._changes else "one bit"
         self.report(RATE_TOO_SMALL, called, names=names, **facts)
+
+
+def _note_factor(schedule: _Schedule) -> None:
+    """Note the largest factor by which a LambdaLR multiplies a learning rate now."""
+    own = attributes_of(schedule.scheduler()) if schedule.kind == "LambdaLR" else {}
+    rates, now = ([one for one in own.get(name, ()) if type(one) is float] for name in ("base_lrs", "_last_lr"))
+    factors = [one / rate for one, rate in zip(now, rates, strict=False) if rate]
+    if factors:
+        first, most, *_ = schedule.factors or [max(factors)] * 2
+        schedule.factors = [first, max(most, *factors), max(factors), max(rates)]
 
 
 def _target(line: Line) -> Name:

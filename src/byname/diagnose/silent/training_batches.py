@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import math
 import re
 import sys
 import weakref
@@ -11,6 +12,7 @@ from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, dataloader
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import FailureContext
+from byname.diagnose.context import FailureContext, value_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.shuffles import SHUFFLED_APART, Drawn, draw_of, ignores_index, item_of, read_by
 from byname.diagnose.silent.topic import (
@@ -56,6 +58,10 @@ SAME_SLICE = topic_cause("same-slice",
     "{inputs:-}suspicious: each of {times} steps uses the same {size} of {samples} samples: {part}{noticed:at} is the "
     "same slice each time, as {start} {why}",
     "{remedy}, or iterate over a DataLoader; it is right if the other samples are for something else")
+OVERLAPS = topic_cause("same-slice",
+    "suspicious: {part}{noticed:at} has {size} samples, and overlaps with the one before, which began {shift} earlier: "
+    "{start} counts batches, not samples, so that most of the {samples} samples are never used",
+    "multiply it, as in [{start.path} * n : ({start.path} + 1) * n], or iterate over range(0, {samples}, n)")
 EQUAL_SAMPLES = topic_cause("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: {why}",
     "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given")
@@ -146,13 +152,14 @@ class Batches(Topic):
         self._input: list[_Input] = []
         self._constant = ""  # the number of an input that has only one
         self._records = 0  # looks at which a list held one record only
-        self._equal, self._how = 0, ""  # how it shows that samples should differ
+        self._equal, self._how, self._loads = 0, "", 0  # how it shows that samples should differ
         self._arrays: deque[tuple[weakref.ref[torch.Tensor], int, bytes, Line, str]] = deque(maxlen=4096)
         self._parts: deque[tuple[weakref.ref[torch.Tensor], _Loader]] = deque(maxlen=64)  # of the last batches
 
     def begin(self, block: Undo) -> None:
         on_call(block, DataLoader, "__iter__", self._began)
         on_call(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
+        on_call(block, nn.Module, "load_state_dict", self._loaded)
         for name in ("from_numpy", "as_tensor"):
             on_call(block, torch, name, self._shares)
 
@@ -173,6 +180,12 @@ class Batches(Topic):
             same = [one for one in alive if one[1] == pointer] if count >= _MANY else []
             if len({one[2] for one in same}) > 1:
                 self.report(ONE_ARRAY, same[-1][3].site, entries=count, call=same[-1][4])
+
+    def _loaded(self, call: ObservedCall, result: Any) -> None:
+        self._loads += 1
+        if self._watch.steps and self._loads < _ENTRIES:  # an average of references, which are gone at the end
+            with DisableTorchFunction():
+                self._look_for_references()
 
     def _began(self, call: ObservedCall, iterator: Any) -> None:
         loader, line, made = call.args[0], user_line(call.frame), self._watch.steps
@@ -207,7 +220,7 @@ class Batches(Topic):
         """Look at the inputs of a forward with gradients."""
         given, made = call.tensors[:1], self._watch.steps
         if given and not call.depth:
-            self._note_same(("inputs", id(call.called)), given[0], call.line)
+            self._note_same(("inputs", id(call.called)), given[0], call)
             self._input = [self._look_at_input(call, given[0])] if made in _LOOKED_AT else []
 
     def _look_at_input(self, call: ObservedCall, given: torch.Tensor) -> _Input:
@@ -238,25 +251,46 @@ class Batches(Topic):
         with DisableTorchFunction():
             return shuffled[-1] if shuffled else draw_of(tensor)
 
-    def _note_same(self, key: Any, tensor: torch.Tensor, line: Line) -> None:
+    def _note_same(self, key: Any, tensor: torch.Tensor, call: ObservedCall) -> None:
         known = self._same.get(key)
+        if key in self._same and known is None:
+            return
         with DisableTorchFunction():
-            version = 0 if tensor.is_inference() else fact(tensor, "_version")
-            base = fact(tensor, "_base")
-            whole = tensor if base is None else base
-            part = tuple(tensor.shape), tensor.storage_offset(), tuple(whole.shape)
-        if key not in self._same:
+            index, cut, samples = _drawn_once(tensor, call.frame) or (tensor, None, ())
+            version = 0 if index.is_inference() else fact(index, "_version")
+            base = fact(index, "_base")
+            whole = index if base is None else base
+            part = tuple(tensor.shape), index.storage_offset(), samples or tuple(whole.shape)
+        if known is None:
             given = sum(one.batches for one in self._loaders.values())
-            self._same[key] = _Same(weakref.ref(whole), version, part, 1, given, line, _slice(tensor))
-        elif known is not None:
-            same = known.tensor() is whole and (known.version, known.part) == (version, part)
-            self._same[key] = known._replace(times=known.times + 1) if same else None
+            self._same[key] = _Same(weakref.ref(whole), version, part, 1, given, call.line, cut or _slice(tensor))
+            return
+        same = known.tensor() is whole and (known.version, known.part) == (version, part)
+        if not same and known.tensor() is whole and key[0] == "targets" and (item := item_of(tensor)) is not None:
+            self._look_for_overlap(known.part, part, *item)
+        self._same[key] = known._replace(times=known.times + 1) if same else None
+
+    def _look_for_overlap(self, before: Any, part: Any, line: Line, node: ast.Subscript) -> None:
+        """Report a slice that begins a few rows after the one before, in a loop over the number of batches."""
+        found = re.search(r"\[(\w+):\1 \+ ([\w.]+)[],]", ast.unparse(node))
+        start, size = found.groups() if found else ("", "")
+        loop: Any = node
+        while not isinstance(loop, ast.For | None) or (loop is not None and ast.unparse(loop.target) != start):
+            loop = getattr(loop, "parent", None)
+        shift = (part[1] - before[1]) // math.prod(part[2][1:])
+        if loop is None or line.code is None or not 0 < 2 * shift <= part[0][0]:
+            return
+        count = ast.unparse(loop.iter).removeprefix("range(").removesuffix(")")
+        bound = [ast.unparse(one.node) for one in statements_binding(line.code, count) if one.node is not None]
+        if any("," not in one and re.search(rf"/ {re.escape(size)}\b|batches$", one) for one in (count, *bound)):
+            facts = {"part": variable(ast.unparse(node)), "start": variable(start), "shift": shift}
+            self.report(OVERLAPS, line.site, size=part[0][0], samples=part[2][0], **facts)
 
     def applied(self, call: ObservedCall) -> None:
         targets = call.targets
         if targets is None or not torch.is_grad_enabled():
             return
-        self._note_same(("targets", call.line.place), targets, call.line)
+        self._note_same(("targets", call.line.place), targets, call)
         for first in [one.drawn for one in self._input]:
             values = copy_values(targets)
             is_chosen = targets.dtype == torch.long and any(log.detaches_of(targets) for log in logs())  # by a policy
@@ -307,6 +341,7 @@ class Batches(Topic):
                 if 2 * size <= samples:
                     why = "is not read where its loop goes over the samples" if steps else "does not change"
                     remedy = f"take [{start}:{start} + {steps}]" if steps else f"change `{start}` from step to step"
+                    remedy = remedy if ":" in text else f"draw `{start}` anew for each step, inside of the loop"
                     facts = {"times": same.times, "size": size, "samples": samples, "why": why, "remedy": remedy}
                     inputs = [one.slice.site for one in self._same.values() if one and one.slice and one is not same]
                     self.report(SAME_SLICE, site, inputs=inputs, part=variable(text), start=variable(start), **facts)
@@ -393,6 +428,21 @@ def _uses_all(loop: ast.For) -> bool:
 
 def _rows_equal(values: torch.Tensor) -> bool:
     return len(values) > 1 and bool((values == values[:1]).all())
+
+
+def _drawn_once(tensor: torch.Tensor, frame: FrameType) -> tuple[torch.Tensor, _Slice, tuple[int]] | None:
+    """Return the index by which a batch was made, and the number of samples, if a statement draws it for one batch."""
+    item = item_of(tensor)
+    if item is None or (code := item[0].code) is None or (site := item[0].site) is None:
+        return None
+    path = ast.unparse(item[1].slice)
+    bound: list[Any] = [one.node for one in statements_binding(code, path)] if path.isidentifier() else []
+    if len(bound) == 1 and re.search(r"(rand(perm|int)|choice|sample)\(.*batch", ast.unparse(bound[0])):
+        for one in [one for one in walk_frames(frame) if one.f_code is code]:
+            index, source = (value_of(part, variables_of(one)) for part in (item[1].slice, item[1].value))
+            if is_tensor(index) and is_tensor(source):
+                return index, _Slice(ast.unparse(item[1]), path, site), (len(source),)
+    return None
 
 
 def _slice(tensor: torch.Tensor) -> _Slice | None:

@@ -16,7 +16,7 @@ from byname.diagnose.context import FailureContext, assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, is_training, sum_of
 from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, copy_values, on_call, topic_cause
-from byname.naming.name import Name
+from byname.naming.name import Name, at
 from byname.reading.frames import Line
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
@@ -58,6 +58,15 @@ DEAD_UNITS = topic_cause("dead-units",
     "{dead} of the {units} units of {name} have gradients of exactly 0 whenever they were looked at since step {since} "
     "of {steps}{noticed:at}, and had others before: they are dead, as where a relu gets only negative values",
     "a smaller learning rate (lr), leaky_relu or gelu in place of relu, or a norm before it")
+TOO_LARGE = topic_cause("initial-weights",
+    "suspicious: {names:3} begin with a standard deviation of {std:.2g}{made:at}: the largest makes its "
+    "input {gain:.0f} times larger, and no norm follows, so that tanh and sigmoid saturate, and other outputs explode",
+    "initialise them by nn.init.xavier_uniform_ or kaiming_normal_, whose scale fits the number of inputs")
+VANISHES = topic_cause("gradients-vanish",
+    "hardly any gradient reaches {names:3}: in step {steps}{noticed:at} {names:its|their} gradients are at most "
+    "{most:.1g}, less than a millionth of the largest one{how}{made:-}",
+    "initialise the weights by kaiming_normal_ or xavier_uniform_, whose scale fits the number of inputs; in a deep "
+    "network take relu in place of sigmoid, norms, or residual connections")
 SAME_MODULE = topic_cause("same-module",
     "suspicious: {copy} and {module} have the same parameters since `{assigned.statement}`{assigned:at}: what {copy} "
     "gives without gradients{noticed:at} changes with every step of {module}",
@@ -70,6 +79,10 @@ UNTIED = topic_cause("weights-untied",
     "right if each should learn by itself")
 # fmt: on
 
+_FAINT_AT, _FAINT = 4, 1e-6
+"""The step at which gradients are reported that are at most this share of the largest one."""
+_LARGE, _TINY = 4.0, 0.1
+"""Factors by which a layer makes its input larger that are out of scale."""
 _EQUAL_AT, _TARGETS_AT, _AVERAGED_AT = 8, (32, 64, 128, 256), (8, 16, 32)
 _DEAD, _LONG = 8, 4
 """The fewest steps with gradients of 0 only that are reported, and the smallest share of all steps: one in `_LONG`."""
@@ -121,6 +134,7 @@ class Weights(Topic):
         super().__init__(watch)
         self.dead: dict[int, int] = {}
         self._dying: dict[int, list[int]] = {}
+        self._faint: set[int] = set()
         self._last: dict[int, list[tuple[weakref.ref[torch.Tensor], torch.Tensor]]] = {}
         self._copies: dict[int, int] = {}
         self._modules: dict[int, _Called] = {}
@@ -204,6 +218,10 @@ class Weights(Topic):
             self._look_for_ties(followed)
         if followed.is_sampled_step:
             self._look_at_units(followed)
+        if steps == 1:
+            self._look_for_large_weights(followed)
+        if steps == _FAINT_AT:
+            self._look_for_faint_gradients(followed)
         if steps == _EQUAL_AT:
             self._look_for_equal_units(followed)
         if steps - 1 in _AVERAGED_AT and id(followed) in self._last:
@@ -218,23 +236,57 @@ class Weights(Topic):
         if id(followed) in self.dead or followed.is_sampled_step:
             self._look_for_zero_gradients(followed)
 
+    def _called_modules(self) -> list[nn.Module]:
+        alive = [called.module() for called in self._modules.values()]
+        return [one for module in alive if module is not None for one in modules_in(module)]
+
+    def _layers_of(self, followed: FollowedOptimizer) -> list[torch.Tensor]:
+        """Return the weights of its linear and convolutional layers that were called."""
+        layers = [attributes_of(one)["_parameters"] for one in self._called_modules() if type(one) in _LAYERS]
+        mine = {id(weight): weight for one in layers if type(weight := one.get("weight")) in PLAIN}
+        return [one for key, one in mine.items() if key in followed.keys and one.numel() <= _MOST_NUMBERS]
+
+    def _look_for_large_weights(self, followed: FollowedOptimizer) -> None:
+        """Report layers that make their input many times larger before the first step, without a norm."""
+        gains = [(_gain(one), one) for one in self._layers_of(followed)]
+        large = [(gain, one) for gain, one in gains if gain > _LARGE]
+        has_norms = any("Norm" in type(one).__name__ for one in self._called_modules())
+        if 2 <= len(large) >= len(gains) / 2 and not has_norms:
+            gain, largest = max(large, key=lambda pair: pair[0])
+            names = tuple(FailureContext().names([one for _, one in large]))
+            facts = {"gain": gain, "std": gain / largest[0].numel() ** 0.5, "made": _made_last(largest)}
+            self.report(TOO_LARGE, followed.site, names=names, **facts)
+
+    def _look_for_faint_gradients(self, followed: FollowedOptimizer) -> None:
+        """Report layers whose gradients are next to nothing beside the largest of all."""
+        layers, every = self._layers_of(followed), followed.parameters()
+        with reading_values():
+            held = [(id(one), grad) for one in every if type(grad := fact(one, "grad")) in PLAIN and can_read(grad)]
+            small = [(key, grad) for key, grad in held if grad.layout is torch.strided]
+            ends = {key: float(grad.abs().max()) for key, grad in small if 0 < grad.numel() <= _MOST_NUMBERS}
+        faint = [one for one in layers if 0 < ends.get(id(one), 0) < _FAINT * max(ends.values())]
+        if 2 <= len(faint) >= len(layers) / 2:
+            gain, most = max(map(_gain, faint)), max(ends[id(one)] for one in faint)
+            made, how = _made_last(faint[0]), ""
+            if gain < _TINY:
+                how = f". The weights{at(made)} are small: a layer makes its input {gain:.1g} times as large"
+            facts = {"most": most, "steps": followed.steps, "how": how, "made": made if how else None}
+            self._faint.update(map(id, faint))
+            self.report(VANISHES, followed.site, names=tuple(FailureContext().names(faint)), **facts)
+
     def _look_at_units(self, followed: FollowedOptimizer) -> None:
         """Note which units of the linear and convolutional layers have a gradient that is not 0."""
-        alive = [called.module() for called in self._modules.values()]
-        modules = [one for module in alive if module is not None for one in modules_in(module)]
-        weights = [attributes_of(one)["_parameters"].get("weight") for one in modules if type(one) in _LAYERS]
-        mine = {id(one): one for one in weights if type(one) in PLAIN and id(one) in followed.keys}
         with reading_values():
-            for key, one in mine.items():
+            for key, one in ((id(one), one) for one in self._layers_of(followed)):
                 gradient = fact(one, "grad")
-                if type(gradient) in PLAIN and one.numel() <= _MOST_NUMBERS and can_read(gradient):
+                if type(gradient) in PLAIN and can_read(gradient):
                     if key not in self._alive or self._alive[key][0]() is not one:  # an id is used again
                         self._alive[key] = weakref.ref(one), []
                     units = gradient.detach().reshape(len(one), -1).ne(0).any(1).cpu()
                     self._alive[key][1].append((followed.steps, units))
 
     def _report_dead_units(self, every: Sequence[FollowedOptimizer]) -> None:
-        for key, (reference, looks) in self._alive.items():
+        for key, (reference, looks) in [one for one in self._alive.items() if one[0] not in self._faint]:
             weight, alive = reference(), torch.stack([mask for _, mask in looks])
             steps, site = next(((one.steps, one.site) for one in every if key in one.keys), (0, None))
             for number, (since, _) in enumerate(looks):
@@ -255,9 +307,8 @@ class Weights(Topic):
             twins = [one for every in same.values() for one in every if every[1:] and torch.equal(one, every[-1])]
         for cause, which in ((EQUAL_UNITS, found), (TWINS, twins)):
             if which:
-                made = [change.line.site for change in changes_of(memory_of(which[0]))] or [site_of_tensor(which[0])]
                 names = tuple(FailureContext().names(which))
-                self.report(cause, followed.site, names=names, steps=followed.steps, made=made[-1])
+                self.report(cause, followed.site, names=names, steps=followed.steps, made=_made_last(which[0]))
 
     def _look_for_zero_gradients(self, followed: FollowedOptimizer) -> None:
         graded = [one for one in followed.parameters() if one.dim() > 1 and fact(one, "grad") is not None]
@@ -338,6 +389,17 @@ class Weights(Topic):
         for called, followed, facts in self._targets:
             if any(sum_of(one) == called.total for one in called.parameters[:1]):  # none of a copy that is gone
                 self.report(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
+
+
+def _gain(weight: torch.Tensor) -> float:
+    """Return by how much a layer makes its input larger, on average; 0 if its numbers cannot be read."""
+    with reading_values():
+        return float(weight.detach().pow(2).mean() * weight[0].numel()) ** 0.5 if can_read(weight) else 0.0
+
+
+def _made_last(tensor: torch.Tensor) -> Any:
+    """Return the line that gave a tensor its values, by the last change in place or at its making."""
+    return ([change.line.site for change in changes_of(memory_of(tensor))] or [site_of_tensor(tensor)])[-1]
 
 
 def _all_equal(tensor: torch.Tensor) -> bool:
