@@ -214,9 +214,8 @@ class EvaluationMode(Topic):
                     self.report(STAYS_IN_EVALUATION, early.line.site, module=variable(module), put=early.put, **facts)
         for known in self._lines.values():
             has_norms, owner = any("Norm" in one for one in known.modal), known.owner
-            is_known = (
-                known.looks > 1 or has_norms if owner is None else owner.steps > 1
-            )  # else it may be one of several
+            # one forward of a model that is not trained may be one of several, as of Monte Carlo dropout
+            is_known = known.looks > 1 or has_norms if owner is None else owner.steps > 1
             if not known.is_intended and is_known and (known.has_gradients or evaluates(known.line)):
                 name = variable(callee_text(known.line) or "model")
                 modal = tuple(map(variable, known.modal))
