@@ -29,17 +29,20 @@ from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, sum_of
 from byname.diagnose.nonfinite.reasons import is_zero
+from byname.diagnose.silent.aliases import Aliases
+from byname.diagnose.silent.copies import Copies
 from byname.diagnose.silent.evaluation_mode import EvaluationMode
 from byname.diagnose.silent.labels import Labels
 from byname.diagnose.silent.loading import Loading
 from byname.diagnose.silent.ranks_apart import Ranks
 from byname.diagnose.silent.scales import Scales
+from byname.diagnose.silent.schedules import Schedules
 from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.shuffles import Seeds, Shuffles
-from byname.diagnose.silent.steps import Clipping, Schedules, Unused
 from byname.diagnose.silent.topic import LOSS_FUNCTIONS, SIGNED, ObservedCall, Topic, on_call
 from byname.diagnose.silent.training_batches import Batches
-from byname.diagnose.silent.weights import Weights
+from byname.diagnose.silent.units import Units
+from byname.diagnose.silent.unused_calls import Clipping, Unused
 from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
@@ -113,9 +116,9 @@ class RunningCheck:
         self._ungraded: dict[tuple[CodeKey, int], int] = {}
         self._leaf_losses = self._has_backward = self._over = False
         self._unfrozen = [0]  # parameters unfrozen so far, at the first times that some were
-        self._schedules, self._weights, self._evaluation = Schedules(self), Weights(self), EvaluationMode(self)
-        kinds = (Loading, Clipping, Batches, Scales, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
-        self._topics: list[Topic] = [self._schedules, self._weights, self._evaluation, *(kind(self) for kind in kinds)]
+        self._schedules, self._units, self._evaluation = Schedules(self), Units(self), EvaluationMode(self)
+        kinds = (Loading, Copies, Clipping, Batches, Aliases, Scales, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
+        self._topics: list[Topic] = [self._schedules, self._units, self._evaluation, *(kind(self) for kind in kinds)]
         self._applying = [one.applied for one in self._topics if type(one).applied is not Topic.applied]
         self._running = [one.ran for one in self._topics if type(one).ran is not Topic.ran]
         self._evaluating = [one.evaluated for one in self._topics if type(one).evaluated is not Topic.evaluated]
@@ -210,8 +213,8 @@ class RunningCheck:
         if run.partial:
             return []
         self._has_backward = True
-        if self._weights.dead:
-            self._weights.note_losses(roots)
+        if self._units.dead:
+            self._units.note_losses(roots)
         for followed in line.reached.values() if line.calls > _CALLS else ():
             followed.has_new_grads = True
         wastes = line.calls <= _CALLS_OF_WASTE and any(one.accumulation.is_wasting for one in self._followed.values())
@@ -357,7 +360,7 @@ class RunningCheck:
         self._report_all(STEPPING, followed)
         number = followed.steps
         near = followed.is_sampled_step or (number - 1) & (number - 2) == 0
-        if number <= _FIRST or near or id(followed) in self._weights.dead:
+        if number <= _FIRST or near or id(followed) in self._units.dead:
             for topic in self._topics:
                 safely(topic.before_step, followed)
         followed.accumulation.wasted, followed.has_new_grads = 0, False

@@ -183,3 +183,7 @@ def copy_values(tensor: Any, most: int = 1 << 16) -> torch.Tensor | None:
 def distinct(values: torch.Tensor) -> int:
     """Return how many different numbers there are."""
     return len(set(values.flatten().tolist()))
+
+
+def has_equal_rows(values: torch.Tensor) -> bool:
+    return len(values) > 1 and bool((values == values[:1]).all())

@@ -1,26 +1,22 @@
-"""Training batches: one batch again and again, samples that are all equal, and entries that are one tensor."""
+"""Training batches: one batch again and again, or one part of the data, and samples that are all equal."""
 
 from __future__ import annotations
 
 import ast
-import gc
 import math
 import re
-import sys
 import weakref
-from bisect import bisect
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, dataloader
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import FailureContext, value_of
+from byname.diagnose.context import value_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.shuffles import SHUFFLED_APART, Drawn, draw_of, ignores_index, item_of, read_by
 from byname.diagnose.silent.topic import (
@@ -30,19 +26,19 @@ from byname.diagnose.silent.topic import (
     arg_name,
     copy_values,
     distinct,
+    has_equal_rows,
     on_call,
     topic_cause,
 )
 from byname.naming.name import Name
-from byname.reading.frames import Line, reported_frame, user_line, variables_of
-from byname.reading.objects import attributes_of, dict_of
+from byname.reading.frames import Line, user_line, variables_of
+from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import fact, is_tensor, memory_of
+from byname.reading.tensor import fact, is_tensor
 from byname.source.code import names_bound, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
 from byname.source.tracebacks import walk_frames
-from byname.tracking.log import DetachPoint, logs
-from byname.tracking.lookup import site_of_tensor
+from byname.tracking.log import logs
 from byname.undo import Undo
 
 # fmt: off
@@ -65,21 +61,9 @@ OVERLAPS = topic_cause("same-slice",
 EQUAL_SAMPLES = topic_cause("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: {why}",
     "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given")
-ONE_TENSOR = topic_cause("entries-are-one-tensor",
-    "{entries} entries of containers are one tensor, {name}, which is changed in place{noticed:at}: they share its "
-    "memory, and all are equal to its latest values", "store a copy: {name.path}.clone()")
-ONE_ARRAY = topic_cause("entries-are-one-tensor",
-    "{entries} tensors that {call}{noticed:at} made of one array share its memory, and the array was filled anew "
-    "between: all are equal to its latest values", "store a copy: torch.tensor(array), or {call} and .clone()")
-ONE_RECORD = topic_cause("entries-are-one-tensor",
-    "all {entries} entries of {name} are one and the same {kind}, which holds the latest values only, and the inputs"
-    "{noticed:at}, made of them{made:at}, are all equal", "make a new {kind} for each entry, or append a copy of it")
-KEPT_REFERENCES = topic_cause("entries-are-one-tensor",
-    "{entries} results of {call}{noticed:at}, with steps between them, are one tensor, {name}: they share its memory, "
-    "and all are equal to its latest values", "keep a copy of each: x{call}.clone()")
 # fmt: on
 
-_MANY, _EQUAL_IN, _AGAIN, _ENTRIES, _FRAMES, _REFERENCES = 8, 3, 2, 16, 3, 3
+_MANY, _EQUAL_IN, _ENTRIES, _FRAMES = 8, 3, 16, 3
 _LOOKED_AT = (0, 1, 3)
 """Steps made before those whose inputs are read."""
 
@@ -151,41 +135,12 @@ class Batches(Topic):
         self._same: dict[Any, _Same | None] = {}
         self._input: list[_Input] = []
         self._constant = ""  # the number of an input that has only one
-        self._records = 0  # looks at which a list held one record only
-        self._equal, self._how, self._loads = 0, "", 0  # how it shows that samples should differ
-        self._arrays: deque[tuple[weakref.ref[torch.Tensor], int, bytes, Line, str]] = deque(maxlen=4096)
+        self._equal, self._how = 0, ""  # how it shows that samples should differ
         self._parts: deque[tuple[weakref.ref[torch.Tensor], _Loader]] = deque(maxlen=64)  # of the last batches
 
     def begin(self, block: Undo) -> None:
         on_call(block, DataLoader, "__iter__", self._began)
         on_call(block, dataloader._BaseDataLoaderIter, "__next__", self._gave)
-        on_call(block, nn.Module, "load_state_dict", self._loaded)
-        for name in ("from_numpy", "as_tensor"):
-            on_call(block, torch, name, self._shares)
-
-    def _shares(self, call: ObservedCall, result: Any) -> None:
-        """Note a tensor that shares the memory of an array, with the first numbers there."""
-        numpy, array = sys.modules.get("numpy"), call.given(0, "data")
-        if numpy is not None and type(array) is numpy.ndarray:
-            with DisableTorchFunction():
-                known = weakref.ref(result), result.data_ptr(), array.flat[:8].tobytes()
-            self._arrays.append((*known, user_line(call.frame), f"{call.called.__name__}()"))
-            if len(self._arrays) in (_ENTRIES, 4 * _ENTRIES):  # they may be gone before the next step
-                self._look_for_one_array()
-
-    def _look_for_one_array(self) -> None:
-        """Report many living tensors of one array that was filled anew."""
-        alive = [one for one in self._arrays if one[0]() is not None]
-        for pointer, count in Counter(one[1] for one in alive).items():
-            same = [one for one in alive if one[1] == pointer] if count >= _MANY else []
-            if len({one[2] for one in same}) > 1:
-                self.report(ONE_ARRAY, same[-1][3].site, entries=count, call=same[-1][4])
-
-    def _loaded(self, call: ObservedCall, result: Any) -> None:
-        self._loads += 1
-        if self._watch.steps and self._loads < _ENTRIES:  # an average of references, which are gone at the end
-            with DisableTorchFunction():
-                self._look_for_references()
 
     def _began(self, call: ObservedCall, iterator: Any) -> None:
         loader, line, made = call.args[0], user_line(call.frame), self._watch.steps
@@ -227,23 +182,9 @@ class Batches(Topic):
         values, equal = copy_values(given), 0
         if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
             is_long = distinct(values[0]) >= 3 or (len(call.tensors) == 1 and values[0].numel() > _FRAMES)
-            equal = len(values) if _rows_equal(values) and is_long else 0
+            equal = len(values) if has_equal_rows(values) and is_long else 0
             self._constant = f"{float(values.max()):g}" if equal and distinct(values[0]) == 1 else ""
-            if _rows_equal(values):
-                self._look_for_one_record(call)
         return _Input(equal, self._draw_of(given), type(call.called).__name__, call.line)
-
-    def _look_for_one_record(self, call: ObservedCall) -> None:
-        """Report a list in the frames around a call whose entries are one record of tensors."""
-        for variables in map(variables_of, walk_frames(reported_frame(call.frame))):
-            for name, held in variables.items():
-                first = held[0] if type(held) in (list, deque) and len(held) >= _ENTRIES else None
-                if (type(first) is dict or _is_record(first)) and all(one is first for one in held):
-                    parts = first if type(first) is dict else attributes_of(first)
-                    self._records += any(map(is_tensor, parts.values()))
-                    if self._records == _AGAIN:
-                        facts = {"entries": len(held), "name": variable(name), "kind": type(first).__name__}
-                        self.report(ONE_RECORD, call.line.site, made=site_of_tensor(call.tensors[0]), **facts)
 
     def _draw_of(self, tensor: torch.Tensor) -> Drawn | None:
         """Return the draw by which a tensor was indexed, or by which a loader shuffled it."""
@@ -294,7 +235,7 @@ class Batches(Topic):
         for first in [one.drawn for one in self._input]:
             values = copy_values(targets)
             is_chosen = targets.dtype == torch.long and any(log.detaches_of(targets) for log in logs())  # by a policy
-            differ = values is not None and values.dim() > 0 and not (is_chosen or _rows_equal(values))
+            differ = values is not None and values.dim() > 0 and not (is_chosen or has_equal_rows(values))
             ignoring = [words for one in self._loaders.values() if (words := ignores_index(one.loader()))]
             self._how = "while their targets differ" if differ else [*ignoring, ""][0]
             second = self._draw_of(targets)
@@ -311,11 +252,6 @@ class Batches(Topic):
                 why = why if self._constant else "a batch seems to repeat one sample"
                 self.report(EQUAL_SAMPLES, one.line.site, why=why, **facts)
         self._input, self._how = [], ""
-        if followed.is_sampled_step:
-            self._look_for_one_tensor()
-            self._look_for_one_array()
-            with DisableTorchFunction():
-                self._look_for_references()
         if self._watch.steps == 2 * _MANY:
             self._report_same()
 
@@ -346,46 +282,7 @@ class Batches(Topic):
                     inputs = [one.slice.site for one in self._same.values() if one and one.slice and one is not same]
                     self.report(SAME_SLICE, site, inputs=inputs, part=variable(text), start=variable(start), **facts)
 
-    def _look_for_one_tensor(self) -> None:
-        """Report a tensor that is in many entries of containers, and that the program changes in place."""
-        for log in logs():
-            changed: dict[int, list[Any]] = {}
-            for change in [*log.changes][-4096:] if log.of_this_thread() else ():
-                for storage in (reference() for reference in change.storages if not change.operation.endswith(".step")):
-                    changed.setdefault(id(storage), []).append((storage, change.line))
-            often = {key: lines for key, lines in changed.items() if len(lines) >= _MANY and lines[0][0] is not None}
-            for record in log.creations() if often else ():
-                tensor = record()  # in no list of ours, which would count
-                if tensor is None or sys.getrefcount(tensor) <= _FRAMES:
-                    continue
-                with DisableTorchFunction():
-                    lines = [] if fact(tensor, "requires_grad") else often.get(id(memory_of(tensor)), [])
-                entries, fills = _entries(tensor) if lines else (0, False)
-                if entries >= _ENTRIES or fills:
-                    name = FailureContext().names([tensor])[0]
-                    self.report(ONE_TENSOR, lines[-1][1].site, entries=entries, name=name)
-
-    def _look_for_references(self) -> None:
-        """Report references to one parameter that a line kept several times, as if they were copies."""
-        kept: dict[Any, dict[int, tuple[Any, Any, DetachPoint]]] = {}
-        for log in logs():
-            steps = [one.number for one in log.steps]
-            for cut in [*log.detaches] if log.of_this_thread() else ():
-                held = cut.result() if cut.result is not None and cut.name in ("detach", "data") else None
-                source = None if held is None else cut.inputs[0][0]()
-                if isinstance(source, nn.Parameter) and held is not None and memory_of(held) is memory_of(source):
-                    same = kept.setdefault((id(memory_of(source)), cut.line.place), {})
-                    same[bisect(steps, cut.number)] = source, held, cut
-        for same in [one for one in kept.values() if len(one) >= _REFERENCES][:1]:
-            source, _, cut = next(iter(same.values()))
-            name, *others = FailureContext().names([source, *(held for _, held, _ in same.values())])
-            call = ".data" if cut.name == "data" else ".detach()"
-            if all(one.path for one in others):  # else they may be garbage
-                self.report(KEPT_REFERENCES, cut.line.site, entries=len(same), call=call, name=name)
-
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        with DisableTorchFunction():
-            self._look_for_references()
         if self._watch.steps < 2 * _MANY:
             self._report_same()
         self._report_slices()
@@ -426,10 +323,6 @@ def _uses_all(loop: ast.For) -> bool:
     return bound <= {name for one in loop.body for name in read_by(one)}
 
 
-def _rows_equal(values: torch.Tensor) -> bool:
-    return len(values) > 1 and bool((values == values[:1]).all())
-
-
 def _drawn_once(tensor: torch.Tensor, frame: FrameType) -> tuple[torch.Tensor, _Slice, tuple[int]] | None:
     """Return the index by which a batch was made, and the number of samples, if a statement draws it for one batch."""
     item = item_of(tensor)
@@ -465,25 +358,3 @@ def _slice(tensor: torch.Tensor) -> _Slice | None:
         end = " ".join(path for one in statements_binding(code, end) for path in one.reads)
     is_moved = bool({*names} & {*re.findall(r"\w+", end)})  # from step to step, if its start is
     return _Slice(ast.unparse(item[1]), names[0], item[0].site) if is_moved else None
-
-
-def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
-    """Return how many entries of lists and deques, and of what these hold, are a tensor; whether it fills a deque."""
-    holders: list[Any] = [one for one in gc.get_referrers(tensor) if type(one) in (list, deque)]
-    rows = [one for one in gc.get_referrers(tensor) if issubclass(type(one), tuple | dict) or _is_record(one)]
-    lists = [one for one in (gc.get_referrers(*rows[:_ENTRIES]) if rows else ()) if type(one) in (list, deque)]
-    inside = {id(one) for held in lists if held is not rows for one in held}
-    holders += [one for one in rows if id(one) in inside]
-    counted = [one.values() if type(one) is dict else [tensor] if _is_record(one) else one for one in holders]
-    number = sum(one is tensor for held in counted for one in held)
-    frames = [one for one in holders if type(one) in (list, deque) and len(one) >= _FRAMES]
-    return number, any(len({*map(id, one)}) == 1 for one in frames)
-
-
-def _is_record(one: Any) -> bool:
-    """Return whether an object is an instance of a class of the program's that has attributes, such as a dataclass."""
-    home = type(one).__module__.partition(".")[0]
-    return dict_of(type(one)) is not None and home not in _OTHERS and not issubclass(type(one), tuple | nn.Module)
-
-
-_OTHERS = sys.stdlib_module_names - {"__main__"} | {"torch", "byname"}

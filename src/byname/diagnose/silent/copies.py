@@ -1,4 +1,4 @@
-"""Weights: units that stay equal, gradients that are 0 from some step on, averages and targets that do not follow."""
+"""Copies: averages and targets that do not follow a model, or are the model itself, and weights that are untied."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext, assignments
-from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, is_training, sum_of
-from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values
+from byname.diagnose.followed_optimizer import FollowedOptimizer, is_training, sum_of
+from byname.diagnose.nonfinite.reasons import is_zero, reading_values
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, copy_values, on_call, topic_cause
-from byname.naming.name import Name, at
+from byname.naming.name import Name
 from byname.reading.frames import Line
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
-from byname.reading.tensor import PLAIN, fact, is_tensor, memory_of
+from byname.reading.tensor import PLAIN, is_tensor, memory_of
 from byname.source.code import enclosing_statement, names_bound, names_read, source_of, statements_of
 from byname.source.location import is_library
 from byname.tracking.log import changes_of, logs
@@ -28,19 +28,6 @@ from byname.tracking.lookup import creation_record_of, site_of_tensor
 from byname.undo import Undo
 
 # fmt: off
-EQUAL_UNITS = topic_cause("equal-units",
-    "all rows of {names:3} are equal after {steps} steps, and so are those of {names:its|their} gradients: "
-    "the units of a layer stay identical, as if it had one (symmetric initialisation{made:at})",
-    "initialise the weights at random, such as nn.init.xavier_uniform_ or kaiming_uniform_; biases may be constant")
-TWINS = topic_cause("equal-units",
-    "{names:4} have the same values after {steps} steps, and the same gradients: so far they learn as if they were "
-    "one, as copies of one layer do{made:at}",
-    "initialise each at random, by itself: make each anew instead of by copy.deepcopy(), or call reset_parameters()")
-DIES = topic_cause("gradients-die",
-    "{backward:-}all numbers in the gradients of {names:3} are exactly 0 since step {since} of {steps}, and were not "
-    "before; the loss is not 0. This happens when a relu gets only negative values (a dead "
-    "relu), or a clamp only values outside of its range",
-    "leave out a relu at the output (or take softplus, leaky_relu), take a smaller learning rate (lr), or clip")
 AVERAGE_IS_COPY = topic_cause("average-is-a-copy",
     "{average} is no average of {weight}: after each update{noticed:at} it is nearly equal to it, and differs by "
     "{share:.1g} of what the last step changed. The decay seems to be used the wrong way round",
@@ -54,19 +41,6 @@ OLD_STATISTICS = topic_cause("average-without-buffers",
     "copy follow those of a trained model, and its buffers, as running_mean and running_var, do not",
     "copy the buffers in each update, too: for mine, other in zip(copy.buffers(), model.buffers()): mine.copy_(other); "
     "of an AveragedModel, use_buffers=True or update_bn()")
-DEAD_UNITS = topic_cause("dead-units",
-    "{dead} of the {units} units of {name} have gradients of exactly 0 whenever they were looked at since step {since} "
-    "of {steps}{noticed:at}, and had others before: they are dead, as where a relu gets only negative values",
-    "a smaller learning rate (lr), leaky_relu or gelu in place of relu, or a norm before it")
-TOO_LARGE = topic_cause("initial-weights",
-    "suspicious: {names:3} begin with a standard deviation of {std:.2g}{made:at}: the largest makes its "
-    "input {gain:.0f} times larger, and no norm follows, so that tanh and sigmoid saturate, and other outputs explode",
-    "initialise them by nn.init.xavier_uniform_ or kaiming_normal_, whose scale fits the number of inputs")
-VANISHES = topic_cause("gradients-vanish",
-    "hardly any gradient reaches {names:3}: in step {steps}{noticed:at} {names:its|their} gradients are at most "
-    "{most:.1g}, less than a millionth of the largest one{how}{made:-}",
-    "initialise the weights by kaiming_normal_ or xavier_uniform_, whose scale fits the number of inputs; in a deep "
-    "network take relu in place of sigmoid, norms, or residual connections")
 SAME_MODULE = topic_cause("same-module",
     "suspicious: {copy} and {module} have the same parameters since `{assigned.statement}`{assigned:at}: what {copy} "
     "gives without gradients{noticed:at} changes with every step of {module}",
@@ -79,20 +53,11 @@ UNTIED = topic_cause("weights-untied",
     "right if each should learn by itself")
 # fmt: on
 
-_FAINT_AT, _FAINT = 4, 1e-6
-"""The step at which gradients are reported that are at most this share of the largest one."""
-_LARGE, _TINY = 4.0, 0.1
-"""Factors by which a layer makes its input larger that are out of scale."""
-_EQUAL_AT, _TARGETS_AT, _AVERAGED_AT = 8, (32, 64, 128, 256), (8, 16, 32)
-_DEAD, _LONG = 8, 4
-"""The fewest steps with gradients of 0 only that are reported, and the smallest share of all steps: one in `_LONG`."""
-_DEAD_SHARE, _DEAD_LOOKS = 0.5, 4
-"""The share of dead units in a layer, and the looks at steps 1, 2, 4, ..., at which they are reported."""
+_TARGETS_AT, _AVERAGED_AT = (32, 64, 128, 256), (8, 16, 32)
 _NO_AVERAGE = 0.05
 """An average that differs from the weights by less than this share of the last step is called a copy."""
 _MOST_NUMBERS = 1 << 20
 _MOST_MODULES, _FIRST_USED, _COMPARED, _MANY = 64, 2, 8, 4
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class _Called(NamedTuple):
@@ -127,21 +92,16 @@ class _ParameterSlot(NamedTuple):
         return attributes_of(self.module()).get("_parameters", {}).get(self.name)
 
 
-class Weights(Topic):
-    """Watches the values of parameters, and of their copies, at a few steps."""
+class Copies(Topic):
+    """Watches averages and targets at a few steps, and parameters that were one."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
-        self.dead: dict[int, int] = {}
-        self._dying: dict[int, list[int]] = {}
-        self._faint: set[int] = set()
         self._last: dict[int, list[tuple[weakref.ref[torch.Tensor], torch.Tensor]]] = {}
         self._copies: dict[int, int] = {}
         self._modules: dict[int, _Called] = {}
         self._targets: list[tuple[_Called, FollowedOptimizer, dict[str, Any]]] = []
-        self._loss_is_zero = False
         self._target_calls: dict[Any, Line | None] = {}  # calls without gradients named as a target
-        self._alive: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[int, torch.Tensor]]]] = {}
         self._parameter_slots: dict[int, _ParameterSlot] = {}
         self._ties: list[tuple[_ParameterSlot, _ParameterSlot, list[Line]]] = []
 
@@ -172,10 +132,6 @@ class Weights(Topic):
             if not is_copy and mine[0] is not mine[1] and followed.keys.issuperset(map(id, mine)):
                 names = FailureContext().names(mine)
                 self.report(UNTIED, site, first=names[0], second=names[1], tied=second.line.site)
-
-    def note_losses(self, roots: Sequence[Any]) -> None:
-        """Note whether a loss is 0: then a gradient of 0 is right, as that of a hinge loss."""
-        self._loss_is_zero = any(map(is_zero, roots))
 
     def evaluated(self, call: ObservedCall) -> None:
         """Note a call that gives a target, by the name of what is called, of a module that an optimizer trains."""
@@ -216,14 +172,6 @@ class Weights(Topic):
         steps = followed.steps
         if steps == 1:
             self._look_for_ties(followed)
-        if followed.is_sampled_step:
-            self._look_at_units(followed)
-        if steps == 1:
-            self._look_for_large_weights(followed)
-        if steps == _FAINT_AT:
-            self._look_for_faint_gradients(followed)
-        if steps == _EQUAL_AT:
-            self._look_for_equal_units(followed)
         if steps - 1 in _AVERAGED_AT and id(followed) in self._last:
             any(self._finds_copy(followed, *one) for one in self._last.pop(id(followed)))
         if steps in _AVERAGED_AT:
@@ -233,94 +181,6 @@ class Weights(Topic):
                 self._last[id(followed)] = [(weakref.ref(one), one.detach().clone()) for one in smallest]
         if steps in _TARGETS_AT:
             self._look_for_targets(followed)
-        if id(followed) in self.dead or followed.is_sampled_step:
-            self._look_for_zero_gradients(followed)
-
-    def _called_modules(self) -> list[nn.Module]:
-        alive = [called.module() for called in self._modules.values()]
-        return [one for module in alive if module is not None for one in modules_in(module)]
-
-    def _layers_of(self, followed: FollowedOptimizer) -> list[torch.Tensor]:
-        """Return the weights of its linear and convolutional layers that were called."""
-        layers = [attributes_of(one)["_parameters"] for one in self._called_modules() if type(one) in _LAYERS]
-        mine = {id(weight): weight for one in layers if type(weight := one.get("weight")) in PLAIN}
-        return [one for key, one in mine.items() if key in followed.keys and one.numel() <= _MOST_NUMBERS]
-
-    def _look_for_large_weights(self, followed: FollowedOptimizer) -> None:
-        """Report layers that make their input many times larger before the first step, without a norm."""
-        gains = [(_gain(one), one) for one in self._layers_of(followed)]
-        large = [(gain, one) for gain, one in gains if gain > _LARGE]
-        has_norms = any("Norm" in type(one).__name__ for one in self._called_modules())
-        if 2 <= len(large) >= len(gains) / 2 and not has_norms:
-            gain, largest = max(large, key=lambda pair: pair[0])
-            names = tuple(FailureContext().names([one for _, one in large]))
-            facts = {"gain": gain, "std": gain / largest[0].numel() ** 0.5, "made": _made_last(largest)}
-            self.report(TOO_LARGE, followed.site, names=names, **facts)
-
-    def _look_for_faint_gradients(self, followed: FollowedOptimizer) -> None:
-        """Report layers whose gradients are next to nothing beside the largest of all."""
-        layers, every = self._layers_of(followed), followed.parameters()
-        with reading_values():
-            held = [(id(one), grad) for one in every if type(grad := fact(one, "grad")) in PLAIN and can_read(grad)]
-            small = [(key, grad) for key, grad in held if grad.layout is torch.strided]
-            ends = {key: float(grad.abs().max()) for key, grad in small if 0 < grad.numel() <= _MOST_NUMBERS}
-        faint = [one for one in layers if 0 < ends.get(id(one), 0) < _FAINT * max(ends.values())]
-        if 2 <= len(faint) >= len(layers) / 2:
-            gain, most = max(map(_gain, faint)), max(ends[id(one)] for one in faint)
-            made, how = _made_last(faint[0]), ""
-            if gain < _TINY:
-                how = f". The weights{at(made)} are small: a layer makes its input {gain:.1g} times as large"
-            facts = {"most": most, "steps": followed.steps, "how": how, "made": made if how else None}
-            self._faint.update(map(id, faint))
-            self.report(VANISHES, followed.site, names=tuple(FailureContext().names(faint)), **facts)
-
-    def _look_at_units(self, followed: FollowedOptimizer) -> None:
-        """Note which units of the linear and convolutional layers have a gradient that is not 0."""
-        with reading_values():
-            for key, one in ((id(one), one) for one in self._layers_of(followed)):
-                gradient = fact(one, "grad")
-                if type(gradient) in PLAIN and can_read(gradient):
-                    if key not in self._alive or self._alive[key][0]() is not one:  # an id is used again
-                        self._alive[key] = weakref.ref(one), []
-                    units = gradient.detach().reshape(len(one), -1).ne(0).any(1).cpu()
-                    self._alive[key][1].append((followed.steps, units))
-
-    def _report_dead_units(self, every: Sequence[FollowedOptimizer]) -> None:
-        for key, (reference, looks) in [one for one in self._alive.items() if one[0] not in self._faint]:
-            weight, alive = reference(), torch.stack([mask for _, mask in looks])
-            steps, site = next(((one.steps, one.site) for one in every if key in one.keys), (0, None))
-            for number, (since, _) in enumerate(looks):
-                dead = int((alive[:number].any(0) & ~alive[number:].any(0)).sum())
-                is_long = len(looks) - number >= _DEAD_LOOKS and steps - since >= max(2 * _DEAD, steps / _LONG)
-                if weight is not None and is_long and len(weight) > dead > max(_DEAD_SHARE * len(weight), 3):
-                    facts = {"dead": dead, "units": len(weight), "name": FailureContext().names([weight])[0]}
-                    self.report(DEAD_UNITS, site, since=since, steps=steps, **facts)
-                    break
-
-    def _look_for_equal_units(self, followed: FollowedOptimizer) -> None:
-        with reading_values():
-            graded = [one for one in followed.parameters() if type(one) in PLAIN and fact(one, "grad") is not None]
-            found = [one for one in graded if _all_equal(one) and _all_equal(fact(one, "grad"))]
-            same: dict[Any, list[torch.Tensor]] = {}
-            for one in [one for one in graded if one.dim() > 1 and not has_zero_gradient(one) and not found]:
-                same.setdefault((one.shape, sum_of(one), sum_of(fact(one, "grad"))), []).append(one)
-            twins = [one for every in same.values() for one in every if every[1:] and torch.equal(one, every[-1])]
-        for cause, which in ((EQUAL_UNITS, found), (TWINS, twins)):
-            if which:
-                names = tuple(FailureContext().names(which))
-                self.report(cause, followed.site, names=names, steps=followed.steps, made=_made_last(which[0]))
-
-    def _look_for_zero_gradients(self, followed: FollowedOptimizer) -> None:
-        graded = [one for one in followed.parameters() if one.dim() > 1 and fact(one, "grad") is not None]
-        lived = any(id(one) not in followed.zero for one in graded)  # a bias behind a dead relu lives on
-        smallest = sorted(graded, key=torch.numel)[: 1 if id(followed) in self.dead else None]
-        if lived and smallest and all(map(has_zero_gradient, smallest)) and not self._loss_is_zero:
-            if id(followed) not in self.dead:
-                followed.name(graded)
-                self.dead[id(followed)], self._dying[id(followed)] = followed.steps, list(map(id, graded))
-        else:
-            self.dead.pop(id(followed), None)
-        self._loss_is_zero = False
 
     def _finds_copy(self, followed: FollowedOptimizer, reference: weakref.ref[Any], before: torch.Tensor) -> bool:
         """Return whether another tensor follows a weight as a copy does; report it when it is found again."""
@@ -379,40 +239,9 @@ class Weights(Topic):
                 return
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        since = {one: self.dead.get(id(one), one.steps) for one in every}
-        died = [one for one in every if one.steps - since[one] >= max(_DEAD, one.steps / _LONG)]
-        self._report_dead_units([one for one in every if one not in died])  # they may be dead by what is behind them
-        for followed in died:
-            names = followed.names_of(self._dying[id(followed)])
-            facts = {"names": names, "backward": followed.backward, "steps": followed.steps}
-            self.report(DIES, followed.site, since=since[followed], **facts)
         for called, followed, facts in self._targets:
             if any(sum_of(one) == called.total for one in called.parameters[:1]):  # none of a copy that is gone
                 self.report(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
-
-
-def _gain(weight: torch.Tensor) -> float:
-    """Return by how much a layer makes its input larger, on average; 0 if its numbers cannot be read."""
-    with reading_values():
-        return float(weight.detach().pow(2).mean() * weight[0].numel()) ** 0.5 if can_read(weight) else 0.0
-
-
-def _made_last(tensor: torch.Tensor) -> Any:
-    """Return the line that gave a tensor its values, by the last change in place or at its making."""
-    return ([change.line.site for change in changes_of(memory_of(tensor))] or [site_of_tensor(tensor)])[-1]
-
-
-def _all_equal(tensor: torch.Tensor) -> bool:
-    """Return whether all rows of a matrix are equal, up to rounding, and not 0, or those of each gate of an RNN."""
-    if tensor.dim() < 2 or len(tensor) < 2 or tensor.numel() > _MOST_NUMBERS or not tensor.is_floating_point():
-        return False
-    rows = tensor.detach().reshape(len(tensor), -1)
-    largest = float(rows[:2].abs().max())
-    if not largest or float((rows[0] - rows[1]).abs().max()) > 1e-4 * largest:
-        return False
-    gates = [number for number in (1, 3, 4) if len(rows) % number == 0 and len(rows) > number]
-    blocks = [rows.reshape(number, -1, rows.shape[1]) for number in gates]
-    return any(float((one - one[:, :1]).abs().max()) <= 1e-4 * largest for one in blocks)
 
 
 def _is_computed_from(last: Line, first: Line) -> bool:
