@@ -40,7 +40,8 @@ def _cut(context: FailureContext) -> Iterator[Facts]:
     root = _without_graph(context)
     facts = None if root is None else cut_before(context, root)
     optimized = {id(one) for optimizer in living(torch.optim.Optimizer) for one in parameters_of(optimizer)}
-    frozen = [one for _, _, one in _seen_frozen() if id(one) in optimized and not fact(one, "requires_grad")]
+    seen = [] if root is None else _seen_frozen(root)
+    frozen = [one for _, _, one in seen if id(one) in optimized and not fact(one, "requires_grad")]
     if facts is not None and frozen and DETACHES[0] in facts["remedy"]:
         facts["why"] = render(
             "{why}, and {names} {names:does|do} not require grad", why=facts["why"], names=context.names(frozen)
@@ -55,9 +56,9 @@ _UNFREEZE = (
 )
 
 
-def _seen_frozen() -> list[tuple[CodeType | None, int, torch.Tensor]]:
-    """Return the living tensors whose ``requires_grad`` a tracker saw set to False, each with the place."""
-    seen = [sight for log in logs() for sight in log.frozen]
+def _seen_frozen(root: torch.Tensor) -> list[tuple[CodeType | None, int, torch.Tensor]]:
+    """Return the living tensors that the tracker of a loss saw frozen by ``requires_grad``, each with the place."""
+    seen = [sight for log in logs() if log.made(root) is not None for sight in log.frozen]
     return [(code, at_, tensor) for code, at_, reference in seen if (tensor := reference()) is not None]
 
 
@@ -67,7 +68,7 @@ def _frozen(context: FailureContext) -> Iterator[Facts]:
     given: list[torch.Tensor] = [one for model in context.models for one in parameters_in(model)]
     if root is None or any(fact(one, "requires_grad") for one in given):
         return
-    alive = _seen_frozen() if any(log.made(root) is not None for log in logs()) else []
+    alive = _seen_frozen(root)
     frozen = given or [tensor for _, _, tensor in alive if not fact(tensor, "requires_grad")]
     names = tuple(context.names(frozen)) if frozen else ()
     if names:
