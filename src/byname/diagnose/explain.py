@@ -9,6 +9,7 @@ from typing import Any
 
 from byname.diagnose.cause import Cause
 from byname.diagnose.causes.checkpoint import CHECKPOINTS
+from byname.diagnose.causes.custom_function import CUSTOM_FUNCTIONS
 from byname.diagnose.causes.given import GIVEN
 from byname.diagnose.causes.in_place import MODIFIED, REFUSED_IN_PLACE
 from byname.diagnose.causes.iterations import BACKWARD_TWICE
@@ -94,6 +95,7 @@ ERRORS: tuple[Cause[FailureContext], ...] = (
     DDP_UNUSED,
     *GIVEN,
     *RAISED,
+    *CUSTOM_FUNCTIONS,
     ANOMALY,
     *CHECKPOINTS,
 )

@@ -7,13 +7,14 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from byname.diagnose.causes.flat import FlatOperation
 from byname.diagnose.causes.not_reached import Use, last_use
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
@@ -36,16 +37,6 @@ MOVED, PUT_BACK = "moved", "put back"
 """Outcomes of a step for a parameter's values: it changed them; they were the old ones again before the next step."""
 _WATCHED, _SMALL = 3, 4096
 """Parameters of an optimizer whose values are compared, and the numbers of each, at most."""
-
-
-class FlatOperation(NamedTuple):
-    """An operation whose derivative is 0 everywhere, such as ``round``, and the line that calls it."""
-
-    operation: str
-    site: Site | None
-    of_one: bool = False  # a softmax along a dimension with one element, whose result is always the same
-    dead: bool = False  # a relu that gave only zeros, or a clamp that was given only values beyond its bounds
-    of_equals: bool = False  # an exp of a difference of equal results, such as PPO's ratio
 
 
 class FollowedOptimizer:

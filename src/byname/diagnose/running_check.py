@@ -17,9 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from byname.autograd.walk import has_graph
 from byname.diagnose.cause import C, Cause
+from byname.diagnose.causes.flat import flat_operation_in
 from byname.diagnose.causes.iterations import GRAPH_GROWS, GRAPH_IN_GRAD
 from byname.diagnose.causes.loss import Loss, is_first
-from byname.diagnose.causes.losses import LOSSES, flat_operation_in
+from byname.diagnose.causes.losses import LOSSES
 from byname.diagnose.causes.not_reached import MAY_BE, unreached_parameters
 from byname.diagnose.causes.ownership import LEFT_OUT
 from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING, Rebinding, rebinding_in

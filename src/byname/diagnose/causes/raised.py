@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import dis
 import itertools
 import re
 from collections.abc import Iterator
-from inspect import Parameter, signature
-from types import CodeType, FunctionType, GeneratorType
+from types import CodeType, GeneratorType
 from typing import Any
 
 import torch
@@ -17,14 +15,15 @@ from torch import nn
 from byname.autograd.order import node_of_input
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, render, variable
+from byname.diagnose.causes.custom_function import method_in_class
 from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
 from byname.memory.oom import memory_report
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
 from byname.reading.modules import modules_in, parameters_of, plain_containers
-from byname.reading.objects import attributes_of, found_in
+from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Site, locate, statements_binding
+from byname.source.location import locate, statements_binding
 from byname.table import bytes_text, counted
 from byname.tracking.log import logs
 
@@ -227,69 +226,6 @@ def _is_result(tensor: torch.Tensor) -> bool:
     return fact(tensor, "grad_fn") is not None and not fact(tensor, "retains_grad")
 
 
-def _gradients_returned(context: FailureContext) -> Iterator[Facts]:
-    """Yield the custom function whose backward returned another number of gradients than it has inputs."""
-    for custom in _custom_functions(context):
-        wanted, got = int(context.match[2]), int(context.match[3])
-        returned, given = _return_of(custom), _inputs_of(custom)
-        last = ""
-        if got < wanted and returned is not None and returned.statement.startswith("return "):
-            last = f"; if the last {'one needs' if wanted - got == 1 else f'{wanted - got} need'} none: "
-            last += f"`{returned.statement}{', None' * (wanted - got)}`"
-        inputs = f" ({', '.join(given)})" if len(given) == wanted else ""
-        numbers = counted(got, "gradient"), counted(wanted, "input"), counted(wanted, "gradient")
-        facts = dict(zip(("got", "asked", "wanted"), numbers, strict=True))
-        yield {"backward": _backward_of(custom), "returned": returned, "inputs": inputs, "last": last, **facts}
-
-
-def _gradient_of_another_shape(context: FailureContext) -> Iterator[Facts]:
-    for custom in _custom_functions(context):
-        number, given = int(context.match[2]), _inputs_of(custom)
-        nth = f"`{given[number]}`" if number < len(given) else f"number {number + 1}"
-        shapes = {"got": context.match[3], "wanted": context.match[4]}
-        yield {"backward": _backward_of(custom), "returned": _return_of(custom), "input": nth, **shapes}
-
-
-def _custom_functions(context: FailureContext) -> list[Any]:
-    """Return the class of the custom function in the graph that PyTorch's message names, if it is the only one."""
-    kinds = {type(node) for node in context.walk.nodes[1:]} if context.has_graph else set()
-    named = [kind for kind in kinds if kind.__name__ == f"{context.match[1]}Backward"]
-    classes = {kind._forward_cls for kind in named if hasattr(kind, "_forward_cls")}
-    return [*classes] if len(classes) == 1 else []
-
-
-def _backward_of(custom: Any) -> Name:
-    return Name(f"{custom.__name__}.backward", "attribute", exact=False)
-
-
-def _method_of(kind: Any, name: str) -> FunctionType | None:
-    attribute = found_in(kind, name)
-    held = getattr(attribute, "__func__", attribute)
-    return held if type(held) is FunctionType else None
-
-
-def _return_of(custom: Any) -> Site | None:
-    """Return the line of the only return statement of a custom function's backward, or None."""
-    function = _method_of(custom, "backward")
-    if function is None:
-        return None
-    code, before, offsets = function.__code__, 0, []
-    for one in dis.get_instructions(code):
-        if one.opname.startswith("RETURN_"):
-            offsets.append(before)  # of the expression that is returned
-        before = one.offset
-    sites = {(site := locate(code, offset).site).line: site for offset in offsets}
-    return next(iter(sites.values())) if len(sites) == 1 else None
-
-
-def _inputs_of(custom: Any) -> list[str]:
-    """Return the names of the inputs of a custom function's forward, but its context; none if their number varies."""
-    function = _method_of(custom, "forward")
-    parameters = [] if function is None else list(signature(function).parameters.values())
-    varies = any(one.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for one in parameters)
-    return [] if varies else [one.name for one in parameters if one.name != "ctx"]
-
-
 def _copied_with_graph(context: FailureContext) -> Iterator[Facts]:
     """Yield the result of an operation that ``copy.deepcopy`` met, and that only a leaf can be."""
     met = [found["self"] for found in context.frames("__deepcopy__") if is_tensor(found.get("self"))]
@@ -373,7 +309,7 @@ def _without_gradients(context: FailureContext) -> Iterator[Facts]:
 def _given_to_worker(context: FailureContext) -> Iterator[Facts]:
     """Yield the data set that gives tensors with a graph to the workers of a ``DataLoader``."""
     for iterator in itertools.islice(context.selves(torch.utils.data.dataloader._BaseDataLoaderIter), 1):
-        function, kind = _method_of(type(iterator._dataset), "__getitem__"), type(iterator._dataset).__name__
+        function, kind = method_in_class(type(iterator._dataset), "__getitem__"), type(iterator._dataset).__name__
         defined = None if function is None else locate(function.__code__, 0).site
         yield {"kind": kind, "item": Name(f"{kind}.__getitem__", "attribute", exact=False), "defined": defined}
 
@@ -437,20 +373,6 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots"),
     Cause("empty-optimizer", Raised(ValueError, r"optimizer got an empty parameter list"), _no_parameters,
         "the optimizer{noticed:at} got no parameters{why}", "{remedy}"),
-    Cause("gradient-count",
-        Raised(RuntimeError, r"function (\w+)Backward returned .* gradients \(expected (\d+), got (\d+)\)"),
-        _gradients_returned,
-        "{backward} returned {got}{returned:at}, and its forward has {asked}{inputs}: backward returns one for each, "
-        "in their order, and None for those that need none",
-        "return {wanted} in the order of the inputs{inputs}, None where no gradient is needed{last}"),
-    Cause("gradient-shape",
-        Raised(RuntimeError, r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*?\]) but "
-            r"expected shape compatible with (\[.*?\])"),
-        _gradient_of_another_shape,
-        "{backward} returned{returned:at} a gradient of shape {got} for its input {input}, which has shape {wanted}: a "
-        "gradient has the shape of its input",
-        "return one of shape {wanted}: where forward has summed, backward expands (grad.unsqueeze(dim).expand(...)), "
-        "and where it has broadcast, backward sums (grad.sum_to_size(...))"),
     Cause("copy-of-graph", Raised(RuntimeError, r"support the deepcopy protocol"), _copied_with_graph,
         "copy.deepcopy{noticed:at} met {tensor}, which belongs to a graph: it was computed{made:at}, and only tensors "
         "that the program made itself can be deep-copied", "{remedy}"),

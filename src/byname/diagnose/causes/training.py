@@ -18,7 +18,7 @@ import torch
 
 from byname.diagnose.cause import Cause, Facts, always, no_extra_facts, render
 from byname.diagnose.causes.cuts import remedy_of, why_cut
-from byname.diagnose.causes.losses import DRAWN
+from byname.diagnose.causes.flat import DRAWN
 from byname.diagnose.causes.not_reached import Use
 from byname.diagnose.causes.readers import reads_gradients
 from byname.diagnose.context import assignments

@@ -1,0 +1,99 @@
+"""Custom function: errors of the gradients that a ``torch.autograd.Function`` of the program returns."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from inspect import Parameter, signature
+from types import FunctionType
+from typing import Any
+
+from byname.diagnose.cause import Cause, Facts, Raised
+from byname.diagnose.context import FailureContext
+from byname.naming.name import Name
+from byname.reading.objects import found_in
+from byname.source.location import Site, locate
+from byname.table import counted
+
+
+def _gradients_returned(context: FailureContext) -> Iterator[Facts]:
+    """Yield the custom function whose backward returned another number of gradients than it has inputs."""
+    for custom in _custom_functions(context):
+        wanted, got = int(context.match[2]), int(context.match[3])
+        returned, given = _return_of(custom), _inputs_of(custom)
+        last = ""
+        if got < wanted and returned is not None and returned.statement.startswith("return "):
+            last = f"; if the last {'one needs' if wanted - got == 1 else f'{wanted - got} need'} none: "
+            last += f"`{returned.statement}{', None' * (wanted - got)}`"
+        inputs = f" ({', '.join(given)})" if len(given) == wanted else ""
+        numbers = counted(got, "gradient"), counted(wanted, "input"), counted(wanted, "gradient")
+        facts = dict(zip(("got", "asked", "wanted"), numbers, strict=True))
+        yield {"backward": _backward_of(custom), "returned": returned, "inputs": inputs, "last": last, **facts}
+
+
+def _gradient_of_another_shape(context: FailureContext) -> Iterator[Facts]:
+    for custom in _custom_functions(context):
+        number, given = int(context.match[2]), _inputs_of(custom)
+        nth = f"`{given[number]}`" if number < len(given) else f"number {number + 1}"
+        shapes = {"got": context.match[3], "wanted": context.match[4]}
+        yield {"backward": _backward_of(custom), "returned": _return_of(custom), "input": nth, **shapes}
+
+
+def _custom_functions(context: FailureContext) -> list[Any]:
+    """Return the class of the custom function in the graph that PyTorch's message names, if it is the only one."""
+    kinds = {type(node) for node in context.walk.nodes[1:]} if context.has_graph else set()
+    named = [kind for kind in kinds if kind.__name__ == f"{context.match[1]}Backward"]
+    classes = {kind._forward_cls for kind in named if hasattr(kind, "_forward_cls")}
+    return [*classes] if len(classes) == 1 else []
+
+
+def _backward_of(custom: Any) -> Name:
+    return Name(f"{custom.__name__}.backward", "attribute", exact=False)
+
+
+def method_in_class(kind: Any, name: str) -> FunctionType | None:
+    attribute = found_in(kind, name)
+    held = getattr(attribute, "__func__", attribute)
+    return held if type(held) is FunctionType else None
+
+
+def _return_of(custom: Any) -> Site | None:
+    """Return the line of the only return statement of a custom function's backward, or None."""
+    function = method_in_class(custom, "backward")
+    if function is None:
+        return None
+    code, before, offsets = function.__code__, 0, []
+    for one in dis.get_instructions(code):
+        if one.opname.startswith("RETURN_"):
+            offsets.append(before)  # of the expression that is returned
+        before = one.offset
+    sites = {(site := locate(code, offset).site).line: site for offset in offsets}
+    return next(iter(sites.values())) if len(sites) == 1 else None
+
+
+def _inputs_of(custom: Any) -> list[str]:
+    """Return the names of the inputs of a custom function's forward, but its context; none if their number varies."""
+    function = method_in_class(custom, "forward")
+    parameters = [] if function is None else list(signature(function).parameters.values())
+    varies = any(one.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for one in parameters)
+    return [] if varies else [one.name for one in parameters if one.name != "ctx"]
+
+
+# fmt: off
+CUSTOM_FUNCTIONS: tuple[Cause[FailureContext], ...] = (
+    Cause("gradient-count",
+        Raised(RuntimeError, r"function (\w+)Backward returned .* gradients \(expected (\d+), got (\d+)\)"),
+        _gradients_returned,
+        "{backward} returned {got}{returned:at}, and its forward has {asked}{inputs}: backward returns one for each, "
+        "in their order, and None for those that need none",
+        "return {wanted} in the order of the inputs{inputs}, None where no gradient is needed{last}"),
+    Cause("gradient-shape",
+        Raised(RuntimeError, r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*?\]) but "
+            r"expected shape compatible with (\[.*?\])"),
+        _gradient_of_another_shape,
+        "{backward} returned{returned:at} a gradient of shape {got} for its input {input}, which has shape {wanted}: a "
+        "gradient has the shape of its input",
+        "return one of shape {wanted}: where forward has summed, backward expands (grad.unsqueeze(dim).expand(...)), "
+        "and where it has broadcast, backward sums (grad.sum_to_size(...))"),
+)
+# fmt: on
