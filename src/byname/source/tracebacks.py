@@ -11,10 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
-import torch
-
 _HERE = str(Path(__file__).parent.parent) + os.sep
-_PASSED = (str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
 
 
 def is_byname(filename: str) -> bool:
@@ -89,8 +86,10 @@ def walk_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 def warn(sentence: str, category: type[Warning]) -> None:
     """Issue a warning at the nearest line that is neither byname's, PyTorch's nor an exit stack's."""
+    torch = str(sys.modules["torch"].__file__)  # not imported here: a command's help does not need it
+    passed = (_HERE, str(Path(torch).parent) + os.sep, contextlib.__file__)
     level, frame = 2, sys._getframe(1)
-    while frame.f_back and (frame.f_code.co_filename.startswith(_PASSED) or is_byname(frame.f_code.co_filename)):
+    while frame.f_back and frame.f_code.co_filename.startswith(passed):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"byname: {sentence}", category, stacklevel=level)
 

@@ -276,6 +276,6 @@ def test_two_models_with_the_same_paths_are_told_apart():
         other(x), one(x)
         one(x)
     found = features.result()
-    assert {path: figures["samples"] for path, figures in found.items()} == {"0": 20, "1": 20, "model1.0": 40}
-    torch.testing.assert_close(found["0"]["mean"], other[0](x).detach().double().mean(0), rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(found["model1.0"]["mean"], one[0](x).detach().double().mean(0), rtol=1e-6, atol=1e-7)
+    assert {path: figures["samples"] for path, figures in found.items()} == {"0": 40, "1": 20, "model2.0": 20}
+    torch.testing.assert_close(found["model2.0"]["mean"], other[0](x).detach().double().mean(0), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found["0"]["mean"], one[0](x).detach().double().mean(0), rtol=1e-6, atol=1e-7)

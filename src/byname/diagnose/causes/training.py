@@ -180,7 +180,8 @@ def _backward_calls(followed: FollowedOptimizer) -> Iterator[Facts]:
 
 def _sums_gradients(followed: FollowedOptimizer) -> bool:
     """Return whether the length of the steps of an optimizer grows with the backward calls before them."""
-    is_summed = followed.backwards >= 2 * ENOUGH and not followed.accumulation.carried
+    own = followed.accumulation
+    is_summed = followed.backwards >= 2 * ENOUGH and not (own.carried or own.is_wasting or followed.loses_gradients)
     return is_summed and followed.steps == ENOUGH and followed.kind == "SGD"
 
 
