@@ -89,6 +89,21 @@ def evaluation_of_raw_data(right):
     return model
 
 
+def codes_that_grow():
+    encoder, decoder = network(4, 2), network(2, 4)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], 0.1)
+
+    def codes_evaluated():
+        with torch.no_grad():
+            return F.mse_loss(decoder(20 * encoder(torch.randn(64, 4))), torch.zeros(64, 4))
+
+    for _ in range(6):
+        x = torch.randn(64, 4)
+        follow(F.mse_loss(decoder(encoder(x)), x), optimizer)
+    codes_evaluated()
+    return encoder, decoder
+
+
 def divided_twice(right):
     x = torch.randint(0, 256, (24, 1, 8, 8)) / 255
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
@@ -393,7 +408,7 @@ PROGRAMS = {
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
     *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct, accumulated_mean),
-    masked_words_with_labels,
+    *(masked_words_with_labels, codes_that_grow),
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
 

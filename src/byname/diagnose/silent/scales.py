@@ -93,7 +93,8 @@ class Scales(Topic):
             self._called = self._called if call.depth else call.line
             if not self._watch.steps and len(self._layers) < 2 and not attributes_of(call.called)["_modules"]:
                 self._note_layer(call, given)
-            if not call.depth and (values := _numbers(given)) is not None:
+            is_data = not call.depth and not fact(given, "requires_grad")  # codes of an encoder grow while it learns
+            if is_data and (values := _numbers(given)) is not None:
                 inputs = _Inputs(weakref.ref(call.called), call.line, given.shape)
                 known = self._inputs.setdefault(id(call.called), inputs)
                 if len(known.sums) < _LOOKS:
