@@ -104,6 +104,24 @@ def codes_that_grow():
     return encoder, decoder
 
 
+class ScaledBranch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        self.scale = nn.Parameter(torch.full((8,), 1e-7))
+
+    def forward(self, x):
+        return x + self.scale * self.layers(x)
+
+
+def branches_that_begin_small():
+    model = nn.Sequential(nn.Linear(4, 8), *(ScaledBranch() for _ in range(3)), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-7)
+    for _ in range(6):
+        follow(F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
+    return model
+
+
 def divided_twice(right):
     x = torch.randint(0, 256, (24, 1, 8, 8)) / 255
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
@@ -408,7 +426,7 @@ PROGRAMS = {
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
     *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct, accumulated_mean),
-    *(masked_words_with_labels, codes_that_grow),
+    *(masked_words_with_labels, codes_that_grow, branches_that_begin_small),
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
 
