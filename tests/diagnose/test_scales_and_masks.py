@@ -272,6 +272,17 @@ def weights_copied_by_hand():
     return model
 
 
+def weights_rewound_under_a_mask():
+    model, state = network(), read_from(network().state_dict())
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            one.copy_(state[name] * (one > 0))
+    optimizer = adam(model)
+    for _ in range(3):
+        follow(F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
+    return model
+
+
 def body_of_another_object(right):
     body, state = network(4, 8), network(4, 8).state_dict()
     loaded = body if right else copy.deepcopy(body)
@@ -426,7 +437,7 @@ PROGRAMS = {
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
     *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct, accumulated_mean),
-    *(masked_words_with_labels, codes_that_grow, branches_that_begin_small),
+    *(masked_words_with_labels, codes_that_grow, branches_that_begin_small, weights_rewound_under_a_mask),
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
 

@@ -136,6 +136,8 @@ class Loading(Topic):
         for read, state in self._read:
             same = {key: own[key] for key, (shape, _) in state.items() if key in own and own[key].shape == shape}
             is_unused = not any(math.isclose(sum_of(one), state[key][1], rel_tol=0.01) for key, one in same.items())
+            changes = [change for one in same.values() for change in changes_of(memory_of(one))]
+            is_unused = is_unused and all(change.operation != "copy_" for change in changes)  # else a part was taken
             if 2 * len(same) >= len(state) and len(same) > 1 and is_unused:
                 facts = {"count": len(same), "name": next(iter(same)), "model": variable(callee_text(line) or "model")}
                 self.report(NEVER_LOADED, read.site, **facts)
