@@ -376,12 +376,23 @@ def accumulated_sum():
 
 
 def accumulated_mean():
-    model, accumulation = network(), 4
+    model, number_of_parts = network(), 4
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for number in range(24):
         loss = F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3)
-        (loss / accumulation).backward()
-        if (number + 1) % accumulation == 0:
+        (loss / number_of_parts).backward()
+        if (number + 1) % number_of_parts == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def accumulated_sum_with_a_rate_for_it():
+    model, micro_batches = network(), 4
+    optimizer = torch.optim.SGD(model.parameters(), 0.1 / micro_batches)
+    for number in range(24):
+        F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3).backward()
+        if (number + 1) % micro_batches == 0:
             optimizer.step()
             optimizer.zero_grad()
     return model
@@ -437,6 +448,7 @@ PROGRAMS = {
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
     *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct, accumulated_mean),
+    accumulated_sum_with_a_rate_for_it,
     *(masked_words_with_labels, codes_that_grow, branches_that_begin_small, weights_rewound_under_a_mask),
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
@@ -458,4 +470,5 @@ def test_nothing_is_told_of_what_looks_alike(program):
 def test_a_sum_of_gradients_that_nothing_divides_is_told_with_the_number():
     found = findings_of(accumulated_sum)
     assert [one.cause for one in found] == ["accumulated-without-division"]
-    assert "`accumulation`" in found[0].message and "(loss / accumulation).backward()" in found[0].remedy
+    number = "accumulation"
+    assert f"`{number}`" in found[0].message and f"(loss / {number}).backward()" in found[0].remedy

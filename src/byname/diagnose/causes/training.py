@@ -186,7 +186,7 @@ def _sums_gradients(followed: FollowedOptimizer) -> bool:
 
 
 def _not_divided(followed: FollowedOptimizer) -> Iterator[Facts]:
-    """Yield the number of backward calls for each step, in a loop that divides nothing by it."""
+    """Yield the number of backward calls for each step, where nothing is divided by it."""
     nodes: list[Any] = [getattr(one.expr, "node", None) for one in (followed.line, followed.backward_line)]
     step, backward = (None if one is None else enclosing_statement(one) for one in nodes)
     block = getattr(step, "parent", None)
@@ -195,8 +195,11 @@ def _not_divided(followed: FollowedOptimizer) -> Iterator[Facts]:
     parts, loop = [*ast.walk(block.test)], vars(block)["parent"]
     numbers = [ast.unparse(one.right) for one in parts if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod)]
     if len(numbers) == 1 and backward is not None and vars(backward)["parent"] is loop:
-        text = ast.unparse(loop)
-        if not re.search(rf"/=? \(?{re.escape(numbers[0])}\b|\bdiv_?\(|clip_grad|\* 0?\.\d", text):
+        whole = loop
+        while not isinstance(whole, ast.Module) and not numbers[0].isdigit():  # the rate or a loss may be divided by it
+            whole = whole.parent
+        is_divided = re.search(rf"((?<!/)/=?|\*) \(?{re.escape(numbers[0])}\b", ast.unparse(whole))
+        if not is_divided and not re.search(r"\bdiv_?\(|clip_grad|\* 0?\.\d", ast.unparse(loop)):
             yield {"number": numbers[0]}
 
 
@@ -301,8 +304,8 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
         "all iterations before (accumulates)",
         "call optimizer.zero_grad() before each backward, or after each step"),
     Cause("accumulated-without-division", _sums_gradients, _not_divided,
-        "suspicious: {steps} use the sums of the gradients of several backward calls{backward:at}, and nothing in "
-        "their loop is divided by `{number}`: each step is that many times as long as one with the mean",
+        "suspicious: {steps} use the sums of the gradients of several backward calls{backward:at}, and nothing "
+        "there is divided by `{number}`: each step is that many times as long as one with the mean",
         "(loss / {number}).backward(); it is right if the learning rate is meant for the sum"),
     Cause("zeroed-before-step", _clears_unread_gradients,
         lambda followed: [{"calls": counted(followed.accumulation.wasted, "backward call")}],
