@@ -107,7 +107,7 @@ def codes_that_grow():
 class ScaledBranch(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
         self.scale = nn.Parameter(torch.full((8,), 1e-7))
 
     def forward(self, x):

@@ -102,9 +102,6 @@ class Units(Topic):
         alive = [one for reference in self._modules.values() if (one := reference()) is not None]
         return [one for module in alive for one in modules_in(module)]
 
-    def _has_norms(self) -> bool:
-        return any("Norm" in type(one).__name__ for one in self._called_modules())
-
     def _layers_of(self, followed: FollowedOptimizer) -> list[torch.Tensor]:
         """Return the weights of its linear and convolutional layers that were called."""
         layers = [attributes_of(one)["_parameters"] for one in self._called_modules() if type(one) in _LAYERS]
@@ -115,7 +112,8 @@ class Units(Topic):
         """Report layers that make their input many times larger before the first step, without a norm."""
         gains = [(_gain(one), one) for one in self._layers_of(followed)]
         large = [(gain, one) for gain, one in gains if gain > _LARGE]
-        if 2 <= len(large) >= len(gains) / 2 and not self._has_norms():
+        has_norms = any("Norm" in type(one).__name__ for one in self._called_modules())
+        if 2 <= len(large) >= len(gains) / 2 and not has_norms:
             gain, largest = max(large, key=lambda pair: pair[0])
             names = tuple(FailureContext().names([one for _, one in large]))
             facts = {"gain": gain, "std": gain / largest[0].numel() ** 0.5, "made": _made_last(largest)}
@@ -129,9 +127,8 @@ class Units(Topic):
             small = [(key, grad) for key, grad in held if grad.layout is torch.strided]
             ends = {key: float(grad.abs().max()) for key, grad in small if 0 < grad.numel() <= _MOST_NUMBERS}
         faint = [one for one in layers if 0 < ends.get(id(one), 0) < _FAINT * max(ends.values())]
-        gain = max(map(_gain, faint), default=0.0)
-        if 2 <= len(faint) >= len(layers) / 2 and (gain < _TINY or not self._has_norms()):  # else branches begin small
-            most = max(ends[id(one)] for one in faint)
+        if 2 <= len(faint) >= len(layers) / 2 and faint[0] is layers[0]:  # else residual branches begin small
+            gain, most = max(map(_gain, faint)), max(ends[id(one)] for one in faint)
             made, how = _made_last(faint[0]), ""
             if gain < _TINY:
                 how = f". The weights{at(made)} are small: a layer makes its input {gain:.1g} times as large"
