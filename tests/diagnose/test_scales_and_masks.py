@@ -104,6 +104,21 @@ def codes_that_grow():
     return encoder, decoder
 
 
+def curriculum():
+    model = network()
+    optimizer = adam(model)
+
+    def evaluate():
+        with torch.no_grad():
+            return model(torch.randn(64, 4)).argmax(1).float().mean()
+
+    for scale in (0.05, 0.3, 1.0):
+        for _ in range(6):
+            follow(F.cross_entropy(model(scale * torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
+        evaluate()
+    return model
+
+
 class ScaledBranch(nn.Module):
     def __init__(self):
         super().__init__()
@@ -448,7 +463,7 @@ PROGRAMS = {
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
     *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct, accumulated_mean),
-    accumulated_sum_with_a_rate_for_it,
+    *(accumulated_sum_with_a_rate_for_it, curriculum),
     *(masked_words_with_labels, codes_that_grow, branches_that_begin_small, weights_rewound_under_a_mask),
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]

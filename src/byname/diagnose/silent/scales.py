@@ -38,7 +38,7 @@ UNSCALED = topic_cause("inputs-not-scaled",
     "{such}, and the network is freshly initialised: {effect}", "{remedy}")
 OTHER_SCALE = topic_cause("evaluated-on-another-scale",
     "suspicious: the inputs {name} of {module} in the evaluation{noticed:at} have mean {mean:.3g} and standard "
-    "deviation {std:.3g}, and those of the first training steps{trained:at} had {before:.3g} and {spread:.3g}",
+    "deviation {std:.3g}, and those of the training steps{trained:at} had {before:.3g} and {spread:.3g}",
     "scale or normalise both in the same way, with the statistics of the training data; it is right if the evaluation "
     "goes outside of that data on purpose")
 # fmt: on
@@ -50,17 +50,21 @@ _LARGE, _SMALL = (
     "its outputs hardly differ between samples",
 )
 _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
-_CONSTANT, _SAMPLES, _FACTOR, _LOOKS = 0.01, 8, 8, 4
+_CONSTANT, _SAMPLES, _FACTOR = 0.01, 8, 8
 
 
 @dataclass
 class _Inputs:
-    """The numbers that a module was first given in training: how many, their sum, that of their squares, the line."""
+    """Numbers that a module was given in training: how many, their sum, that of their squares, the line.
+
+    The first, second, fourth, ... inputs are looked at: a curriculum begins with small ones.
+    """
 
     module: weakref.ref[nn.Module]
     line: Line
     shape: torch.Size
     sums: list[tuple[int, float, float]] = field(default_factory=list)
+    count: int = 0
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -70,7 +74,7 @@ class _Inputs:
 
 
 class Scales(Topic):
-    """Watches the numbers of the first inputs, and of those of evaluations."""
+    """Watches the numbers of inputs in training, and of those of evaluations."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
@@ -97,7 +101,8 @@ class Scales(Topic):
             if is_data and (values := _numbers(given)) is not None:
                 inputs = _Inputs(weakref.ref(call.called), call.line, given.shape)
                 known = self._inputs.setdefault(id(call.called), inputs)
-                if len(known.sums) < _LOOKS:
+                known.count += 1
+                if known.count.bit_count() == 1:
                     known.sums.append((values.numel(), float(values.sum()), float(values.square().sum())))
 
     def _note_layer(self, call: ObservedCall, given: torch.Tensor) -> None:
@@ -128,7 +133,7 @@ class Scales(Topic):
             self.report(UNSCALED, **self._unscaled)
 
     def evaluated(self, call: ObservedCall) -> None:
-        """Note an evaluation whose inputs are far from those of the first steps, or spread otherwise."""
+        """Note an evaluation whose inputs are far from those of the training, or spread otherwise."""
         known = self._inputs.get(id(call.called))
         values = _numbers(call.tensors[0]) if call.tensors else None
         if known is None or known.module() is not call.called or values is None or not self._watch.steps:
