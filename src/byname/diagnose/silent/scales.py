@@ -57,14 +57,13 @@ _CONSTANT, _SAMPLES, _FACTOR = 0.01, 8, 8
 class _Inputs:
     """Numbers that a module was given in training: how many, their sum, that of their squares, the line.
 
-    The first, second, fourth, ... inputs are looked at: a curriculum begins with small ones.
+    Those of steps 1, 2, 4, 8 and so on are looked at: a curriculum begins with small ones.
     """
 
     module: weakref.ref[nn.Module]
     line: Line
     shape: torch.Size
     sums: list[tuple[int, float, float]] = field(default_factory=list)
-    count: int = 0
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -101,8 +100,7 @@ class Scales(Topic):
             if is_data and (values := _numbers(given)) is not None:
                 inputs = _Inputs(weakref.ref(call.called), call.line, given.shape)
                 known = self._inputs.setdefault(id(call.called), inputs)
-                known.count += 1
-                if known.count.bit_count() == 1:
+                if self._watch.steps & (self._watch.steps - 1) == 0:
                     known.sums.append((values.numel(), float(values.sum()), float(values.square().sum())))
 
     def _note_layer(self, call: ObservedCall, given: torch.Tensor) -> None:
