@@ -161,6 +161,7 @@ def _numbers(given: torch.Tensor) -> torch.Tensor | None:
 
 def _is_nearly_constant(values: torch.Tensor) -> bool:
     """Return whether no column varies by more than a hundredth of its mean, or of 0.5."""
+    if len(values) < _SAMPLES or not values.is_floating_point():
+        return False
     columns = values.double().reshape(len(values), -1)
-    small = columns.std(0) <= _CONSTANT * columns.mean(0).abs().clamp(min=0.5)
-    return len(columns) >= _SAMPLES and values.is_floating_point() and bool(small.all())
+    return bool((columns.std(0) <= _CONSTANT * columns.mean(0).abs().clamp(min=0.5)).all())
