@@ -2546,6 +2546,33 @@ def test_nothing_is_told_of_what_looks_alike_and_is_right(program):
     assert [str(one) for one in findings_of(program)] == []
 
 
+class Field(nn.Module):
+    """The velocity at a time, as of a neural ODE: the first input is one number, without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Linear(4, 4)
+
+    def forward(self, time, state):
+        return time.cos() * self.layers(state)
+
+
+def test_a_model_whose_first_input_has_no_dimension_is_followed(capsys):
+    def program():
+        field = Field()
+        optimizer = torch.optim.Adam(field.parameters(), 0.01)
+        for _ in range(STEPS):
+            state = torch.randn(12, 4)
+            loss = (state + 0.1 * field(torch.rand(()), state)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return field
+
+    assert [str(one) for one in findings_of(program)] == []
+    assert "could not look" not in capsys.readouterr().err
+
+
 class DropsResults(nn.Module):
     def __init__(self, write):
         super().__init__()

@@ -143,7 +143,7 @@ class Sequences(Topic):
         if given and not call.depth:
             self._shape, self._layers, self._batch = tuple(given[0].shape), [], 0
             self._sums.setdefault(self._watch.steps, sum_of(given[0]))
-            self._is_graph = any(_connects(one, len(given[0])) for one in given[1:])
+            self._is_graph = bool(self._shape) and any(_connects(one, self._shape[0]) for one in given[1:])
         if given and not call.depth and (words or fact(given[0], "grad_fn") is None):  # else a forward goes on
             self._ids = [values for one in words if (values := copy_values(one)) is not None]
             self._several = len(several)
