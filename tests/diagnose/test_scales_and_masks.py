@@ -275,6 +275,27 @@ def updated_dict(right):
     return model
 
 
+def weights_of_a_reference():
+    model, reference = network(), read_from(network().state_dict())
+    optimizer = adam(model)
+    for _ in range(3):
+        x = torch.randn(12, 4)
+        wanted = torch.func.functional_call(model, reference, (x,)).detach()
+        follow(F.mse_loss(model(x), wanted), optimizer)
+    return model
+
+
+def only_the_best_loss_is_read():
+    best = read_from({"model": network().state_dict(), "loss": 0.9})["loss"]
+    model = network()
+    optimizer = adam(model)
+    for _ in range(3):
+        loss = F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3)
+        follow(loss, optimizer)
+        best = min(best, loss.item())
+    return model
+
+
 def weights_copied_by_hand():
     model, state = network(), read_from(network().state_dict())
     data = read_from({"x": torch.randn(12, 4), "0.weight": torch.randn(12, 4)})
@@ -465,6 +486,7 @@ RIGHT = [
     *(same_batch_in_a_list, weights_copied_by_hand, words_to_reconstruct, accumulated_mean),
     *(accumulated_sum_with_a_rate_for_it, curriculum),
     *(masked_words_with_labels, codes_that_grow, branches_that_begin_small, weights_rewound_under_a_mask),
+    *(weights_of_a_reference, only_the_best_loss_is_read),
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
 

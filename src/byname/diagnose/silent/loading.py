@@ -114,11 +114,13 @@ class Loading(Topic):
         self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
         self._read: list[tuple[Line, dict[str, tuple[torch.Size, float]]]] = []  # what torch.load() gave, unused so far
         self._ran: list[tuple[weakref.ref[nn.Module], Line]] = []
+        self._asked: set[int] = set()  # modules whose state_dict() was called
         self._chosen: dict[str, list[tuple[Site, ast.expr, ast.expr]]] = {}  # by file, as `_chosen_as_best` gives them
 
     def begin(self, block: Undo) -> None:
         on_call(block, nn.Module, "load_state_dict", self._loaded)
         on_call(block, torch, "load", self._reads)
+        on_call(block, nn.Module, "state_dict", lambda call, _: self._asked.add(id(call.args[0])))
 
     def _reads(self, call: ObservedCall, result: Any) -> None:
         """Note the tensors of a file that may be weights."""
@@ -306,7 +308,9 @@ class Loading(Topic):
                     self._look_for_overwriting(*load[1:])
                     self._look_for_replacing(dict(state_of(module)), followed.keys, load[1].site, load[3])
         for reference, called in self._ran if followed.steps == 1 else ():
-            if (module := reference()) is not None and not followed.keys.isdisjoint(map(id, parameters_in(module))):
+            module = reference()
+            owned = module is not None and not followed.keys.isdisjoint(map(id, parameters_in(module)))
+            if module is not None and owned and id(module) in self._asked:
                 self._look_for_unused(module, called)
         self.end([])
         if followed.is_sampled_step and followed.steps > 1:
