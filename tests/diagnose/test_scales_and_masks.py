@@ -296,6 +296,30 @@ def only_the_best_loss_is_read():
     return model
 
 
+def a_trend_in_the_order_of_time():
+    series, model = torch.linspace(-2, 2, 960) + 0.01 * torch.randn(960), network()
+    windows, optimizer = series.unfold(0, 4, 1), adam(model)
+    for number in range(20):
+        x = windows[number * 32 : number * 32 + 32]
+        follow(F.cross_entropy(model(x), torch.arange(32) % 3), optimizer)
+    with torch.no_grad():
+        validation = model(windows[900:])
+    assert validation.isfinite().all()
+    return model
+
+
+def environments_that_begin_nearly_equal():
+    model = network()
+    optimizer = adam(model)
+    for _ in range(3):
+        state, losses = 1 + 1e-3 * torch.randn(16, 4), []
+        for _ in range(4):
+            losses.append(F.cross_entropy(model(state), torch.arange(16) % 3))
+            state = state + 0.1 * torch.randn(16, 4)
+        follow(torch.stack(losses).mean(), optimizer)
+    return model
+
+
 def weights_copied_by_hand():
     model, state = network(), read_from(network().state_dict())
     data = read_from({"x": torch.randn(12, 4), "0.weight": torch.randn(12, 4)})
@@ -487,6 +511,7 @@ RIGHT = [
     *(accumulated_sum_with_a_rate_for_it, curriculum),
     *(masked_words_with_labels, codes_that_grow, branches_that_begin_small, weights_rewound_under_a_mask),
     *(weights_of_a_reference, only_the_best_loss_is_read),
+    *(a_trend_in_the_order_of_time, environments_that_begin_nearly_equal),
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
 

@@ -71,6 +71,13 @@ class _Inputs:
         number, total, squares = (sum(one) for one in zip(*self.sums, strict=True))
         return total / number, math.sqrt(max(squares / number - (total / number) ** 2, 0.0))
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether the batches have similar means, unlike those of a series with a trend, in the order of time."""
+        means = [total / number for number, total, _ in self.sums]
+        spreads = [squares / number - mean**2 for (number, _, squares), mean in zip(self.sums, means, strict=True)]
+        return max(means) - min(means) <= 2 * math.sqrt(max(*spreads, 0.0))
+
 
 class Scales(Topic):
     """Watches the numbers of inputs in training, and of those of evaluations."""
@@ -81,6 +88,7 @@ class Scales(Topic):
         self._pretrained = False
         self._called = NO_LINE
         self._layers: list[str] = []
+        self._first = 0
         self._inputs: dict[int, _Inputs] = {}
         self._far: dict[Any, dict[str, Any]] = {}  # facts of the evaluations on a line; none if one is alike
 
@@ -96,12 +104,20 @@ class Scales(Topic):
             self._called = self._called if call.depth else call.line
             if not self._watch.steps and len(self._layers) < 2 and not attributes_of(call.called)["_modules"]:
                 self._note_layer(call, given)
+            elif not self._watch.steps and self._varies_later(call, given):
+                self._unscaled = {}
             is_data = not call.depth and not fact(given, "requires_grad")  # codes of an encoder grow while it learns
             if is_data and (values := _numbers(given)) is not None:
                 inputs = _Inputs(weakref.ref(call.called), call.line, given.shape)
                 known = self._inputs.setdefault(id(call.called), inputs)
                 if self._watch.steps & (self._watch.steps - 1) == 0:
                     known.sums.append((values.numel(), float(values.sum()), float(values.square().sum())))
+
+    def _varies_later(self, call: ObservedCall, given: torch.Tensor) -> bool:
+        """Return whether inputs that were nearly constant are others before the first step, as of environments."""
+        is_first = self._unscaled.get("effect") == _SMALL and id(call.called) == self._first
+        values = copy_values(given) if is_first else None
+        return values is not None and not _is_nearly_constant(values)
 
     def _note_layer(self, call: ObservedCall, given: torch.Tensor) -> None:
         kind = type(call.called).__name__
@@ -124,7 +140,7 @@ class Scales(Topic):
             elif _is_nearly_constant(values) and not fact(given, "requires_grad"):
                 facts |= {"numbers": f"nearly the same for all samples, from {float(values.min()):.3g} to {most:.3g}"}
                 facts |= {"such": "those divided by 255 twice", "remedy": _ONCE, "effect": _SMALL}
-            self._unscaled = facts if "numbers" in facts else {}
+            self._unscaled, self._first = facts if "numbers" in facts else {}, id(call.called)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         if self._unscaled and not self._pretrained:
@@ -139,7 +155,8 @@ class Scales(Topic):
         mean, std = float(values.mean()), float(values.std())
         before, spread = known.spread
         is_alike = abs(mean - before) <= _FACTOR * max(spread, std) and spread <= _FACTOR * std <= _FACTOR**2 * spread
-        is_apart = min(spread, std) > 0 and not is_alike and call.tensors[0].shape[1:] == known.shape[1:]
+        is_alike = is_alike or not known.are_alike or call.tensors[0].shape[1:] != known.shape[1:]
+        is_apart = min(spread, std) > 0 and not is_alike
         facts: dict[str, Any] = {"noticed": call.line.site, "mean": mean, "std": std, "before": before}
         facts |= {"spread": spread, "trained": known.line.site, "name": arg_name(call.line, 0)}
         facts["module"] = variable(callee_text(call.line) or "model")
