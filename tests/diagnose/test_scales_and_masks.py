@@ -320,6 +320,46 @@ def environments_that_begin_nearly_equal():
     return model
 
 
+class Scaled(nn.Module):
+    """Weights of N(0, 1), whose results are divided by the root of their number, as in the NTK parametrisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 3)
+        for layer in self.children():
+            nn.init.normal_(layer.weight)
+
+    def forward(self, x):
+        h = (self.first(x) / 2).relu()
+        h = (self.second(h) / 8).relu()
+        return self.last(h) / 8
+
+
+class Gated(nn.Module):
+    """Blocks behind gates of 0, as of ReZero."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+        self.last, self.gates = nn.Linear(4, 3), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        for gate, block in zip(self.gates, self.blocks, strict=True):
+            x = x + gate * block(x).relu()
+        return self.last(x)
+
+
+def trained(kind, rate):
+    def program():
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        for _ in range(12):
+            follow(F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
+        return model
+
+    return program
+
+
 def weights_copied_by_hand():
     model, state = network(), read_from(network().state_dict())
     data = read_from({"x": torch.randn(12, 4), "0.weight": torch.randn(12, 4)})
@@ -512,6 +552,7 @@ RIGHT = [
     *(masked_words_with_labels, codes_that_grow, branches_that_begin_small, weights_rewound_under_a_mask),
     *(weights_of_a_reference, only_the_best_loss_is_read),
     *(a_trend_in_the_order_of_time, environments_that_begin_nearly_equal),
+    *(trained(Scaled, 0.1), trained(Gated, 1e-6)),
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
 

@@ -106,12 +106,12 @@ class Scales(Topic):
                 self._note_layer(call, given)
             elif not self._watch.steps and self._varies_later(call, given):
                 self._unscaled = {}
-            is_data = not call.depth and not fact(given, "requires_grad")  # codes of an encoder grow while it learns
-            if is_data and (values := _numbers(given)) is not None:
+            is_data = not fact(given, "requires_grad")  # codes of an encoder grow while it learns
+            is_due = not call.depth and self._watch.steps & (self._watch.steps - 1) == 0
+            if is_data and is_due and (values := _numbers(given)) is not None:
                 inputs = _Inputs(weakref.ref(call.called), call.line, given.shape)
                 known = self._inputs.setdefault(id(call.called), inputs)
-                if self._watch.steps & (self._watch.steps - 1) == 0:
-                    known.sums.append((values.numel(), float(values.sum()), float(values.square().sum())))
+                known.sums.append((values.numel(), float(values.sum()), float(values.square().sum())))
 
     def _varies_later(self, call: ObservedCall, given: torch.Tensor) -> bool:
         """Return whether inputs that were nearly constant are others before the first step, as of environments."""

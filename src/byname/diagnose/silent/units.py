@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -53,6 +54,8 @@ _FAINT_AT, _FAINT = 4, 1e-6
 """The step at which gradients are reported that are at most this share of the largest one."""
 _LARGE, _TINY = 4.0, 0.1
 """Factors by which a layer makes its input larger that are out of scale."""
+_CLOSED = 1e-3
+"""The largest number of gates that let nearly nothing through at first, as of ReZero, LayerScale or LoRA."""
 _EQUAL_AT, _MOST_MODULES = 8, 64
 _DEAD, _LONG = 8, 4
 """The fewest steps with gradients of 0 only that are reported, and the smallest share of all steps: one in `_LONG`."""
@@ -72,6 +75,7 @@ class Units(Topic):
         self._faint: set[int] = set()
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._loss_is_zero = False
+        self._statements: dict[int, str] = {}  # those that call a layer, by its weight
         self._alive: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[int, torch.Tensor]]]] = {}
 
     def note_losses(self, roots: Sequence[Any]) -> None:
@@ -84,6 +88,9 @@ class Units(Topic):
     def ran(self, call: ObservedCall) -> None:
         if not call.depth and len(self._modules) < _MOST_MODULES:
             self._modules.setdefault(id(call.called), weakref.ref(call.called))
+        weight = attributes_of(call.called)["_parameters"].get("weight")
+        if weight is not None and call.line.site is not None:
+            self._statements[id(weight)] = call.line.site.statement
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         steps = followed.steps
@@ -111,13 +118,18 @@ class Units(Topic):
     def _look_for_large_weights(self, followed: FollowedOptimizer) -> None:
         """Report layers that make their input many times larger before the first step, without a norm."""
         gains = [(_gain(one), one) for one in self._layers_of(followed)]
-        large = [(gain, one) for gain, one in gains if gain > _LARGE]
+        large = [(gain, one) for gain, one in gains if gain > _LARGE and not self._is_scaled(one)]
         has_norms = any("Norm" in type(one).__name__ for one in self._called_modules())
         if 2 <= len(large) >= len(gains) / 2 and not has_norms:
             gain, largest = max(large, key=lambda pair: pair[0])
             names = tuple(FailureContext().names([one for _, one in large]))
             facts = {"gain": gain, "std": gain / largest[0].numel() ** 0.5, "made": _made_last(largest)}
             self.report(TOO_LARGE, followed.site, names=names, **facts)
+
+    def _is_scaled(self, weight: torch.Tensor) -> bool:
+        """Return whether the statement that calls a layer multiplies or divides, or is not known."""
+        statement = self._statements.get(id(weight))
+        return statement is None or re.search(r" [*/] ", statement) is not None
 
     def _look_for_faint_gradients(self, followed: FollowedOptimizer) -> None:
         """Report layers whose gradients are next to nothing beside the largest of all."""
@@ -129,12 +141,21 @@ class Units(Topic):
         faint = [one for one in layers if 0 < ends.get(id(one), 0) < _FAINT * max(ends.values())]
         if 2 <= len(faint) >= len(layers) / 2 and faint[0] is layers[0]:  # else residual branches begin small
             gain, most = max(map(_gain, faint)), max(ends[id(one)] for one in faint)
+            if gain >= _TINY and self._begins_closed(followed, ends, {*map(id, faint)}):
+                return
             made, how = _made_last(faint[0]), ""
             if gain < _TINY:
                 how = f". The weights{at(made)} are small: a layer makes its input {gain:.1g} times as large"
             facts = {"most": most, "steps": followed.steps, "how": how, "made": made if how else None}
             self._faint.update(map(id, faint))
             self.report(VANISHES, followed.site, names=tuple(FailureContext().names(faint)), **facts)
+
+    def _begins_closed(self, followed: FollowedOptimizer, ends: dict[int, float], faint: set[int]) -> bool:
+        """Return whether gates, or other parameters that are no biases, are nearly 0 and have larger gradients."""
+        with reading_values():
+            every = [one for one in followed.parameters() if id(one) in ends.keys() - faint]
+            nearly_zero = [one for one in every if float(one.detach().abs().max()) < _CLOSED]
+        return any(not name.path.endswith("bias") for name in FailureContext().names(nearly_zero))
 
     def _look_at_units(self, followed: FollowedOptimizer) -> None:
         """Note which units of the linear and convolutional layers have a gradient that is not 0."""
