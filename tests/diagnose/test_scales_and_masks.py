@@ -360,6 +360,20 @@ def trained(kind, rate):
     return program
 
 
+def statistics_adapted_to_other_data():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model.load_state_dict(read_from(model.state_dict()))
+    model.train()
+    with torch.no_grad():
+        for test_batch in torch.randn(6, 12, 4):
+            model(test_batch)
+    other = network()
+    optimizer = adam(other)
+    for _ in range(3):
+        follow(F.cross_entropy(other(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
+    return other
+
+
 def weights_copied_by_hand():
     model, state = network(), read_from(network().state_dict())
     data = read_from({"x": torch.randn(12, 4), "0.weight": torch.randn(12, 4)})
@@ -553,6 +567,7 @@ RIGHT = [
     *(weights_of_a_reference, only_the_best_loss_is_read),
     *(a_trend_in_the_order_of_time, environments_that_begin_nearly_equal),
     *(trained(Scaled, 0.1), trained(Gated, 1e-6)),
+    statistics_adapted_to_other_data,
     *(distribution_of_a_constant, one_step_of_a_generator_for_several_of_its_critic),
 ]
 

@@ -108,6 +108,8 @@ class EvaluationMode(Topic):
 
     def _put(self, call: ObservedCall, result: Any) -> None:
         line, trains, early = call.programs_line, call.given(1, "mode", True), self._early.get(id(call.args[0]))
+        if trains:  # as to adapt the statistics of its norms
+            self._loaded.pop(id(call.args[0]), None)
         if not self._watch.steps and not trains:
             self._put_at[id(call.args[0])] = line.site
         beside = line.code is None or "backward" in line.code.co_names
