@@ -134,7 +134,7 @@ class Batches(Topic):
         self._iterators: dict[int, _Loader] = {}
         self._same: dict[Any, _Same | None] = {}
         self._input: list[_Input] = []
-        self._constant = ""  # the number of an input that has only one
+        self._is_zero = False  # whether all numbers of an input are
         self._equal, self._how = 0, ""  # how it shows that samples should differ
         self._parts: deque[tuple[weakref.ref[torch.Tensor], _Loader]] = deque(maxlen=64)  # of the last batches
 
@@ -181,9 +181,9 @@ class Batches(Topic):
     def _look_at_input(self, call: ObservedCall, given: torch.Tensor) -> _Input:
         values, equal = copy_values(given), 0
         if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
-            is_long = distinct(values[0]) >= 3 or (len(call.tensors) == 1 and values[0].numel() > _FRAMES)
+            self._is_zero = len(call.tensors) == 1 and values[0].numel() > _FRAMES and not bool(values.any())
+            is_long = distinct(values[0]) >= 3 or self._is_zero
             equal = len(values) if has_equal_rows(values) and is_long else 0
-            self._constant = f"{float(values.max()):g}" if equal and distinct(values[0]) == 1 else ""
         return _Input(equal, self._draw_of(given), type(call.called).__name__, call.line)
 
     def _draw_of(self, tensor: torch.Tensor) -> Drawn | None:
@@ -248,8 +248,8 @@ class Batches(Topic):
             if self._equal == _EQUAL_IN:
                 name = arg_name(one.line, 0)
                 facts = {"size": one.equal, "name": name, "module": one.module, "how": self._how}
-                why = f"all their numbers are {self._constant}, as after // 255, or in a tensor that nothing has filled"
-                why = why if self._constant else "a batch seems to repeat one sample"
+                why = "all their numbers are 0, as after // 255, or in a tensor that nothing has filled"
+                why = why if self._is_zero else "a batch seems to repeat one sample"
                 self.report(EQUAL_SAMPLES, one.line.site, why=why, **facts)
         self._input, self._how = [], ""
         if self._watch.steps == 2 * _MANY:
