@@ -31,7 +31,6 @@ from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
-from byname.source.code import enclosing_statement
 from byname.source.location import Site, is_library, statements_binding
 from byname.source.tracebacks import walk_frames
 from byname.table import counted
@@ -178,31 +177,6 @@ def _backward_calls(followed: FollowedOptimizer) -> Iterator[Facts]:
     yield {"number": followed.backwards, "calls": calls, "names": tuple(followed.names.values()), "noticed": None}
 
 
-def _sums_gradients(followed: FollowedOptimizer) -> bool:
-    """Return whether the length of the steps of an optimizer grows with the backward calls before them."""
-    own = followed.accumulation
-    is_summed = followed.backwards >= 2 * ENOUGH and not (own.carried or own.is_wasting or followed.loses_gradients)
-    return is_summed and followed.steps == ENOUGH and followed.kind == "SGD"
-
-
-def _not_divided(followed: FollowedOptimizer) -> Iterator[Facts]:
-    """Yield the number of backward calls for each step, where nothing is divided by it."""
-    nodes: list[Any] = [getattr(one.expr, "node", None) for one in (followed.line, followed.backward_line)]
-    step, backward = (None if one is None else enclosing_statement(one) for one in nodes)
-    block = getattr(step, "parent", None)
-    if not isinstance(block, ast.If):
-        return
-    parts, loop = [*ast.walk(block.test)], vars(block)["parent"]
-    numbers = [ast.unparse(one.right) for one in parts if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod)]
-    if len(numbers) == 1 and backward is not None and vars(backward)["parent"] is loop:
-        whole = loop
-        while not isinstance(whole, ast.Module) and not numbers[0].isdigit():  # the rate or a loss may be divided by it
-            whole = whole.parent
-        is_divided = re.search(rf"((?<!/)/=?|\*) \(?{re.escape(numbers[0])}\b", ast.unparse(whole))
-        if not is_divided and not re.search(r"\bdiv_?\(|clip_grad|\* 0?\.\d", ast.unparse(loop)):
-            yield {"number": numbers[0]}
-
-
 _CLIPS = re.compile(r"\bclip_grad\w*\(")
 
 
@@ -303,10 +277,6 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
         "nothing clears the gradients of {names} between {steps} so far: the backward{backward:at} adds to those of "
         "all iterations before (accumulates)",
         "call optimizer.zero_grad() before each backward, or after each step"),
-    Cause("accumulated-without-division", _sums_gradients, _not_divided,
-        "suspicious: {steps} use the sums of the gradients of several backward calls{backward:at}, and nothing "
-        "there is divided by `{number}`: each step is that many times as long as one with the mean",
-        "(loss / {number}).backward(); it is right if the learning rate is meant for the sum"),
     Cause("zeroed-before-step", _clears_unread_gradients,
         lambda followed: [{"calls": counted(followed.accumulation.wasted, "backward call")}],
         "suspicious: before each of {steps} so far, gradients of {calls}{backward:at} are cleared, as by zero_grad(), "

@@ -62,11 +62,6 @@ LOADS_NO_OTHER = topic_cause("loads-nothing",
 LOADS_NOTHING = topic_cause("loads-nothing",
     "load_state_dict(strict=False){noticed:at} loads {matched} of the {given} of {state}: their names, such as "
     "'{name}', are not those of {module}, such as '{wanted}'", "{remedy}")
-NEVER_LOADED = topic_cause("loads-nothing",
-    "suspicious: torch.load(){noticed:at} gives {count} tensors with the names and shapes of {model}, such as "
-    "'{name}', which is trained with other values: no load_state_dict() was given them before the first step",
-    "{model.path}.load_state_dict(...) with them, before the training; a change of the dict that {model.path}"
-    ".state_dict() gives changes no parameter")
 LOADS_ANOTHER = topic_cause("loads-another-model",
     "load_state_dict(){noticed:at} gives its weights to a {kind} that is never called; {model}{called:at}, another one "
     "of the same shapes, is {use}, and had none of these weights: probably the program made it after the loading, or "
@@ -85,8 +80,6 @@ REPLACED_AFTER_LOAD = topic_cause("overwritten-after-loading",
 _OVERWRITES = frozenset("normal_ uniform_ kaiming_uniform_ constant_ zero_ fill_ exponential_ bernoulli_ eye_".split())
 _FEW = 0.1
 """The share of a model's tensors below which a load with ``strict=False`` is reported, if a prefix would load more."""
-_MOST_RAN, _MOST_READ = 16, 32
-"""Modules that are compared with what was read from a file, and the tensors of the file."""
 
 
 @dataclass
@@ -112,41 +105,13 @@ class Loading(Topic):
         self._others: dict[int, tuple[Any, Line, list[DetachPoint]]] = {}  # loads of other values, the cuts before
         self._at: Counter[Any] = Counter()  # loads of a model's own tensors, by line
         self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
-        self._read: list[tuple[Line, dict[str, tuple[torch.Size, float]]]] = []  # what torch.load() gave, unused so far
-        self._ran: list[tuple[weakref.ref[nn.Module], Line]] = []
-        self._asked: set[int] = set()  # modules whose state_dict() was called
         self._chosen: dict[str, list[tuple[Site, ast.expr, ast.expr]]] = {}  # by file, as `_chosen_as_best` gives them
 
     def begin(self, block: Undo) -> None:
         on_call(block, nn.Module, "load_state_dict", self._loaded)
-        on_call(block, torch, "load", self._reads)
-        on_call(block, nn.Module, "state_dict", lambda call, _: self._asked.add(id(call.args[0])))
-
-    def _reads(self, call: ObservedCall, result: Any) -> None:
-        """Note the tensors of a file that may be weights."""
-        entries = dict(snapshot(result)) if issubclass(type(result), dict) else {}
-        states = [entries, *(dict(snapshot(one)) for one in entries.values() if issubclass(type(one), dict))]
-        for state in states:
-            large = {key: one for key, one in state.items() if is_tensor(one) and one.dim() > 1 and type(key) is str}
-            some = sorted(large.items(), key=lambda item: item[1].numel())[:_MOST_READ]
-            if len(some) > 1:
-                self._read.append((call.programs_line, {key: (one.shape, sum_of(one)) for key, one in some}))
-
-    def _look_for_unused(self, module: nn.Module, line: Line) -> None:
-        """Report weights of a file that have the names of those of a module, and are not in it."""
-        own = dict(state_of(module))
-        for read, state in self._read:
-            same = {key: own[key] for key, (shape, _) in state.items() if key in own and own[key].shape == shape}
-            is_unused = not any(math.isclose(sum_of(one), state[key][1], rel_tol=0.01) for key, one in same.items())
-            changes = [change for one in same.values() for change in changes_of(memory_of(one))]
-            is_unused = is_unused and all(change.operation != "copy_" for change in changes)  # else a part was taken
-            if 2 * len(same) >= len(state) and len(same) > 1 and is_unused:
-                facts = {"count": len(same), "name": next(iter(same)), "model": variable(callee_text(line) or "model")}
-                self.report(NEVER_LOADED, read.site, **facts)
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
-        self._read = []
         entries = dict(snapshot(state)) if issubclass(type(state), dict) else {}
         given = {key: one for key, one in entries.items() if is_tensor(one)}
         own = dict(state_of(module))
@@ -182,8 +147,6 @@ class Loading(Topic):
 
     def ran(self, call: ObservedCall) -> None:
         """Note a call of a module that was loaded, or of one of the same shapes."""
-        if self._read and not call.depth and len(self._ran) < _MOST_RAN:
-            self._ran.append((weakref.ref(call.called), call.line))
         mine = parameters_in(call.called) if self._uncalled and not (call.depth and self._watch.steps) else []
         keys = set(map(id, mine))
         loaded = [any(id(one()) in keys for one in load.parameters) for load in self._uncalled]
@@ -307,11 +270,6 @@ class Loading(Topic):
                 with DisableTorchFunction():
                     self._look_for_overwriting(*load[1:])
                     self._look_for_replacing(dict(state_of(module)), followed.keys, load[1].site, load[3])
-        for reference, called in self._ran if followed.steps == 1 else ():
-            module = reference()
-            owned = module is not None and not followed.keys.isdisjoint(map(id, parameters_in(module)))
-            if module is not None and owned and id(module) in self._asked:
-                self._look_for_unused(module, called)
         self.end([])
         if followed.is_sampled_step and followed.steps > 1:
             self._look_for_best(followed)
