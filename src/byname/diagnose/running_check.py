@@ -31,7 +31,7 @@ from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, sum_of
 from byname.diagnose.nonfinite.reasons import is_zero
 from byname.diagnose.silent.aliases import Aliases
-from byname.diagnose.silent.copies import Copies
+from byname.diagnose.silent.copies import WeightCopies
 from byname.diagnose.silent.evaluation_mode import EvaluationMode
 from byname.diagnose.silent.labels import Labels
 from byname.diagnose.silent.loading import Loading
@@ -119,7 +119,7 @@ class RunningCheck:
         self._unfrozen = [0]  # parameters unfrozen so far, at the first times that some were
         self._schedules, self._units, self._evaluation = Schedules(self), Units(self), EvaluationMode(self)
         self._inputs = Scales(self)
-        kinds = (Loading, Copies, Clipping, Batches, Aliases, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
+        kinds = (Loading, WeightCopies, Clipping, Batches, Aliases, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
         topics = [self._schedules, self._units, self._evaluation, self._inputs]
         self._topics: list[Topic] = [*topics, *(kind(self) for kind in kinds)]
         self._applying = [one.applied for one in self._topics if type(one).applied is not Topic.applied]

@@ -7,6 +7,7 @@ code of a decorator of the forward may do so too.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
@@ -48,6 +49,16 @@ def functions_called(module: nn.Module) -> dict[str, FunctionType]:
     for name, function in _functions(module, tables=False):
         found.setdefault(name, function)
     return {name: one for name, one in found.items() if name not in methods and is_of_program(one, type(module))}
+
+
+def shadows_an_operation(module: nn.Module, name: str) -> bool:
+    """Return whether a name that PyTorch has too is that of a function of the program in the code of a forward."""
+    code = getattr(function_of(module, "forward"), "__code__", None)
+    if code is None or name not in (*code.co_names, *code.co_freevars):
+        return False
+    loads = {one.opname for one in dis.get_instructions(code) if one.argval == name}  # not as an attribute: `F.gelu`
+    own = functions_called(module).get(name) if loads <= {"LOAD_GLOBAL", "LOAD_DEREF"} else None
+    return own is not None and name not in own.__code__.co_names
 
 
 def is_of_program(function: FunctionType, kind: type) -> bool:

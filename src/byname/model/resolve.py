@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import dis
 import re
 from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
@@ -14,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from byname.errors import BadArgumentError, NoMatchError
-from byname.model.called_functions import called_function, functions_called
+from byname.model.called_functions import called_function, functions_called, shadows_an_operation
 from byname.model.methods import (
     NOT_CALLABLE,
     Namespace,
@@ -322,18 +321,8 @@ def _operations(level: Level, rest: Segments, exact: bool, function: str = "") -
     if name.wild or is_operation(_bare(name.plain)) or is_operation(name.plain):
         label = f"{function}.{name.text}" if function else name.text
         for path, module in level.items():
-            if function or name.wild or not _is_programs(module, name.plain):
+            if function or name.wild or not shadows_an_operation(module, name.plain):
                 yield Spot("operation", join_path(path, label), module, name.text, function, rest[1:], exact=exact)
-
-
-def _is_programs(module: nn.Module, name: str) -> bool:
-    """Return whether a name that PyTorch has too is that of a function of the program in the code of a forward."""
-    code = getattr(function_of(module, "forward"), "__code__", None)
-    if code is None or name not in (*code.co_names, *code.co_freevars):
-        return False
-    loads = {one.opname for one in dis.get_instructions(code) if one.argval == name}  # not as an attribute: `F.gelu`
-    own = functions_called(module).get(name) if loads <= {"LOAD_GLOBAL", "LOAD_DEREF"} else None
-    return own is not None and name not in own.__code__.co_names
 
 
 _READERS = {

@@ -92,7 +92,7 @@ class _ParameterSlot(NamedTuple):
         return attributes_of(self.module()).get("_parameters", {}).get(self.name)
 
 
-class Copies(Topic):
+class WeightCopies(Topic):
     """Watches averages and targets at a few steps, and parameters that were one."""
 
     def __init__(self, watch: Watch) -> None:
