@@ -14,7 +14,7 @@ from byname.errors import BadArgumentError, NoMatchError, NotStorableError
 from byname.model.methods import Namespace
 from byname.place import Place, as_place
 from byname.reading.quiet import DisableTorchFunction
-from byname.reading.tensor import PLAIN
+from byname.reading.tensor import PLAIN, version_of
 from byname.recording.callbacks import callables, values_called
 from byname.recording.clock import BackwardNumbers, Clock, NumbersInOrder, StepNumbers, ValueNumbers
 from byname.recording.distributed.dtensor import is_distributed, local_part
@@ -22,7 +22,7 @@ from byname.recording.flush import PlaceValues, Windows
 from byname.recording.options import Options, conversion_of, several
 from byname.recording.sampling import Time
 from byname.recording.unrecorded import Unrecorded, unrecorded_reason
-from byname.recording.values.change import NOTHING, ChangeDetector, version_of
+from byname.recording.values.change import NOTHING, ChangeDetector
 from byname.recording.values.plain import quick_copy
 from byname.recording.values.reduce import quick_figure
 from byname.table import counted, listed

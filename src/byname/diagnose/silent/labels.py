@@ -96,7 +96,8 @@ class Labels(Topic):
             weights = torch.cat([torch.ones(1), weights.reshape(-1)[:2].float()])  # one of each column makes three
         labels = values[(values >= 0) & (values < len(weights))].long()
         counts = labels.bincount(minlength=len(weights))
-        before = self._weighted.get(call.line.place, (None, "", counts * 0, weights))[2]
+        *_, before, _ = self._weighted.get(call.line.place, (counts * 0, weights))
+        before = before if len(before) == len(counts) else counts * 0  # the weights may be those of other classes
         self._weighted[call.line.place] = call.line, call.called.__name__, before + counts, weights
 
     def _report_weights(self) -> None:

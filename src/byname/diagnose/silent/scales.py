@@ -45,10 +45,7 @@ OTHER_SCALE = topic_cause("evaluated-on-another-scale",
 
 _PIXELS, _COLUMNS = "scale them: x / 255, or normalise them", "normalise each column: (x - x.mean(0)) / x.std(0)"
 _ONCE = "divide or normalise once only, so that each column varies by about 1"
-_LARGE, _SMALL = (
-    "its units saturate, or its steps become too large",
-    "its outputs hardly differ between samples",
-)
+_LARGE, _SMALL = "its units saturate, or its steps become too large", "its outputs hardly differ between samples"
 _NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 _CONSTANT, _SAMPLES, _FACTOR = 0.01, 8, 8
 
@@ -88,7 +85,7 @@ class Scales(Topic):
         self._pretrained = False
         self._called = NO_LINE
         self._layers: list[str] = []
-        self._first = 0
+        self._constant = 0  # the id of the first layer, if its inputs are nearly constant so far
         self._inputs: dict[int, _Inputs] = {}
         self._far: dict[Any, dict[str, Any]] = {}  # facts of the evaluations on a line; none if one is alike
 
@@ -115,8 +112,7 @@ class Scales(Topic):
 
     def _varies_later(self, call: ObservedCall, given: torch.Tensor) -> bool:
         """Return whether inputs that were nearly constant are others before the first step, as of environments."""
-        is_first = self._unscaled.get("effect") == _SMALL and id(call.called) == self._first
-        values = copy_values(given) if is_first else None
+        values = copy_values(given) if id(call.called) == self._constant else None
         return values is not None and not _is_nearly_constant(values)
 
     def _note_layer(self, call: ObservedCall, given: torch.Tensor) -> None:
@@ -128,9 +124,9 @@ class Scales(Topic):
             self._unscaled = {} if kind.startswith(_NORMS) else self._unscaled
         elif issubclass(type(call.called), nn.Linear | _ConvNd) and (values := copy_values(given)) is not None:
             most, whole = float(values.max()), values.is_floating_point() and bool((values == values.round()).all())
-            facts = {"kind": kind, "noticed": call.line.site, "called": self._called.site, "effect": _LARGE}
             made, site = site_of_tensor(given), call.line.site
-            facts["made"] = made if made is None or site is None or made.line != site.line else None
+            made = made if made is None or site is None or made.line != site.line else None
+            facts = {"kind": kind, "noticed": site, "called": self._called.site, "made": made, "effect": _LARGE}
             if distinct(values) <= 32:
                 return
             if whole and float(values.min()) >= 0 and 200 < most <= 255:
@@ -140,7 +136,8 @@ class Scales(Topic):
             elif _is_nearly_constant(values) and not fact(given, "requires_grad"):
                 facts |= {"numbers": f"nearly the same for all samples, from {float(values.min()):.3g} to {most:.3g}"}
                 facts |= {"such": "those divided by 255 twice", "remedy": _ONCE, "effect": _SMALL}
-            self._unscaled, self._first = facts if "numbers" in facts else {}, id(call.called)
+                self._constant = id(call.called)
+            self._unscaled = facts if "numbers" in facts else {}
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         if self._unscaled and not self._pretrained:

@@ -116,14 +116,10 @@ def _memory_of(tensor: torch.Tensor, *, quiet: bool = False) -> tuple[Any, tuple
         with DisableTorchFunction():
             return _memory_of(tensor, quiet=True)
     try:
-        return _storage_of(tensor), (version_of(tensor), _offset_of(tensor), _strides_of(tensor))
+        version = None if _is_inference(tensor) else _version_of(tensor)
+        return _storage_of(tensor), (version, _offset_of(tensor), _strides_of(tensor))
     except (RuntimeError, NotImplementedError):  # what sparse, nested and wrapper tensors answer
         return None, None
-
-
-def version_of(tensor: torch.Tensor) -> int | None:
-    """Return how often a tensor was written to; None for those of inference mode, where nobody counts."""
-    return None if _is_inference(tensor) else _version_of(tensor)
 
 
 _storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
