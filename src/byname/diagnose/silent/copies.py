@@ -216,21 +216,22 @@ class WeightCopies(Topic):
         trained = [mine for _, mine in every if not followed.keys.isdisjoint(map(id, mine))]
         for called, mine in every:
             twins = [one for one in trained if [two.shape for two in one] == [two.shape for two in mine]]
-            if twins and owned.isdisjoint(map(id, mine)):
-                self._look_for_old_statistics(called, sum_of(mine[0]) != called.total)
-            is_old = called.made <= _FIRST_USED  # else a copy that takes the place of others now and then
-            if is_old and twins and owned.isdisjoint(map(id, mine)) and sum_of(mine[0]) == called.total:
+            if not twins or not owned.isdisjoint(map(id, mine)):
+                continue
+            if sum_of(mine[0]) != called.total:
+                self._look_for_old_statistics(called)
+            elif called.made <= _FIRST_USED:  # else a copy that takes the place of others now and then
                 names = FailureContext().names([mine[0], twins[0][0]])
                 unused = _swapped_update(twins[0][0], names[0]) or _dead_updates(called.line, names[0])
                 if unused is not None and not _FIXED.search(" ".join(one.path.lower() for one in names)):
                     target, module = (variable(re.sub(r"(\[\d+\]|\.(weight|bias))+$", "", one.path)) for one in names)
                     self._targets.append((called, followed, {"target": target, "module": module, "unused": unused}))
 
-    def _look_for_old_statistics(self, called: _Called, follows: bool) -> None:
-        """Report a batch norm in evaluation mode that has its initial statistics, in a copy that follows another."""
+    def _look_for_old_statistics(self, called: _Called) -> None:
+        """Report a batch norm in evaluation mode that has its initial statistics, in a copy that was updated."""
         module: Any = called.module()
         norms = [one for one in modules_in(module) if issubclass(type(one), nn.modules.batchnorm._BatchNorm)]
-        for own in [attributes_of(one)["_buffers"] for one in norms if follows and not is_training(one)]:
+        for own in [attributes_of(one)["_buffers"] for one in norms if not is_training(one)]:
             mean, batches = own.get("running_mean"), own.get("num_batches_tracked")
             count = copy_values(batches)
             if is_tensor(mean) and is_zero(mean) and count is not None and not int(count):
