@@ -211,7 +211,7 @@ def item_of(tensor: torch.Tensor | None) -> tuple[Line, ast.Subscript] | None:
     """Return the line that made a tensor as an item of another, according to the source, and the expression."""
     made = None if tensor is None else creation_record_of(tensor)
     code, at = (None, 0) if made is None else made.line[:2]
-    if made is None or code is None or not dis.opname[code.co_code[at]].startswith(("BINARY_SUBSCR", "BINARY_OP")):
+    if made is None or code is None or not dis.opname[code.co_code[at]].startswith("BINARY_"):
         return None
     expr = made.line.expr
     return (made.line, expr.node) if expr is not None and isinstance(expr.node, ast.Subscript) else None
