@@ -928,7 +928,65 @@ def layer_of_a_variable_of_forward(right):
         follow(model(torch.randn(8, 4)).square().mean(), optimizer)
 
 
+def slices_with_a_loss_by_hand(right):
+    model, x, y = nn.Linear(4, 1), torch.randn(600, 4), torch.randn(600, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(3 * right):
+        for start in range(0, len(x), 20):
+            targets = y[start : start + 20]
+            loss = (model(x[start : start + 20]) - targets).pow(2).mean()
+            follow(loss, optimizer)
+    for _ in range(3 * (not right)):
+        for start in range(0, len(x), 20):
+            targets = y[:20]
+            loss = (model(x[:20]) - targets).pow(2).mean()
+            follow(loss, optimizer)
+
+
+def shuffled_with_a_loss_by_hand(right):
+    model, x = nn.Linear(4, 1), torch.randn(600, 4)
+    y = x.sum(1, keepdim=True)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(9):
+        one = torch.randperm(600)[:20]
+        other = torch.randperm(600)[:20]
+        features, targets = x[one], y[one] if right else y[other]
+        loss = (model(features) - targets).abs().mean()
+        follow(loss, optimizer)
+
+
+def distance(output, target):
+    return torch.mean((target - output) ** 2)
+
+
+def equal_samples_with_a_loss_of_its_own(right):
+    model, x = nn.Linear(4, 1), torch.randn(20, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(9):
+        targets = torch.randn(20, 1)
+        loss = distance(model(x if right else x[:1].repeat(20, 1)), targets)
+        follow(loss, optimizer)
+
+
+def q_learning_by_hand(right):
+    online = nn.Linear(4, 2)
+    target = copy.deepcopy(online) if right else online
+    optimizer = torch.optim.SGD(online.parameters(), 1e-3)
+    for number in range(30):
+        with torch.no_grad():
+            expected = torch.rand(16) + 0.9 * target(torch.randn(16, 4)).max(1).values
+        chosen = online(torch.randn(16, 4)).gather(1, torch.randint(2, (16, 1)))[:, 0]
+        loss = ((chosen - expected) ** 2).mean()
+        follow(loss, optimizer)
+        if number % 10 == 9 and right:
+            target.load_state_dict(online.state_dict())
+
+
 PROGRAMS = {
+    slices_with_a_loss_by_hand: "same-slice",
+    shuffled_with_a_loss_by_hand: "shuffled-apart",
+    equal_samples_with_a_loss_of_its_own: "equal-samples",
+    q_learning_by_hand: "same-module",
     ratio_of_one: "zero-gradient",
     clamped_below_its_bounds: "zero-gradient",
     layers_of_one: "same-module",

@@ -19,7 +19,7 @@ from byname.autograd.walk import has_graph
 from byname.diagnose.cause import C, Cause
 from byname.diagnose.causes.flat import flat_operation_in
 from byname.diagnose.causes.iterations import GRAPH_GROWS, GRAPH_IN_GRAD
-from byname.diagnose.causes.loss import Loss, is_first
+from byname.diagnose.causes.loss import Loss, is_first, lines_by_hand
 from byname.diagnose.causes.losses import LOSSES
 from byname.diagnose.causes.not_reached import MAY_BE, unreached_parameters
 from byname.diagnose.causes.ownership import LEFT_OUT
@@ -47,6 +47,7 @@ from byname.diagnose.silent.unused_calls import Clipping, Unused
 from byname.naming.name import Name
 from byname.naming.names import find
 from byname.naming.search import Targets
+from byname.reading.frames import Line, caller
 from byname.reading.modules import parameters_in, parameters_of
 from byname.reading.objects import living
 from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
@@ -76,13 +77,15 @@ _MOST_HELD = 50
 class _Backwards:
     """The backward calls of one line: how many, the optimizers that the first ones reached, and a step by hand.
 
-    Of a statement that was meant to make a step by hand it has the parameters, with the sums of their numbers before.
+    Of a statement that was meant to make a step by hand it has the parameters, with the sums of their numbers before;
+    of differences that a loss by hand squares, the lines, each with the reduction.
     """
 
     calls: int = 0
     reached: dict[int, FollowedOptimizer] = field(default_factory=dict)
     rebinding: Rebinding | None = None
     before: list[tuple[weakref.ref[torch.Tensor], float]] = field(default_factory=list)
+    by_hand: dict[Line, str] = field(default_factory=dict)
 
 
 class RunningCheck:
@@ -224,9 +227,18 @@ class RunningCheck:
             followed.has_new_grads = True
         wastes = line.calls <= _CALLS_OF_WASTE and any(one.accumulation.is_wasting for one in self._followed.values())
         if line.calls > _CALLS and not wastes:
+            safely(self._applied_by_hand, line)
             return []
         with DisableTorchFunction(), collection_paused():
             return self._look(run, roots, line)
+
+    def _applied_by_hand(self, line: _Backwards) -> None:
+        """Note the differences that a loss by hand squares, in the first steps, as calls of ``mse_loss``."""
+        for made, reduction in line.by_hand.items() if self.steps <= _OBSERVED_IN else ():
+            with DisableTorchFunction():
+                call = ObservedCall.by_hand(made, reduction, caller())
+            for note in self._applying if call is not None else ():
+                safely(note, call)
 
     def _look_again(self) -> None:
         """Look at the next backward calls of each line after parameters were unfrozen, the first few times."""
@@ -243,6 +255,8 @@ class RunningCheck:
             self._of(optimizer)
         outermost = [one for reference, _ in self._modules.values() if (one := reference()) is not None]
         loss = Loss(graph, line.calls, run.line, outermost)
+        line.by_hand = dict(lines_by_hand(loss))
+        self._applied_by_hand(line)
         found = self._report_all(LOSSES, loss)
         self._leaf_losses = self._leaf_losses or any(one.cause == "leaf-loss" for one in found)  # all else follows
         for topic in self._topics:

@@ -16,14 +16,17 @@ import torch.nn.functional as F
 
 from byname.diagnose.cause import Cause, always, no_extra_facts, variable
 from byname.diagnose.causes.loss import Loss
+from byname.diagnose.context import value_of
 from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import is_readable, reading_values
 from byname.naming.name import Name
-from byname.reading.frames import Line, reported_frame, user_line
+from byname.reading.frames import Line, reported_frame, user_line, variables_of
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import PLAIN, fact, is_tensor
+from byname.source.code import CodeKey
+from byname.source.tracebacks import walk_frames
 from byname.undo import Patch, Undo
 
 
@@ -36,6 +39,30 @@ class ObservedCall:
     kwargs: dict[str, Any]
     frame: FrameType
     depth: int = 0
+
+    @classmethod
+    def by_hand(cls, line: Line, reduction: str, frame: FrameType | None) -> ObservedCall | None:
+        """Return a line that subtracts targets as a call of ``mse_loss``; None if the targets are in no variable now.
+
+        Where the line is in a function that has ended, its arguments are looked for in the function that called it.
+        """
+        node: Any = getattr(line.expr, "node", None)
+        sides, code, outer = [getattr(node, "left", None), getattr(node, "right", None)], line.code, line.caller
+        running = {CodeKey(one.f_code): one for one in walk_frames(frame)}
+        if CodeKey(code) not in running and code is not None and outer is not None:
+            called: Any = getattr(Line(*outer).expr, "node", None)
+            given = dict(zip(code.co_varnames[: code.co_argcount], getattr(called, "args", ()), strict=False))
+            sides, code = [given.get(getattr(one, "id", "")) for one in sides], outer[0]
+        user = running.get(CodeKey(code))
+        variables = {} if user is None else variables_of(user)
+        found = [value for one in sides if (value := _given_by(one, variables)) is not None]
+        targets = [one for one in found if not fact(one, "requires_grad")]
+        if user is None or len(targets) != 1 or len({one.numel() for one in found}) != 1:
+            return None
+        outputs = [one for one in found if one is not targets[0]] or targets
+        call = cls(F.mse_loss, (outputs[0], targets[0]), {"reduction": reduction}, user)
+        call.line = line
+        return call
 
     @cached_property
     def line(self) -> Line:
@@ -64,6 +91,18 @@ class ObservedCall:
         return output if is_swapped else target
 
 
+def _given_by(node: ast.AST | None, variables: dict[str, Any]) -> torch.Tensor | None:
+    """Return the tensor of a variable, attribute or entry, also where a method only gives it another shape or dtype."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SAME_NUMBERS:
+        return _given_by(node.func.value, variables)
+    if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        return None
+    found = value_of(node, variables)
+    is_part = isinstance(node, ast.Subscript) and is_tensor(value_of(node.value, variables))
+    return found if is_tensor(found) and not is_part else None
+
+
+_SAME_NUMBERS = frozenset("detach flatten float reshape squeeze to unsqueeze view view_as".split())
 _DIFFERENCES = {F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss}
 LOSS_FUNCTIONS = {
     *(F.cross_entropy, F.nll_loss, F.kl_div, F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
