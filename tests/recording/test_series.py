@@ -79,6 +79,9 @@ def test_at_gives_the_last_value_stored_until_then():
         series.at(1, rank=3)
     with pytest.raises(NoMatchError, match="fc1 has no records"):
         series[:0].at(1)
+    for number in ("3", 2.5, None):
+        with pytest.raises(BadArgumentError, match="the number of an iteration, not"):
+            series.at(number)
 
 
 def test_at_tells_ranks_apart_and_takes_what_stands_for_all_of_them():

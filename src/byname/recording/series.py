@@ -89,8 +89,11 @@ class Series(SeriesRecords):
 
         Raises:
             NoMatchError: nothing was stored yet, with the iterations that were; or nothing stands there any more.
-            BadArgumentError: the value may have changed in the other mode, and no record tells which came first.
+            BadArgumentError: the value may have changed in the other mode, and no record tells which came first; or the
+                iteration is no whole number.
         """
+        if not hasattr(iteration, "__index__"):
+            raise BadArgumentError(f"at() takes the number of an iteration, not {iteration!r}")
         if mode is None and self._several:
             raise BadArgumentError(
                 f'{self.path} was recorded in training and evaluation: give mode="train" or mode="eval"'
