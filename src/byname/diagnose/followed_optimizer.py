@@ -419,3 +419,16 @@ def sum_of(tensor: torch.Tensor) -> float:
     """Return the sum of all numbers of a tensor; NaN if they cannot be read."""
     with reading_values():
         return float(tensor.double().sum().item()) if can_read(tensor) else math.nan
+
+
+def keeps_state(optimizer: Any) -> bool:
+    """Return whether the steps of an optimizer are known to depend on earlier gradients."""
+    if issubclass(type(optimizer), torch.optim.SGD):
+        return any(group.get("momentum") for group in optimizer.param_groups)
+    return issubclass(type(optimizer), _WITH_STATE)
+
+
+_WITH_STATE = (
+    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adagrad),
+)

@@ -28,7 +28,7 @@ from byname.diagnose.check import problems
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
-from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, sum_of
+from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, keeps_state, sum_of
 from byname.diagnose.nonfinite.reasons import is_zero
 from byname.diagnose.silent.aliases import Aliases
 from byname.diagnose.silent.copies import WeightCopies
@@ -403,7 +403,7 @@ class RunningCheck:
         followed.anew = 0
         if followed.steps > 1:
             self._single.pop(followed.keys, None)
-        elif followed.keys and _keeps_state(optimizer):
+        elif followed.keys and keeps_state(optimizer):
             known = {keys: one for keys, one in self._single.items() if len([*alive(one[1])]) == len(one[1])}
             every = followed.parameters()
             now, (before, _, then) = sum_of(every[0]), known.get(followed.keys, (0, (), math.nan))
@@ -449,16 +449,3 @@ def _is_one_memory(target: Any, source: Any = None) -> bool:
             return False
         first, second = ((one.shape, one.stride(), one.storage_offset()) for one in (target, source))
         return bool(first == second)
-
-
-def _keeps_state(optimizer: Any) -> bool:
-    """Return whether the steps of an optimizer are known to depend on earlier gradients."""
-    if issubclass(type(optimizer), torch.optim.SGD):
-        return any(group.get("momentum") for group in optimizer.param_groups)
-    return issubclass(type(optimizer), _WITH_STATE)
-
-
-_WITH_STATE = (
-    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
-    *(torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adagrad),
-)
