@@ -187,7 +187,8 @@ def test_a_model_that_stays_in_evaluation_mode_while_it_learns_is_told(after):
     assert found.cause == "left-in-evaluation"
     assert found.message.startswith("suspicious: BatchNorm1d and Dropout in the model ran in training mode at first")
     assert "in 16 of the 20 steps of Adam" in found.message and "`model.train()`" in found.remedy
-    assert [site.statement for site in found.sites] == ["F.mse_loss(model(x), y).backward()", "optimizer.step()"]
+    statements = ["F.mse_loss(model(x), y).backward()", "model.eval()", "optimizer.step()"]
+    assert [site.statement for site in found.sites] == statements
 
 
 def test_a_model_that_an_evaluation_before_the_first_step_leaves_in_its_mode_is_told():

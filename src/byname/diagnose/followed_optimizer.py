@@ -26,6 +26,7 @@ from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import PLAIN, fact
 from byname.source.location import FILE_ORIGIN, LIBRARY, PROGRAM, Site
 from byname.tracking.log import logs
+from byname.tracking.lookup import made_last
 
 ENOUGH = 4
 """The fewest steps of an optimizer, or backward calls, for a finding."""
@@ -51,6 +52,7 @@ class FollowedOptimizer:
         every_key: the ``id`` of each of its parameters, also of those that are frozen for a while.
         without: the parameters without a gradient in every step so far, by ``id``.
         zero: the parameters with gradients, but only zeros whenever their values were read, by ``id``.
+        still: those of them that were all 0 themselves at an early step, by ``id``, and where they got their values.
         names: the names of some parameters, as they were at an early step, by ``id``.
         idle: the last steps in a row in which the learning rate of every group was 0.
         frozen: whether none of its parameters required grad at any step so far.
@@ -96,6 +98,7 @@ class FollowedOptimizer:
         self.done = self.has_backward = self.has_new_grads = False
         self.frozen = True
         self.zero: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.still: dict[int, Site | None] = {}
         self.names: dict[int, Name] = {}
         self.waiting: list[tuple[Finding, list[weakref.ref[torch.Tensor]]]] = []
         self.cuts: list[tuple[Finding, frozenset[int]]] = []
@@ -124,6 +127,7 @@ class FollowedOptimizer:
             "outside": self.outside,
             "evaluating": self.modes.evaluating,
             "modal": self.modes.modal,
+            "put": self.modes.put,
         }
 
     @property
@@ -230,6 +234,8 @@ class FollowedOptimizer:
         self.modes.note_step()
         if self.steps == ENOUGH:
             self.name(alive([*self.without.values(), *self.zero.values()]))
+            still = [one for one in alive(self.zero.values()) if one.dim() > 1 and is_zero(one)]
+            self.still = {id(one): made_last(one) for one in still}
             self.use = last_use(list(alive(self.without.values())))
             self.optional = _in_library_modules(self.without.keys(), self.keys) if self.without else set()
             self.name(one for one in self.parameters() if id(one) in self.values.first)
@@ -295,11 +301,14 @@ class StepModes:
     Attributes:
         modal: the classes of those that had to be in training mode then, in words.
         evaluating: the steps in which all of these were in evaluation mode.
+        put: the line that last put one of them into it.
     """
+
+    put: Site | None = None
 
     def __init__(self) -> None:
         self.modal, self.evaluating = "", 0
-        self._modules: list[weakref.ref[nn.Module]] = []
+        self.modules: list[weakref.ref[nn.Module]] = []
 
     def find_modules(self, keys: frozenset[int]) -> None:
         """Find the modules that have run, if those with the parameters of these ids are in training mode."""
@@ -310,11 +319,11 @@ class StepModes:
         ran += owners
         modal = [one for one in ran if is_training(one) and has_modes(one)]
         if modal and any(map(is_training, owners)):
-            self._modules = [weakref.ref(one) for one in [*modal, *owners]]
+            self.modules = [weakref.ref(one) for one in [*modal, *owners]]
             self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
 
     def note_step(self) -> None:
-        over = not self._modules or any((one := known()) is None or is_training(one) for known in self._modules)
+        over = not self.modules or any((one := known()) is None or is_training(one) for known in self.modules)
         self.evaluating += not over
 
 

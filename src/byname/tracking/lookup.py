@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from byname.reading.functions import is_in_place
-from byname.reading.tensor import fact
+from byname.reading.tensor import fact, memory_of
 from byname.source.code import binds_alone
 from byname.source.location import Expression, Site, statements_binding
-from byname.tracking.log import TRACKERS, Call, CallFinder, CreationRecord, logs
+from byname.tracking.log import TRACKERS, Call, CallFinder, CreationRecord, changes_of, logs
 
 
 class SiteLookup:
@@ -112,6 +112,12 @@ def site_of_tensor(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> Si
     """Return the location that made a tensor, if an existing tracker saw it. Callers hold `DisableTorchFunction`."""
     expr, _ = making_of(tensor, lookup)
     return None if expr is None or expr.in_place else expr.site
+
+
+def made_last(tensor: torch.Tensor) -> Site | None:
+    """Return the line that gave a tensor its values, by the last change in place or at its making."""
+    changes = changes_of(memory_of(tensor))
+    return changes[-1].line.site if changes else site_of_tensor(tensor)
 
 
 def making_of(tensor: torch.Tensor, lookup: SiteLookup | None) -> tuple[Expression | None, CodeType | None]:

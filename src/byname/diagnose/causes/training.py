@@ -22,8 +22,7 @@ from byname.diagnose.causes.flat import DRAWN
 from byname.diagnose.causes.not_reached import Use
 from byname.diagnose.causes.readers import reads_gradients
 from byname.diagnose.context import assignments
-from byname.diagnose.followed_optimizer import CARRIED, ENOUGH, MOVED, PUT_BACK, FollowedOptimizer, alive
-from byname.diagnose.nonfinite.reasons import is_zero
+from byname.diagnose.followed_optimizer import CARRIED, ENOUGH, MOVED, PUT_BACK, FollowedOptimizer
 from byname.naming.name import Name, at
 from byname.reading.frames import caller, locals_of, reported_frame, user_line
 from byname.reading.functions import UNSCALE
@@ -34,8 +33,7 @@ from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.location import Site, is_library, statements_binding
 from byname.source.tracebacks import walk_frames
 from byname.table import counted
-from byname.tracking.log import Change, changes_of, logs
-from byname.tracking.lookup import site_of_tensor
+from byname.tracking.log import Change, logs
 
 MANY = 8
 """Steps after which some parameters of an optimizer are reported while its others learn."""
@@ -125,7 +123,7 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
     names, flat = followed.zero_gradient, followed.flat
     if not names:
         return
-    still = [one for one in alive(followed.zero.values()) if one.dim() > 1 and is_zero(one)]
+    still = {key: site for key, site in followed.still.items() if key in followed.zero}
     why: str = ""
     called: Any = None if flat is None else flat.site
     remedy = (
@@ -146,9 +144,8 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
             f"gradient is x + (x.{operation}() - x).detach()"
         )
     elif len(still) > 1 and (len(followed.zero) < len(followed.keys) or len(still) == len(followed.zero)):
-        called = [change.line.site for one in still for change in changes_of(memory_of(one))[-1:]]
-        called = called or [site for site in map(site_of_tensor, still) if site is not None]
-        why, remedy = render(_TWO_ZEROS, still=followed.names_of(map(id, still))), _ONE_OF
+        called = [site for site in still.values() if site is not None]
+        why, remedy = render(_TWO_ZEROS, still=followed.names_of(still)), _ONE_OF
     elif flat is not None:
         did, remedy = _DEAD[flat.operation]
         why = f": {flat.operation}(){at(flat.site)} {did}"
@@ -334,8 +331,8 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         lambda one: one.done and 2 * ENOUGH <= one.modes.evaluating < one.steps <= 2 * one.modes.evaluating,
         no_extra_facts,
         "{backward:-}suspicious: {modal} in the model ran in training mode at first, and the model is in evaluation "
-        "mode in {evaluating} of {steps}: no dropout, and fixed statistics, as after model.eval() without a "
-        "model.train()",
+        "mode in {evaluating} of {steps}: no dropout, and fixed statistics, as after model.eval(){put:at} "
+        "without a model.train()",
         "call `model.train()` after each evaluation, or as each epoch begins; it is right if this is meant"),
 )
 """Causes that are looked for after many steps of an optimizer, or when the program ends."""

@@ -17,7 +17,7 @@ from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer, has_modes, is_training
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, copy_values, on_call, topic_cause
 from byname.naming.name import Name
-from byname.reading.frames import Line, find_user_frame, user_line
+from byname.reading.frames import NO_LINE, Line, find_user_frame, user_line
 from byname.reading.modules import modules_in, parameters_in
 from byname.source.code import enclosing_statement
 from byname.source.location import Site, is_library
@@ -96,7 +96,7 @@ class EvaluationMode(Topic):
         self._lines: dict[Any, _Forwards] = {}
         self._early: dict[int, _Early] = {}
         self._loaded: dict[int, weakref.ref[nn.Module]] = {}
-        self._put_at: dict[int, Site | None] = {}  # where a module was put into evaluation mode
+        self._put_at: dict[int, Line] = {}  # where a module was last put into evaluation mode
 
     def begin(self, block: Undo) -> None:
         """Watch in which mode a module is put between an evaluation and the first step."""
@@ -110,8 +110,8 @@ class EvaluationMode(Topic):
         line, trains, early = call.programs_line, call.given(1, "mode", True), self._early.get(id(call.args[0]))
         if trains:  # as to adapt the statistics of its norms
             self._loaded.pop(id(call.args[0]), None)
-        if not self._watch.steps and not trains:
-            self._put_at[id(call.args[0])] = line.site
+        if not trains:
+            self._put_at[id(call.args[0])] = line
         beside = line.code is None or "backward" in line.code.co_names
         if self._watch.steps and early is not None and early.was_set:  # again, beside its steps
             early.is_intended = early.is_intended or early.line.place == line.place
@@ -171,7 +171,7 @@ class EvaluationMode(Topic):
         kinds = tuple(map(variable, sorted({type(one).__name__ for one in modes})))
         references = [*map(weakref.ref, [module, *modes])]
         self._early[id(module)] = early = _Early(line, references, kinds, is_intended=not modes)
-        early.put = self._put_at.get(id(module))
+        early.put = self._put_at.get(id(module), NO_LINE).site
         return early
 
     def applied(self, call: ObservedCall) -> None:
@@ -193,7 +193,9 @@ class EvaluationMode(Topic):
             self.report(cause, expr.site, kind=type(inner).__name__, module=name)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
-        """Note whether modules are still in the mode in which an evaluation left them."""
+        """Note whether modules are still in the mode in which an evaluation left them, and what put them into it."""
+        lines = [line for one in followed.modes.modules if (line := self._put_at.get(id(one())))]
+        followed.modes.put = lines[0].site if lines else None
         for early in [one for one in self._early.values() if not one.is_intended]:
             looked_at = early.modules if followed.steps == 1 else early.modules[:2]
             alive = [one for known in looked_at if (one := known()) is not None]

@@ -17,9 +17,8 @@ from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, topic_cause
 from byname.naming.name import at
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
-from byname.reading.tensor import PLAIN, fact, memory_of
-from byname.tracking.log import changes_of
-from byname.tracking.lookup import site_of_tensor
+from byname.reading.tensor import PLAIN, fact
+from byname.tracking.lookup import made_last
 
 # fmt: off
 EQUAL_UNITS = topic_cause("equal-units",
@@ -123,7 +122,7 @@ class Units(Topic):
         if 2 <= len(large) >= len(gains) / 2 and not has_norms:
             gain, largest = max(large, key=lambda pair: pair[0])
             names = tuple(FailureContext().names([one for _, one in large]))
-            facts = {"gain": gain, "std": gain / largest[0].numel() ** 0.5, "made": _made_last(largest)}
+            facts = {"gain": gain, "std": gain / largest[0].numel() ** 0.5, "made": made_last(largest)}
             self.report(TOO_LARGE, followed.site, names=names, **facts)
 
     def _is_scaled(self, weight: torch.Tensor) -> bool:
@@ -143,7 +142,7 @@ class Units(Topic):
             gain, most = max(map(_gain, faint)), max(ends[id(one)] for one in faint)
             if gain >= _TINY and self._begins_closed(followed, ends, {*map(id, faint)}):
                 return
-            made, how = _made_last(faint[0]), ""
+            made, how = made_last(faint[0]), ""
             if gain < _TINY:
                 how = f". The weights{at(made)} are small: a layer makes its input {gain:.1g} times as large"
             facts = {"most": most, "steps": followed.steps, "how": how, "made": made if how else None}
@@ -191,7 +190,7 @@ class Units(Topic):
         for cause, which in ((EQUAL_UNITS, found), (TWINS, twins)):
             if which:
                 names = tuple(FailureContext().names(which))
-                self.report(cause, followed.site, names=names, steps=followed.steps, made=_made_last(which[0]))
+                self.report(cause, followed.site, names=names, steps=followed.steps, made=made_last(which[0]))
 
     def _look_for_zero_gradients(self, followed: FollowedOptimizer) -> None:
         graded = [one for one in followed.parameters() if one.dim() > 1 and fact(one, "grad") is not None]
@@ -219,11 +218,6 @@ def _gain(weight: torch.Tensor) -> float:
     """Return by how much a layer makes its input larger, on average; 0 if its numbers cannot be read."""
     with reading_values():
         return float(weight.detach().pow(2).mean() * weight[0].numel()) ** 0.5 if can_read(weight) else 0.0
-
-
-def _made_last(tensor: torch.Tensor) -> Any:
-    """Return the line that gave a tensor its values, by the last change in place or at its making."""
-    return ([change.line.site for change in changes_of(memory_of(tensor))] or [site_of_tensor(tensor)])[-1]
 
 
 def _all_equal(tensor: torch.Tensor) -> bool:
