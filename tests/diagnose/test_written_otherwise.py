@@ -462,6 +462,17 @@ def plateau_of_an_accuracy(right):
     scheduled(lambda optimizer: ReduceLROnPlateau(optimizer, mode), is_each=False)
 
 
+def plateau_of_a_loss(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scheduler = ReduceLROnPlateau(optimizer, "min" if right else "max")
+    for _ in range(8):
+        loss = model(torch.ones(8, 4)).square().mean()
+        follow(loss, optimizer)
+        val_loss = loss.item()
+        scheduler.step(val_loss)
+
+
 def rate_that_falls(right):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -1042,6 +1053,7 @@ PROGRAMS = {
     one_cycle_by_epoch: "scheduler-out-of-step",
     cosine_by_batch: "scheduler-out-of-step",
     plateau_of_an_accuracy: "scheduler-wrong-mode",
+    plateau_of_a_loss: "scheduler-wrong-mode",
     rate_that_falls: "learning-rate-not-set",
     experts_of_one_copy: "equal-units",
     averaged_over_steps: "entries-are-one-tensor",

@@ -43,9 +43,9 @@ OUT_OF_STEP = topic_cause("scheduler-out-of-step",
     "suspicious: {scheduler} ({kind}), made{noticed:at} for {span} steps, is stepped {times}{called:at} in the {steps} "
     "steps of the optimizer", "call {scheduler.path}.step() {when}")
 WRONG_MODE = topic_cause("scheduler-wrong-mode",
-    "suspicious: {scheduler} ({kind}), made{noticed:at}, is in mode 'min', and is given {metric}{called:at}, which "
-    "goes from {first:.3g} to {last:.3g}: it takes an improvement for none, and reduces the learning rate",
-    "{kind}(..., mode='max')")
+    "suspicious: {scheduler} ({kind}), made{noticed:at}, is in mode '{mode}', and is given {metric}{called:at}, "
+    "which goes from {first:.3g} to {last:.3g}: it takes an improvement for none, and reduces the learning rate",
+    "{kind}(..., mode='{other}')")
 RATE_NOT_SET = topic_cause("learning-rate-not-set",
     "`{assigned.statement}`{assigned:at} sets no learning rate: the steps of {optimizer}{noticed:at} take that of its "
     "param_groups, {rate:g}", "for group in {optimizer.path}.param_groups: group['lr'] = {value}")
@@ -81,7 +81,7 @@ class _Schedule:
     seen: int = 0  # steps of the optimizer at the last of its own
     idle: int = 0  # its own since then, in a row
     span: int = 0  # the steps for which it is made
-    metrics: tuple[Any, ...] = ()  # the first and the last that it is given in mode "min"
+    metrics: tuple[Any, ...] = ()  # its mode, and the first and the last that it is given
     factors: list[float] = field(default_factory=list)  # of a LambdaLR: first, largest, last; its rate
 
     @property
@@ -125,8 +125,8 @@ class Schedules(Topic):
                 schedule.seen, schedule.idle = made, schedule.idle + 1 if made == schedule.seen else 0
                 _note_factor(schedule)
                 metric, mode = call.given(1, "metrics"), attributes_of(call.args[0]).get("mode")
-                if mode == "min" and type(metric) is float:
-                    schedule.metrics = *(schedule.metrics or (metric,))[:1], metric
+                if mode in ("min", "max") and type(metric) is float:
+                    schedule.metrics = *(schedule.metrics or (mode, metric))[:2], metric
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Find the schedulers of the optimizer, and keep a copy of its parameters at a few steps."""
@@ -212,12 +212,15 @@ class Schedules(Topic):
             self.report(OUT_OF_STEP, called=called.site, **facts, **schedule.facts)
 
     def _report_mode(self, schedule: _Schedule) -> None:
-        """Report a scheduler that looks for a fall of an accuracy, which grows."""
-        first, last = schedule.metrics or (0.0, 0.0)
-        metric = None if schedule.called is None or last <= first else arg_name(schedule.called, 0, "")
-        if schedule.called is not None and metric is not None and _ACCURACIES.search(metric.path.lower()):
-            facts = {"metric": metric, "first": first, "last": last, "called": schedule.called.site}
-            self.report(WRONG_MODE, **facts, **schedule.facts)
+        """Report a scheduler that looks for a fall of a growing accuracy, or a rise of a falling loss."""
+        mode, first, last = schedule.metrics or ("", 0.0, 0.0)
+        other, words = ("max", _ACCURACIES) if mode == "min" else ("min", _LOSSES)
+        if schedule.called is None or first == last or (last > first) is not (mode == "min"):
+            return
+        metric = arg_name(schedule.called, 0, "")
+        if words.search(metric.path.lower()):
+            facts = {"mode": mode, "other": other, "metric": metric, "called": schedule.called.site}
+            self.report(WRONG_MODE, first=first, last=last, **facts, **schedule.facts)
 
     def _report_factor(self, schedule: _Schedule) -> None:
         """Report a LambdaLR that makes the learning rate a small part of what it is, and not because it warms up."""
@@ -277,6 +280,9 @@ def _is_stepped_in_source(schedule: _Schedule) -> bool:
 
 
 _ACCURACIES = re.compile(r"^(?!.*(loss|err|neg)).*(?<![a-z])(acc|accuracy|auc|auroc|f1|m?iou|reward|r2)(?![a-z])")
+_LOSSES = re.compile(
+    r"^(?!.*(neg|minus|gain|elbo|score)).*(?<![a-z])(loss(es)?|error|r?mse|mae|perplexity|ppl)(?![a-z])"
+)
 _STEPS = re.compile(r"([\w.]+)\.step\(")
 
 
