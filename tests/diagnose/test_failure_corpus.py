@@ -30,8 +30,9 @@ SAYS = {
     "gradient-shape": "returned an invalid gradient at index",
     "no-derivative": "the derivative for '.*' is not implemented",
     "wrong-device": "not on the expected device",
+    "wrong-dtype": "same dtype|Found dtype|expected target dtype",
     "index-out-of-range": "out of (range|bounds)",
-    "unknown": "shapes cannot be multiplied|expected target dtype|expected scalar type",
+    "unknown": "shapes cannot be multiplied|is invalid for input of size",
 }
 
 SAVED = ("backward-twice", "modified-in-place", "optimizer-step-between")

@@ -33,7 +33,7 @@ def test_tensors_in_a_list_and_behind_a_method_are_told_one_by_one():
 
 def test_the_same_words_about_dtypes_are_not_about_devices():
     convolution, images = nn.Conv2d(3, 4, 1), torch.ones(1, 3, 2, 2, dtype=torch.float64)
-    assert explained(lambda: convolution(images)).cause == "unknown"
+    assert explained(lambda: convolution(images)).cause == "wrong-dtype"
 
 
 SCORES = torch.zeros(4, 3)

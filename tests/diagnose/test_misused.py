@@ -140,6 +140,12 @@ net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 torch.vmap(lambda row: net(row.expand(2, 3)).sum())(x)
 """
 
+LONELY = """
+net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+for batch in x.split(3):
+    net(batch).sum().backward()
+"""
+
 HOOKED_FROZEN = """
 model.requires_grad_(False)
 h = model(x)
@@ -243,6 +249,8 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
      "model(x[index])", "model(x[index]).detach()"),
     (NORM, "got a batched tensor", "batch-norm-in-vmap", "BatchNorm1d `net[1]` updates its running statistics in place at",
      "torch.vmap", "net[1].eval()\ntorch.vmap"),
+    (LONELY, "Expected more than 1 value", "one-value-norm", "the BatchNorm1d `net[1]` is in training mode, and at",
+     "x.split(3)", "x.split(3)[:1]"),
     (HOOKED_FROZEN, "cannot register a hook", "input-without-grad", "`h`, which does not require grad",
      "h.register", "h.requires_grad_()\nh.register"),
     (RETAINED_FROZEN, "can't retain_grad", "input-without-grad", "`h`, which does not require grad",

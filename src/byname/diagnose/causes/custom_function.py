@@ -1,4 +1,4 @@
-"""Custom function: errors of the gradients that a ``torch.autograd.Function`` of the program returns."""
+"""Custom function: errors of the gradients that a ``torch.autograd.Function`` returns, or that an operation has not."""
 
 from __future__ import annotations
 
@@ -79,6 +79,22 @@ def _inputs_of(custom: Any) -> list[str]:
     return [] if varies else [one.name for one in parameters if one.name != "ctx"]
 
 
+def _without_derivative(context: FailureContext) -> Iterator[Facts]:
+    if not context.has_graph:
+        return
+    operation, argument = context.match[1].removesuffix("_backward"), context.match[2]
+    order = "" if operation == context.match[1] else "second "
+    kinds = [(number, type(node).__name__) for number, node in enumerate(context.walk.nodes) if number]
+    ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
+    numbers = [number for number, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
+    given, sites = f" by its argument `{argument}`" if argument else "", list({*map(context.site, numbers)})
+    other, called = _MATH if "scaled_dot_product" in operation else "", sites[0] if len(sites) == 1 else None
+    yield {"order": order, "given": given, "other": other, "operation": operation, "called": called}
+
+
+_MATH = "call it under `with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):`, which has one; or "
+
+
 # fmt: off
 CUSTOM_FUNCTIONS: tuple[Cause[FailureContext], ...] = (
     Cause("gradient-count",
@@ -95,5 +111,10 @@ CUSTOM_FUNCTIONS: tuple[Cause[FailureContext], ...] = (
         "gradient has the shape of its input",
         "return one of shape {wanted}: where forward has summed, backward expands (grad.unsqueeze(dim).expand(...)), "
         "and where it has broadcast, backward sums (grad.sum_to_size(...))"),
+    Cause("no-derivative", Raised(RuntimeError, r"derivative for '?(?:\w+::)?(\w+)(?:: (\w+))?'? is not impl"),
+        _without_derivative,
+        "PyTorch has no {order}derivative of {operation}(){given}{called:at}, through which this gradient has to pass",
+        "{other}compute it by operations that have one; give it values without a graph, as by x.detach(), if no "
+        "gradient has to pass; or write a torch.autograd.Function with its derivative"),
 )
 # fmt: on

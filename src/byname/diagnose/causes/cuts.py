@@ -167,6 +167,8 @@ def _words_of(cut: DetachPoint) -> tuple[str, str]:
         if " == " in head:
             remedy = f"{remedy}, or make its condition true here"
         return (f"{why}, by {head}", remedy) if head else (why, remedy)
+    if cut.name == "detach" and "state_dict(" in getattr(cut.line.site, "statement", ""):
+        return _KINDS[0][1], "take dict(model.named_parameters()): the tensors of state_dict() are detached"
     otherwise = f"is the result of {cut.name}(), which has no gradient", "use a differentiable operation instead"
     return next(((why, remedy) for names, why, remedy in _KINDS if cut.name in names), otherwise)
 
@@ -215,7 +217,8 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
     (DETACHES, "is detached from the graph",
         "leave out .detach() and .data for tensors that the loss is computed from"),
     (_POSITIONS, "is a position or a choice, which has no gradient",
-        "compute the loss from the scores themselves (cross_entropy takes logits); positions are for metrics"),
+        "compute the loss from the scores themselves (cross_entropy takes logits), or multiply what is chosen by its "
+        "score, as a gate does; positions are for metrics"),
     (NUMBERS, "is converted to plain numbers outside of PyTorch",
         "keep the tensor for the loss, without .item() or float() (torch.stack joins several); numbers are for logs"),
     ("tensor as_tensor asarray array from_numpy".split(),

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
+from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, Sentence, render, variable
 from byname.diagnose.context import FailingExpression, FailureContext, made_at, parsed
@@ -107,7 +108,8 @@ def _on_two_devices(context: FailureContext) -> Iterator[Facts]:
     weights = [named[id(one)].path for one in given if issubclass(type(one), nn.Parameter)]
     unnamed = f"an input of `{weights[0].rpartition('.')[0]}`" if weights and weights[0] else "another input"
     words = [
-        _on(device, [named[id(one)] for one in held], unnamed) for device, held in ((here, astray), (there, others))
+        _is_or_are([named[id(one)] for one in held], f"on {device}", unnamed)
+        for device, held in ((here, astray), (there, others))
     ]
     made = made_at(astray[0]) if len(astray) == 1 else None
     remedy = _bring(context, named[id(astray[0])], astray[0], there) if astray else _BRING.format(there)
@@ -121,11 +123,11 @@ def _device(tensor: torch.Tensor) -> str:
 _DEVICE = re.compile(r"\b(?:cpu|meta|(?:cuda|xpu|mps|hpu|npu):\d+)\b")
 
 
-def _on(device: str, names: list[Name], unnamed: str) -> Sentence:
-    """Return the clause that says which tensors are on a device."""
+def _is_or_are(names: list[Name], what: str, unnamed: str) -> Sentence:
+    """Return the clause that says on which device some tensors are, or of which dtype."""
     if known := [name for name in names if name.path]:
-        return render("{known} {known:is|are} on {device}", known=known, device=device)
-    return render("{unnamed} is on {device}", unnamed=unnamed, device=device)
+        return render("{known} {known:is|are} {what}", known=known, what=what)
+    return render("{unnamed} is {what}", unnamed=unnamed, what=what)
 
 
 def _bring(context: FailureContext, name: Name, tensor: torch.Tensor, there: str) -> str:
@@ -137,10 +139,53 @@ def _bring(context: FailureContext, name: Name, tensor: torch.Tensor, there: str
     for module in context.selves(nn.Module):
         for attribute in (key for key, value in attributes_of(module).items() if value is tensor):
             return _REGISTER.format(type(module).__name__, attribute)
+    return _assigned(context, name, f".to('{there}')") or _BRING.format(there)
+
+
+def _assigned(context: FailureContext, name: Name, call: str) -> str:
+    """Return the line to write that calls a method of a variable and assigns its result to it; "" if it has no name."""
     it = name.path if name.exact and context.can_assign(name.path) else ""
-    return f"put `{it} = {it}.to('{there}')` on a line before" if it else _BRING.format(there)
+    return f"put `{it} = {it}{call}` on a line before" if it else ""
 
 
+def _of_two_dtypes(context: FailureContext) -> Iterator[Facts]:
+    """Yield which tensor of the failing call, or of a node that its backward runs, has another dtype than the rest."""
+    is_class = re.search("target dtype to be Long|scalar types: Long, Int", context.message) is not None
+    dtypes = {getattr(torch, one.replace("unsigned char", "uint8")) for one in _DTYPE.findall(context.message.lower())}
+    given, used = [one for one in _tensors_given(context) if is_class or fact(one, "dtype") in dtypes], None
+    if len(dtypes) == 2 and "Found dtype" in context.message and context.has_graph:
+        for number, slots in itertools.groupby(slots_of(context.walk), lambda slot: slot.number):
+            saved = [one.tensor for one in slots if one.tensor is not None]
+            if used is None and {fact(one, "dtype") for one in saved} == dtypes:
+                given, used = saved, context.site(number)
+    if len(given) < 2:
+        return
+    astray = given[1] if is_class else min(reversed(given), key=_has_right)
+    right = astray if is_class else max(given, key=_has_right)
+    (name, other), wanted = context.names([astray, right]), "int64" if is_class else _dtype(right)
+    if _dtype(astray) == wanted:
+        return
+    there = "class numbers and ids are int64" if is_class else _is_or_are([other], wanted, "another input")
+    yield {
+        "here": _is_or_are([name], _dtype(astray), "an input"),
+        "there": there,
+        "made": made_at(astray),
+        "used": used or context.error_site,
+        "remedy": _assigned(context, name, f".to(torch.{wanted})") or f"convert it with .to(torch.{wanted})",
+        "numpy": "; NumPy makes float64 of Python numbers" if _dtype(astray) == "float64" else "",
+    }
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(fact(tensor, "dtype")).removeprefix("torch.")
+
+
+def _has_right(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
+    """Return whether a tensor keeps its dtype, as parameters and results do: the least is converted."""
+    return issubclass(type(tensor), nn.Parameter), has_graph(tensor), _dtype(tensor) != "float64"
+
+
+_DTYPE = re.compile(r"\b(double|float|half|bfloat16|long|int|short|bool|unsigned char)\b")
 _BRING = "move it there with .to('{}')"
 _FROM_META = (
     "tensors on meta have no values: call .to_empty(device=...) on the module and load its weights, or build it "
@@ -270,22 +315,6 @@ _LATE = (
 _BLOCKING = "run it once with the environment variable CUDA_LAUNCH_BLOCKING=1, and byname names the tensor"
 
 
-def _without_derivative(context: FailureContext) -> Iterator[Facts]:
-    if not context.has_graph:
-        return
-    operation, argument = context.match[1].removesuffix("_backward"), context.match[2]
-    order = "" if operation == context.match[1] else "second "
-    kinds = [(number, type(node).__name__) for number, node in enumerate(context.walk.nodes) if number]
-    ending = f"{operation.replace('_', '').lower()}backward"  # SpecialZetaBackward0 for zeta
-    numbers = [number for number, kind in kinds if kind.rstrip("0123456789").lower().endswith(ending)]
-    given, sites = f" by its argument `{argument}`" if argument else "", list({*map(context.site, numbers)})
-    other, called = _MATH if "scaled_dot_product" in operation else "", sites[0] if len(sites) == 1 else None
-    yield {"order": order, "given": given, "other": other, "operation": operation, "called": called}
-
-
-_MATH = "call it under `with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):`, which has one; or "
-
-
 def _mapped(context: FailureContext) -> Facts:
     """Return the line of the program that called ``torch.func.vmap``."""
     stack_frames = itertools.dropwhile(lambda one: one.code.co_name != "vmap_impl", context.passed)
@@ -295,11 +324,16 @@ def _mapped(context: FailureContext) -> Facts:
 
 def _norm_in_vmap(context: FailureContext) -> Iterator[Facts]:
     """Yield the batch norm whose running statistics a function under ``torch.func.vmap`` updates."""
+    more = {"updated": context.error_site, "noticed": None, **_mapped(context)}
+    return ({**facts, **more} for facts in norm_called(context))
+
+
+def norm_called(context: FailureContext) -> Iterator[Facts]:
+    """Yield the batch norm, or instance norm, that raised the error."""
     for norm in itertools.islice(context.selves(nn.modules.batchnorm._NormBase), 1):
-        part = "running_mean" if norm.weight is None else "weight"
-        name = context.name(getattr(norm, part))
-        facts = {"kind": type(norm).__name__, "updated": context.error_site, "noticed": None, **_mapped(context)}
-        yield {**facts, "norm": replace(name, path=name.path.removesuffix(f".{part}"))}
+        part = next((one for one in ("weight", "running_mean") if getattr(norm, one) is not None), "")
+        name = context.name(getattr(norm, part)) if part else unnamed()
+        yield {"kind": type(norm).__name__, "norm": replace(name, path=name.path.removesuffix(f".{part}"))}
 
 
 def _value_in_vmap(context: FailureContext) -> Iterator[Facts]:
@@ -377,6 +411,11 @@ GIVEN: tuple[Cause[FailureContext], ...] = (
         Raised(RuntimeError, r"the same device|on the expected device|Input type .* type .* should be"),
         _on_two_devices,
         "{made:-}{here}, and {there}: the operation{noticed:at} takes tensors of one device only", "{remedy}"),
+    Cause("wrong-dtype",
+        Raised(RuntimeError, r"same d(ata)?type|dtypes match|Found dtype|target dtype to be|expected scalar type|"
+            r"one of the following scalar types|should be the same|same scalar type"),
+        _of_two_dtypes,
+        "{made:-}{here}, and {there}: the operation{used:at} takes no other dtype", "{remedy}{numpy}"),
     Cause("index-out-of-range",
         Raised((IndexError, RuntimeError), r"index out of range in self|Target (-?\d+) is out of bounds|"
             r"index (-?\d+) is out of bounds for dimension (\d+) with size (\d+)|"
@@ -400,17 +439,12 @@ GIVEN: tuple[Cause[FailureContext], ...] = (
         "the line{noticed:at} needs the values of {tensors} for an `if`, a Python number, a mask or positions, and "
         "under vmap{mapped:at} there is one for each sample",
         "compute the same for all samples: torch.where(condition, a, b) in place of an `if` or a mask, and no .item(), "
-        "float() or nonzero()"),
+        "float() or nonzero(); what is for logs can be returned, as by torch.func.grad(..., has_aux=True)"),
     Cause("random-in-vmap", Raised(RuntimeError, r"vmap: called random operation while in randomness error mode"),
         _random_in_vmap,
         "{layer} draws random numbers{drawn:at}, and vmap{mapped:at} does not know whether all samples shall get the "
         "same ones",
         "call it as vmap(..., randomness='different'), or 'same'; or call eval() on the model if it shall draw none"),
-    Cause("no-derivative", Raised(RuntimeError, r"derivative for '?(?:\w+::)?(\w+)(?:: (\w+))?'? is not impl"),
-        _without_derivative,
-        "PyTorch has no {order}derivative of {operation}(){given}{called:at}, through which this gradient has to pass",
-        "{other}compute it by operations that have one; give it values without a graph, as by x.detach(), if no "
-        "gradient has to pass; or write a torch.autograd.Function with its derivative"),
 )
 # fmt: on
 """The causes, in the order in which they are looked for."""

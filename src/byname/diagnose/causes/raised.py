@@ -16,6 +16,7 @@ from byname.autograd.order import node_of_input
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, render, variable
 from byname.diagnose.causes.custom_function import method_in_class
+from byname.diagnose.causes.given import norm_called
 from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
 from byname.memory.oom import memory_report
 from byname.naming.name import Name, at, quote, quote_all
@@ -371,6 +372,12 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "NumPy{noticed:at} was asked to read {tensor}{made:-}, which requires grad; an array has no graph{lost}",
         "if a loss is computed from the result, compute it with operations of torch, or in a torch.autograd.Function "
         "with a backward of your own; {it}.detach().numpy() cuts the graph off: right only for logging and plots"),
+    Cause("one-value-norm", Raised(ValueError, r"Expected more than 1 (\w+).*when training, got input size (.*)"),
+        norm_called,
+        "the {kind} {norm} is in training mode, and{noticed:at} it is given one value for each channel: the variance "
+        "of one value is unknown",
+        "if it is the last batch, which is smaller, pass drop_last=True to the DataLoader; call eval() on the model to "
+        "compute a single sample; a GroupNorm or a LayerNorm takes single samples in training, too"),
     Cause("empty-optimizer", Raised(ValueError, r"optimizer got an empty parameter list"), _no_parameters,
         "the optimizer{noticed:at} got no parameters{why}", "{remedy}"),
     Cause("copy-of-graph", Raised(RuntimeError, r"support the deepcopy protocol"), _copied_with_graph,
