@@ -993,7 +993,24 @@ def q_learning_by_hand(right):
             target.load_state_dict(online.state_dict())
 
 
+def values_of_next_states(right):
+    online = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(online.parameters(), 1e-3)
+    target = copy.deepcopy(online)
+    for _ in range(9):
+        done = (torch.rand(20) < 0.2).float()
+        with torch.no_grad():
+            following = target(torch.randn(20, 4))[:, 0]
+            expected = torch.rand(20) + 0.9 * (1 - done) * following
+            if not right:
+                expected = torch.rand(20) + 0.9 * done * following
+        loss = F.smooth_l1_loss(online(torch.randn(20, 4))[:, 0], expected)
+        follow(loss, optimizer)
+        target.load_state_dict(online.state_dict())
+
+
 PROGRAMS = {
+    values_of_next_states: "mask-inverted",
     slices_with_a_loss_by_hand: "same-slice",
     shuffled_with_a_loss_by_hand: "shuffled-apart",
     equal_samples_with_a_loss_of_its_own: "equal-samples",

@@ -1,8 +1,10 @@
-"""Labels: targets that do not fit their loss: a class that never occurs, and 0 where -1 is expected."""
+"""Labels: targets that do not fit their loss, such as a class that never occurs, or 0 where -1 is expected."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import re
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -10,14 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import node_kind
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.silent.topic import SIGNED, ObservedCall, Topic, Watch, copy_values, topic_cause
-from byname.reading.frames import Line
+from byname.diagnose.silent.topic import (
+    SIGNED,
+    ObservedCall,
+    Topic,
+    Watch,
+    copy_values,
+    tensor_given_by,
+    topic_cause,
+)
+from byname.reading.frames import Line, variables_of
 from byname.reading.modules import own_parameters
 from byname.reading.objects import living
 from byname.reading.tensor import fact
+from byname.source.tracebacks import walk_frames
 from byname.table import counted
+from byname.tracking.lookup import creation_record_of
 
 # fmt: off
 NEVER_A_TARGET = topic_cause("class-never-occurs",
@@ -35,8 +48,13 @@ WEIGHTS_BY_FREQUENCY = topic_cause("weights-by-frequency",
     "suspicious: the weights that {loss}(){noticed:at} is given are proportional to how often each class occurs: class "
     "{common} is {often:.1%} of the first {count} targets and has weight {most:.3g}, class {rare} is {seldom:.1%} and "
     "has {least:.3g}. Rare classes, which count little anyway, count even less", "take the inverse: {remedy}")
+GOES_ON_AT_THE_END = topic_cause("mask-inverted",
+    "suspicious: the targets{noticed:at} add the value of the next state where {name} is 1, in {ends} of {all} "
+    "samples, and nothing where it is 0: an episode counts as going on only where it ends",
+    "multiply by (1 - {path}), or by ~{path} if it is boolean")
 # fmt: on
 
+_DONE = re.compile(r"(is_)?(dones?|terminals?|terminated|terminations?)")
 _MOST_CLASSES, _COUNTED, _OF_A_CLASS, _ALIKE = 1000, 32, 20, 1.5
 _INVERSE = "weight = counts.sum() / (len(counts) * counts)"
 _INVERSE_OF_TWO = "pos_weight = (number of negatives) / (number of positives)"
@@ -52,6 +70,7 @@ class Labels(Topic):
         self._classes: dict[Any, tuple[Line, torch.Tensor]] = {}
         self._signs: dict[Any, list[float]] = {}
         self._weighted: dict[Any, tuple[Line, str, torch.Tensor, torch.Tensor]] = {}
+        self._looked_at: set[Any] = set()
         self._single: dict[Any, tuple[Line, list[int]]] = {}  # of each call the class of all its targets; -1 of several
 
     def applied(self, call: ObservedCall) -> None:
@@ -60,12 +79,31 @@ class Labels(Topic):
             self._note_classes(call, call.targets)
         if call.called in (F.cross_entropy, F.binary_cross_entropy_with_logits) and torch.is_grad_enabled():
             self._note_weights(call)
+        if call.targets is not None and call.line.place not in self._looked_at:
+            self._look_at_ends(call.targets, call)
         signs = self._signs.setdefault(call.line.place, []) if call.called in SIGNED else [0.0] * _COUNTED
         if len(signs) < _COUNTED and (values := copy_values(call.given(SIGNED[call.called], "target"))) is not None:
             signs += values.flatten().tolist()
             if len(signs) >= _COUNTED and {*signs} == {0.0, 1.0}:
                 counts = {"zeros": signs.count(0), "all": len(signs)}
                 self.report(ZERO_FOR_MINUS_ONE, call.line.site, loss=call.called.__name__, **counts)
+
+    def _look_at_ends(self, targets: torch.Tensor, call: ObservedCall) -> None:
+        """Report targets that add the value of the next state only where an episode has ended."""
+        made = creation_record_of(targets)
+        node: Any = None if made is None else getattr(made.line.expr, "node", None)
+        user = next((one for one in walk_frames(call.frame) if made is not None and one.f_code is made.line.code), None)
+        if made is None or user is None or not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+            return
+        every = [one for term in (node.left, node.right) if isinstance(term, ast.BinOp) for one in _factors(term)]
+        for factor in [one for one in every if _DONE.fullmatch(["", *re.findall(r"\w+", _path_of(one))][-1])]:
+            values = copy_values(tensor_given_by(factor, variables_of(user)))
+            ones = 0 if values is None else int((values == 1).sum())
+            if values is not None and 0 < 2 * ones < values.numel() == ones + int((values == 0).sum()):
+                self._looked_at.add(call.line.place)
+                path = _path_of(factor)
+                facts = {"name": variable(path), "path": path, "ends": ones, "all": values.numel()}
+                self.report(GOES_ON_AT_THE_END, made.line.site, **facts)
 
     def _note_classes(self, call: ObservedCall, targets: torch.Tensor) -> None:
         """Count the targets of each class, where each has an output of a linear layer."""
@@ -135,3 +173,19 @@ class Labels(Topic):
                     remedy = f"number the classes from 0, as by target - 1, and {remedy}"
                 facts = {"missing": missing, "classes": classes, "count": count, "remedy": remedy}
                 self.report(NEVER_A_TARGET, line.site, **facts)
+
+
+def _factors(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the factors of a product."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        yield from _factors(node.left)
+        yield from _factors(node.right)
+    elif not isinstance(node, ast.BinOp):
+        yield node
+
+
+def _path_of(node: ast.expr) -> str:
+    """Return the source of a factor without the methods that are called of it, as ``done`` for ``done.float()``."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return ast.unparse(node)

@@ -55,7 +55,7 @@ class ObservedCall:
             sides, code = [given.get(getattr(one, "id", "")) for one in sides], outer[0]
         user = running.get(CodeKey(code))
         variables = {} if user is None else variables_of(user)
-        found = [value for one in sides if (value := _given_by(one, variables)) is not None]
+        found = [value for one in sides if (value := tensor_given_by(one, variables)) is not None]
         targets = [one for one in found if not fact(one, "requires_grad")]
         if user is None or len(targets) != 1 or len({one.numel() for one in found}) != 1:
             return None
@@ -91,10 +91,10 @@ class ObservedCall:
         return output if is_swapped else target
 
 
-def _given_by(node: ast.AST | None, variables: dict[str, Any]) -> torch.Tensor | None:
+def tensor_given_by(node: ast.AST | None, variables: dict[str, Any]) -> torch.Tensor | None:
     """Return the tensor of a variable, attribute or entry, also where a method only gives it another shape or dtype."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SAME_NUMBERS:
-        return _given_by(node.func.value, variables)
+        return tensor_given_by(node.func.value, variables)
     if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
         return None
     found = value_of(node, variables)
