@@ -26,8 +26,8 @@ from byname.reading.frames import Line, frames_of_error, helper_caller, locals_o
 from byname.reading.objects import attributes_of
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import binds_alone, blocks_around, source_of
-from byname.source.location import Instruction, Site, is_library, is_torch, locate, site_of, statements_binding
+from byname.source.code import binds_alone, blocks_around
+from byname.source.location import Instruction, Site, is_library, is_torch, locate, statements_binding
 from byname.source.tracebacks import PassedFrame
 from byname.tracking.lookup import site_of_tensor
 
@@ -354,12 +354,3 @@ def parsed(statement: str) -> ast.stmt | None:
         return ast.parse(statement).body[0]
     except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
         return None
-
-
-def assignments(code: CodeType | None) -> Iterator[tuple[Site, ast.Assign]]:
-    """Yield the assignments in the file of some code, with their lines."""
-    source = None if code is None else source_of(code)
-    nodes = ast.walk(source.tree) if source is not None and source.tree is not None else ()
-    for node in nodes:
-        if code is not None and isinstance(node, ast.Assign):
-            yield site_of(code, node, None, ""), node

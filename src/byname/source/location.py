@@ -6,7 +6,7 @@ import ast
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -255,6 +255,18 @@ def site_of(code: CodeType, node: ast.stmt | ast.ExceptHandler | ast.pattern, ta
     """
     source = source_of(code)
     return Site(code.co_filename, node.lineno, name, "" if source is None else _text(source, node), target)
+
+
+def assignments(code: CodeType | None) -> Sequence[tuple[Site, ast.Assign]]:
+    """Return the assignments in the file of some code, with their lines."""
+    source = None if code is None else source_of(code)
+    return () if code is None or source is None else _assignments(source, code.co_filename)
+
+
+@lru_cache(maxsize=64)
+def _assignments(source: Any, file: str) -> list[tuple[Site, ast.Assign]]:
+    nodes = [node for node in ast.walk(source.tree) if isinstance(node, ast.Assign)]
+    return [(Site(file, node.lineno, statement=_text(source, node)), node) for node in nodes]
 
 
 def short_names(sites: Iterable[Site]) -> dict[Site, str]:

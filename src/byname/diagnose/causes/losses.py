@@ -26,13 +26,13 @@ from byname.diagnose.causes.loss import (
 )
 from byname.diagnose.causes.not_reached import cuts_beside
 from byname.diagnose.causes.out_of_place import data_edit_advice
-from byname.diagnose.context import FailureContext, assigned_on, assignments, made_at, value_of
+from byname.diagnose.context import FailureContext, assigned_on, made_at, value_of
 from byname.reading.frames import user_line, variables_of
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import enclosing_statement, names_bound, names_read, statements_in, statements_of
-from byname.source.location import Site, is_library, site_of, statements_binding
+from byname.source.location import Site, assignments, is_library, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import creation_record_of, site_of_tensor
 

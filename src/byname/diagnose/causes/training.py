@@ -21,7 +21,6 @@ from byname.diagnose.causes.cuts import remedy_of, why_cut
 from byname.diagnose.causes.flat import DRAWN
 from byname.diagnose.causes.not_reached import Use
 from byname.diagnose.causes.readers import reads_gradients
-from byname.diagnose.context import assignments
 from byname.diagnose.followed_optimizer import CARRIED, ENOUGH, MOVED, PUT_BACK, FollowedOptimizer
 from byname.naming.name import Name, at
 from byname.reading.frames import caller, locals_of, reported_frame, user_line
@@ -30,7 +29,7 @@ from byname.reading.modules import parameters_of
 from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
-from byname.source.location import Site, is_library, statements_binding
+from byname.source.location import Site, assignments, is_library, statements_binding
 from byname.source.tracebacks import walk_frames
 from byname.table import counted
 from byname.tracking.log import Change, logs

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import FailureContext, assignments
+from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer, is_training, sum_of
 from byname.diagnose.nonfinite.reasons import is_zero, reading_values
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, copy_values, on_call, topic_cause
@@ -22,7 +22,7 @@ from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, is_tensor, memory_of
 from byname.source.code import enclosing_statement, names_bound, names_read, source_of, statements_of
-from byname.source.location import is_library
+from byname.source.location import assignments, is_library
 from byname.tracking.log import changes_of, logs
 from byname.tracking.lookup import creation_record_of, site_of_tensor
 from byname.undo import Undo

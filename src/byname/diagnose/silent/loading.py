@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import FailureContext, assignments, value_of
+from byname.diagnose.context import FailureContext, value_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, callee_text, on_call, topic_cause
 from byname.naming.name import at
@@ -28,7 +28,7 @@ from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor, memory_of
-from byname.source.location import Site, is_library
+from byname.source.location import Site, assignments, is_library
 from byname.source.tracebacks import walk_frames
 from byname.table import counted
 from byname.tracking.log import DetachPoint, changes_of, changes_so_far, logs

@@ -13,7 +13,6 @@ import torch
 from torch.optim import lr_scheduler
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import assignments
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
 from byname.diagnose.nonfinite.reasons import can_read, reading_values
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, on_call, topic_cause
@@ -22,7 +21,7 @@ from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact
 from byname.source.code import source_of, statements_of
-from byname.source.location import is_library
+from byname.source.location import assignments, is_library
 from byname.table import counted
 from byname.undo import Undo
 
