@@ -156,6 +156,7 @@ def load():
     for module in pkgutil.walk_packages(byname.__path__, "byname."):
         if not module.name.startswith("byname.plug"):
             importlib.import_module(module.name)
+    byname.cli.watcher.preload()  # else every ``byname run`` takes a census of the million objects of PyTorch
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # else every fork copies the million objects of PyTorch when it collects garbage
