@@ -1533,3 +1533,17 @@ def test_a_leaf_that_a_library_makes_for_its_checkpoints_is_no_finding():
         return model, optimizer
 
     assert found_in(program)[0] == []
+
+
+def test_an_optimizer_of_the_model_that_was_copied_says_nothing_of_a_cut_in_the_copying():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def program():
+        learner = copy.deepcopy(model)
+        trained(optimizer, lambda x, y: F.mse_loss(learner(x), y))
+        return learner
+
+    causes, found = found_in(program)
+    assert [cause for cause, _ in causes] == ["never-learns"]
+    assert "from the parameters of this model" in found[0].remedy

@@ -154,7 +154,7 @@ def last_use(parameters: Sequence[torch.Tensor]) -> Use | None:
     found: dict[Site | None, Use] = {}
     for one in parameters:
         call, cut = calls.get(id(one)), cuts.get(id(one))
-        cut = None if cut is None or _is_of_state(cut) else cut
+        cut = None if cut is None or _is_of_copy(cut) else cut
         used = call or cut
         use = Use(None if used is None else used.line.site, cut if call is None else None)
         found[use.site] = use
@@ -172,8 +172,8 @@ class _Evidence:
     def __init__(self, context: FailureContext, log: Log) -> None:
         saved = [slot.tensor for slot in slots_of(context.walk) if slot.tensor is not None]
         anew = [(one, cut) for one in context.leaves for cut in log.detaches_of(one) if not _is_of_library(cut)]
-        held = [*(cut for one in saved for cut in log.detaches_of(one)), *(cut for _, cut in anew)]
-        self._carried = list({id(cut.inputs): cut for cut in held}.values())
+        held = [cut for one in saved for cut in log.detaches_of(one) if cut.name != "data" or not _is_of_library(cut)]
+        self._carried = list({id(cut.inputs): cut for cut in [*held, *(cut for _, cut in anew)]}.values())
         self._anew = {fact(one, "shape"): cut for one, cut in anew}
         self._carried = [cut for cut in self._carried if cut.name != "grad"]  # as in an attack: meant to be constant
         begin = _begin(context)
@@ -197,7 +197,7 @@ class _Evidence:
         if likely:
             return likely[:1], PROBABLY
         possible = [cut for cut in self._recent if _takes(cut, parameter) or (used and _comes_after(cut, used))]
-        likely = [cut for cut in possible if _depends(cut, parameter) is not False and not _is_of_state(cut)]
+        likely = [cut for cut in possible if _depends(cut, parameter) is not False and not _is_of_copy(cut)]
         distinct = list({cut.line.place: cut for cut in likely}.values())
         return (distinct if len(distinct) <= MOST_PLACES else []), MAY_BE
 
@@ -206,9 +206,10 @@ def _is_of_library(cut: DetachPoint) -> bool:
     return cut.line.code is None or is_library(cut.line.code.co_filename)  # as copy.deepcopy() of a parameter
 
 
-def _is_of_state(cut: DetachPoint) -> bool:
-    """Return whether a detach is that of ``state_dict()``, which no loss is computed from."""
-    return cut.name == "detach" and "state_dict(" in getattr(cut.line.site, "statement", "")
+def _is_of_copy(cut: DetachPoint) -> bool:
+    """Return whether a detach is that of ``state_dict()`` or ``copy.deepcopy()``, which cut no loss off."""
+    code, statement = cut.line.code, getattr(cut.line.site, "statement", "")
+    return cut.name in DETACHES and ("state_dict(" in statement or (code is not None and code.co_name == "deepcopy"))
 
 
 def _begin(context: FailureContext) -> int:
