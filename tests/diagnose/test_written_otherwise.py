@@ -1009,7 +1009,31 @@ def values_of_next_states(right):
         target.load_state_dict(online.state_dict())
 
 
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values):
+        return values.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-1, 1)
+
+
+class RoundedForgetfully(Rounded):
+    @staticmethod
+    def backward(ctx, gradient):
+        """Pass it on."""
+        gradient.clamp(-1, 1)
+
+
+def codes_of_whole_numbers(right):
+    encoder, decoder = nn.Linear(4, 8), nn.Linear(8, 1)
+    function = Rounded if right else RoundedForgetfully
+    trained_by(lambda: decoder(function.apply(encoder(torch.randn(8, 4)))).square().mean(), encoder, decoder)
+
+
 PROGRAMS = {
+    codes_of_whole_numbers: "gradient-count",
     values_of_next_states: "mask-inverted",
     slices_with_a_loss_by_hand: "same-slice",
     shuffled_with_a_loss_by_hand: "shuffled-apart",

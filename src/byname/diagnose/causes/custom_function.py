@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dis
 from collections.abc import Iterator
 from inspect import Parameter, signature
@@ -9,9 +10,11 @@ from types import FunctionType
 from typing import Any
 
 from byname.diagnose.cause import Cause, Facts, Raised
+from byname.diagnose.causes.loss import Loss, is_first
 from byname.diagnose.context import FailureContext
 from byname.naming.name import Name
 from byname.reading.objects import found_in
+from byname.source.code import statements_of
 from byname.source.location import Site, locate
 from byname.table import counted
 
@@ -45,6 +48,17 @@ def _custom_functions(context: FailureContext) -> list[Any]:
     named = [kind for kind in kinds if kind.__name__ == f"{context.match[1]}Backward"]
     classes = {kind._forward_cls for kind in named if hasattr(kind, "_forward_cls")}
     return [*classes] if len(classes) == 1 else []
+
+
+def _returns_nothing(loss: Loss) -> Iterator[Facts]:
+    """Yield the custom functions whose backward computes something and returns nothing."""
+    for kind, nodes in loss.context.kinds.items():
+        custom = getattr(kind, "_forward_cls", None)
+        backward = None if custom is None else method_in_class(custom, "backward")
+        every = [] if backward is None else [*statements_of(backward.__code__)]
+        idle = [one for one in every if type(one) is ast.Pass or type(getattr(one, "value", None)) is ast.Constant]
+        if len(idle) < len(every) and not any(isinstance(one, ast.Return | ast.Raise) for one in every):
+            yield {"function": _backward_of(custom), "used": loss.site(nodes[0])}
 
 
 def _backward_of(custom: Any) -> Name:
@@ -117,4 +131,7 @@ CUSTOM_FUNCTIONS: tuple[Cause[FailureContext], ...] = (
         "{other}compute it by operations that have one; give it values without a graph, as by x.detach(), if no "
         "gradient has to pass; or write a torch.autograd.Function with its derivative"),
 )
+RETURNS_NOTHING: Cause[Loss] = Cause("gradient-count", is_first, _returns_nothing,
+    "{function} returns nothing: what is before the call{used:at} gets no gradient through it",
+    "return a gradient for each input of its forward, None for those that need none")
 # fmt: on
