@@ -524,7 +524,7 @@ def test_the_line_that_makes_an_optimizer_anew_is_told():
 def test_the_parameters_of_the_new_model_are_named_beside_those_of_the_old_one():
     _, (finding,) = found_in(another_model)
     assert "`model.bias` and `model.weight`, and no optimizer has them" in finding.message
-    assert "of the 6 steps of Adam" in finding.message
+    assert "of the 6 steps of Adam" in finding.message and "; optimizer was made at" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -2505,10 +2505,8 @@ def test_where_a_clamp_passes_no_gradient_no_unit_is_called_dead():
 
 def test_zeros_in_all_that_is_trained_are_two_layers_in_a_row():
     program = adapted_from(nn.init.zeros_)
-    for found in (
-        *findings_of(program),
-        *findings_of(lambda: program() is not None),
-    ):  # the model may be gone at the end
+    gone_at_the_end = findings_of(lambda: program() is not None)
+    for found in (*findings_of(program), *gone_at_the_end):
         assert "`model.down.weight` and `model.up.weight` are 0 themselves, two layers in a row" in str(found)
 
 

@@ -47,11 +47,20 @@ def _clears_unread_gradients(followed: FollowedOptimizer) -> bool:
     return is_wasteful and not reads_gradients() and not living(torch.amp.GradScaler)
 
 
+def _made(followed: FollowedOptimizer) -> Site | None:
+    """Return the one line beside its steps that binds the variable of an optimizer."""
+    code = followed.line.code
+    made = [] if code is None else [one.site for one in statements_binding(code, followed.variable.path)]
+    return made[0] if len(made) == 1 else None
+
+
 def _why_no_gradients(followed: FollowedOptimizer) -> Iterator[Facts]:
     """Yield why no parameter of an optimizer has a gradient."""
-    names, others = followed.without_gradient, followed.outside
+    names, others, made = followed.without_gradient, followed.outside, None
     if others:
+        made = _made(followed)
         why: str = render(". The losses reach {others}, and no optimizer has {others:it|them}", others=others)
+        why += f"; {followed.variable.path} was made{at(made)}" if made is not None else ""
         remedy = "build the optimizer after the model is complete, from the parameters of this model"
         if followed.use is not None:
             used, remedy = _used(followed.use, names)
@@ -68,7 +77,7 @@ def _why_no_gradients(followed: FollowedOptimizer) -> Iterator[Facts]:
             "(copy.deepcopy, .data, torch.func.stack_module_state) passes no gradient back to them; "
             "torch.func.functional_call runs a module with other values in their place"
         )
-    yield {"why": str(why), "used": followed.use and followed.use.site, "remedy": remedy}
+    yield {"why": str(why), "made": made, "used": followed.use and followed.use.site, "remedy": remedy}
 
 
 def _unused(followed: FollowedOptimizer) -> Iterator[Facts]:
@@ -163,9 +172,7 @@ def _too_small(followed: FollowedOptimizer) -> Iterator[Facts]:
 
 
 def _all_parameters(followed: FollowedOptimizer) -> Iterator[Facts]:
-    code, path = followed.line.code, followed.variable.path
-    made = [] if code is None else [one.site for one in statements_binding(code, path)]
-    yield {"times": followed.anew, "names": followed.all_names(), "made": made[0] if len(made) == 1 else None}
+    yield {"times": followed.anew, "names": followed.all_names(), "made": _made(followed)}
 
 
 def _backward_calls(followed: FollowedOptimizer) -> Iterator[Facts]:
@@ -297,7 +304,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         "{without:it|them} before: the gradients are cleared in between, as zero_grad() does",
         "call zero_grad() before the backward or after the step, not between them"),
     Cause("never-learns", lambda followed: followed.all_without and not followed.loses_gradients, _why_no_gradients,
-        "{without} {without:has|have} no gradient in any of {steps}: no step changes anything{why}{used:-}",
+        "{without} {without:has|have} no gradient in any of {steps}: no step changes anything{why}{made:-}{used:-}",
         "{remedy}"),
     Cause("never-learns",
         lambda it: it.done and it.steps >= MANY and bool(it.without_gradient) and not (it.outside or it.all_without),
