@@ -23,6 +23,7 @@ from byname.diagnose.silent.topic import (
     callee_text,
     copy_values,
     distinct,
+    has_equal_rows,
     on_call,
     topic_cause,
 )
@@ -133,7 +134,7 @@ class Scales(Topic):
                 facts |= {"numbers": f"whole numbers up to {most:g}", "such": "pixels of 0 to 255", "remedy": _PIXELS}
             elif 1e4 < most < math.inf and values.dim() == 2:
                 facts |= {"numbers": f"numbers up to {most:g}", "such": "those of a raw column", "remedy": _COLUMNS}
-            elif _is_nearly_constant(values) and not fact(given, "requires_grad"):
+            elif _is_nearly_constant(values) and not has_equal_rows(values) and not fact(given, "requires_grad"):
                 facts |= {"numbers": f"nearly the same for all samples, from {float(values.min()):.3g} to {most:.3g}"}
                 facts |= {"such": "those divided by 255 twice", "remedy": _ONCE, "effect": _SMALL}
                 self._constant = id(call.called)

@@ -60,7 +60,8 @@ OVERLAPS = topic_cause("same-slice",
     "multiply it, as in [{start.path} * n : ({start.path} + 1) * n], or iterate over range(0, {samples}, n)")
 EQUAL_SAMPLES = topic_cause("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: {why}",
-    "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given")
+    "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given, "
+    "and return a clone() of a tensor that it fills again")
 # fmt: on
 
 _MANY, _EQUAL_IN, _ENTRIES, _FRAMES = 8, 3, 16, 3
