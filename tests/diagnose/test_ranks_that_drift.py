@@ -76,7 +76,6 @@ HEALTHY = {
         "change": f"torch.manual_seed(0); {ALONE}; nn.init.constant_(net[2].bias, rank)",
         "reduce": "average_gradients([*net.parameters()][:-1])",
     },
-    "alone": {"around": "ddp.no_sync()"},
     "alone from the beginning": {"change": f"torch.manual_seed(rank); {ALONE}", "after": "dist.barrier()"},
     "averaged by hand without a wrapper": {
         **BY_HAND,
@@ -106,7 +105,12 @@ def test_ranks_that_drift_apart_are_told_with_the_first_parameter_and_the_step(n
     assert (
         f"ranks-apart: {parameter} has other values in rank 1 than in rank 0 since step 1 of SGD at train.py:" in told
     )
-    assert ("added after the wrapping" in told) == (name in ("added", "spawned"))
+    assert ("it was added at train.py:" in told and "after the wrapping" in told) == (name in ("added", "spawned"))
+
+
+def test_gradients_that_no_sync_never_lets_out_are_told(tmp_path):
+    told = said(tmp_path, around="ddp.no_sync()")
+    assert "ranks-apart: suspicious: each backward at train.py:" in told and "the last one too" in told
 
 
 def test_a_module_that_is_called_past_its_wrapper_is_told_in_each_rank(tmp_path):

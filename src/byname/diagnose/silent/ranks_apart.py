@@ -20,11 +20,13 @@ from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import can_read, reading_values
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, on_call, topic_cause
 from byname.diagnose.silent.training_batches import loader_of
+from byname.naming.name import at
 from byname.reading.frames import NO_LINE, Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of, living
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
+from byname.tracking.lookup import made_last
 from byname.undo import Undo
 
 # fmt: off
@@ -34,7 +36,7 @@ BARE_MODULE = topic_cause("bare-module",
     "call the wrapped model, ddp(x), in place of ddp.module(x)")
 APART = topic_cause("ranks-apart",
     "{name} has other values in rank {rank} than in rank 0 since step {since} of {kind}{noticed:at}{why}: "
-    "{count} of {all} parameters differ, and {keeper:-}{keeps}", "{remedy}")
+    "{count} of {all} parameters differ, and {made:-}{keeper:-}{keeps}", "{remedy}")
 ALIKE = topic_cause("ranks-alike",
     "{called:-}suspicious: rank {rank} is given the same batches{noticed:at} as rank 0 in each of {times} steps, and "
     "computes the same loss: it does the same work again",
@@ -49,15 +51,20 @@ REDUCED_TOO_SOON = topic_cause("ranks-apart",
     "all_reduce() of the gradients{noticed:at} comes before the backward{backward:at}, not between it and the step of "
     "{kind}: each rank makes the step with its own gradients, and their weights drift apart",
     "move it behind the backward, in front of optimizer.step()")
+NEVER_SYNCED = topic_cause("ranks-apart",
+    "suspicious: each backward{backward:at} before the {steps} steps of {kind}{noticed:at} runs under no_sync(), "
+    "the last one too: the gradients are never averaged over the ranks, and their weights drift apart",
+    "leave no_sync() for the last backward before each step, as by contextlib.nullcontext(): it averages all of them; "
+    "it is right if each rank should learn alone")
 SAME_ORDER = topic_cause("same-order",
     "the DistributedSampler of {loader} gives the same order in each of the last {times} epochs{noticed:at}: the order "
     "depends on the epoch that set_epoch() sets, and that is always {epoch}",
     "call {loader.path}.sampler.set_epoch(epoch) as each epoch begins")
 # fmt: on
 
-_MOST_RANKS, _MOST_NUMBERS, _LOOKS, _ALONE = 9, 1 << 24, 3, 12
+_MOST_RANKS, _MOST_NUMBERS, _LOOKS, _LOCAL, _ALONE = 9, 1 << 24, 3, 8, 12
 """Ranks that are compared; numbers of parameters whose sums are taken; looks in a row at which ranks differ; steps
-without any exchange between ranks after which that is reported."""
+under ``no_sync()``, and steps without any exchange between ranks, after which that is reported."""
 _EXCHANGES = "all_gather all_gather_into_tensor reduce reduce_scatter reduce_scatter_tensor send isend".split()
 
 
@@ -68,7 +75,7 @@ class Ranks(Topic):
         super().__init__(watch)
         self._wrapped: dict[int, bool] = {}
         self._bare: list[tuple[weakref.ref[Any], Line]] = []
-        self._times, self._is_local = 0, False
+        self._times, self._is_local, self._is_ever_synced = 0, False, False
         self._wrappers: dict[int, weakref.ref[Any] | None] = {}
         self._sums: dict[int, dict[int, list[tuple[float, float]]]] = {}
         self._apart: dict[tuple[int, int], list[int]] = {}
@@ -134,6 +141,7 @@ class Ranks(Topic):
         """Note whether gradients stay in their rank, under ``no_sync()``: then ranks differ on purpose."""
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             self._is_local = any(not one.require_backward_grad_sync for one in living(DistributedDataParallel))
+            self._is_ever_synced = self._is_ever_synced or not self._is_local
             self._given += map(sum_of, loss.context.roots)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
@@ -141,6 +149,10 @@ class Ranks(Topic):
         self._report_bare(followed)
         averaged, given, self._averaged, self._given = self._averaged, self._given, {}, []
         early, self._early = self._early, None
+        if self._is_local and followed.steps == _LOCAL and not (self._is_ever_synced or self._exchanges):
+            wrapper = _wrapper_of(followed)
+            if wrapper is not None and not wrapper.require_forward_param_sync and torch.distributed.get_rank() == 0:
+                self.report(NEVER_SYNCED, followed.site, backward=followed.backward, steps=_LOCAL, kind=followed.kind)
         if not torch.distributed.is_initialized() or self._times or self._is_local:
             return
         if early is not None and followed.has_new_grads and not averaged and torch.distributed.get_world_size() > 1:
@@ -220,7 +232,9 @@ class Ranks(Topic):
             known = {id(one) for one in wrapper._module_parameters}
         strange = [at for at in differ if id(parameters[at]) not in known]
         first = parameters[(strange or differ)[0]]
-        added, keeps = "it was added after the wrapping and ", "DistributedDataParallel would keep them equal"
+        made = made_last(first) if strange and line is None else None
+        added = f"it was added{at(made)} after the wrapping and "
+        keeps = "DistributedDataParallel would keep them equal"
         remedy = "begin with equal weights and change them in all ranks alike; call the wrapped model in each step"
         remedy = "wrap the model in DistributedDataParallel when it is complete" if strange else remedy
         if line is not None:
@@ -229,7 +243,7 @@ class Ranks(Topic):
             remedy = "average the gradients of all parameters" if strange else remedy
             keeps = "all_reduce() of the gradients keeps equal only what began equal"
         why = f", since {added}its gradients are not averaged" if strange else ""
-        facts |= {"keeper": None if line is None else line.site, "keeps": keeps}
+        facts |= {"made": made, "keeper": None if line is None else line.site, "keeps": keeps}
         counts = {"count": len(differ), "all": len(parameters), "kind": followed.kind}
         names = {"name": FailureContext().names([first])[0], "why": why, "remedy": remedy}
         self.report(APART, followed.site, **facts, **counts, **names)
