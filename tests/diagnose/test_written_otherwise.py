@@ -36,6 +36,65 @@ def trained_by(loss, *modules, steps=10, rate=1e-3):
         follow(loss(), optimizer)
 
 
+def merged(model, given):
+    state = model.state_dict()
+    state.update({key: one for key, one in given.items() if key in state and one.shape == state[key].shape})
+
+
+def merged_and_loaded(model, given):
+    state = model.state_dict()
+    state.update(given)
+    model.load_state_dict(state)
+
+
+def copied_one_by_one(model, given):
+    state = model.state_dict()
+    for key in given:
+        state[key].copy_(given[key])
+    model.state_dict()["weight"].add_(1)
+
+
+def merged_for_another(model, given):
+    state = model.state_dict()
+    state["bias"] = given["bias"]
+    return state
+
+
+def updated_by(*ways):
+    def states_that_are_changed(right):
+        model = nn.Linear(4, 1)
+        ways[right](model, nn.Linear(4, 1).state_dict())
+        trained_by(lambda: model(torch.randn(8, 4)).square().mean(), model)
+
+    return states_that_are_changed
+
+
+def entries_of_a_new_dictionary(right):
+    model = nn.Linear(4, 1)
+    for key, one in nn.Linear(4, 1).state_dict().items():
+        if right:
+            model.state_dict()[key].copy_(one)
+        else:
+            model.state_dict()[key] = one
+    trained_by(lambda: model(torch.randn(8, 4)).square().mean(), model)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(12, 6), nn.Linear(6, 12, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, words):
+        return self.out(self.embed(words))
+
+
+def embedding_that_is_replaced(right):
+    model = Tied()
+    model.embed = nn.Embedding.from_pretrained(torch.randn(12, 6), freeze=right)
+    trained_by(lambda: F.cross_entropy(model(torch.arange(12)), torch.arange(12).flip(0)), model)
+
+
 def evaluated_at_the_end(right):
     model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 1))
 
@@ -1065,6 +1124,11 @@ PROGRAMS = {
     step_of_scaled_gradients: "scaler-order",
     epochs_of_one_order: "same-order",
     evaluated_at_the_end: "evaluated-in-training-mode",
+    updated_by(merged, merged_and_loaded): "loads-nothing",
+    updated_by(merged, copied_one_by_one): "loads-nothing",
+    updated_by(merged, merged_for_another): "loads-nothing",
+    entries_of_a_new_dictionary: "loads-nothing",
+    embedding_that_is_replaced: "weights-untied",
     dropout_of_a_recurrent_layer: "left-in-evaluation",
     gates_of_constants: "equal-units",
     heads_joined: "view-mixes",

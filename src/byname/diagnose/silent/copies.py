@@ -47,7 +47,7 @@ SAME_MODULE = topic_cause("same-module",
     "make a copy of its own, `{copy.path} = copy.deepcopy({module.path}).requires_grad_(False)`, and update it "
     "from time to time: {copy.path}.load_state_dict({module.path}.state_dict())")
 UNTIED = topic_cause("weights-untied",
-    "suspicious: {first} and {second} were one parameter{tied:at}, and are two since a new Parameter was assigned"
+    "suspicious: {first} and {second} were one parameter{tied:at}, and are two since a new one was assigned"
     "{noticed:at}: each learns by itself",
     "change values in place, as nn.init does, or by copy_() under torch.no_grad(), or tie them again afterwards; it is "
     "right if each should learn by itself")
@@ -82,6 +82,7 @@ class _ParameterSlot(NamedTuple):
     module: weakref.ref[nn.Module]
     name: str
     line: Line
+    kind: str
 
     def is_same_slot(self, other: _ParameterSlot) -> bool:
         """Return whether another place is the same attribute of the same module."""
@@ -112,9 +113,8 @@ class WeightCopies(Topic):
         parameter = call.given(2, "param")
         if parameter is None or len(self._parameter_slots) >= _MOST_NUMBERS:
             return
-        slot = _ParameterSlot(
-            weakref.ref(parameter), weakref.ref(call.args[0]), call.given(1, "name"), call.programs_line
-        )
+        held, kind = (weakref.ref(parameter), weakref.ref(call.args[0])), type(call.args[0]).__name__
+        slot = _ParameterSlot(*held, call.given(1, "name"), call.programs_line, kind)
         for first, second, broken in self._ties:
             if any(slot.is_same_slot(one) and one.parameter() is not parameter for one in (first, second)):
                 broken.append(slot.line)
@@ -126,12 +126,20 @@ class WeightCopies(Topic):
 
     def _look_for_ties(self, followed: FollowedOptimizer) -> None:
         """Report parameters that were one parameter, are two now, and are both trained."""
-        for first, second, broken in self._ties:
-            site, mine = broken[-1].site if broken else None, [first.now, second.now]
+        for *both, broken in self._ties:
+            now = [self._successor(one, followed) if one.module() is None else one for one in both]
+            broken += [one.line for one, before in zip(now, both, strict=True) if one is not before]
+            site, mine = broken[-1].site if broken else None, [one.now for one in now]
             is_copy = site is None or is_library(site.file) or "clone(" in site.statement
             if not is_copy and mine[0] is not mine[1] and followed.keys.issuperset(map(id, mine)):
                 names = FailureContext().names(mine)
-                self.report(UNTIED, site, first=names[0], second=names[1], tied=second.line.site)
+                self.report(UNTIED, site, first=names[0], second=names[1], tied=both[1].line.site)
+
+    def _successor(self, gone: _ParameterSlot, followed: FollowedOptimizer) -> _ParameterSlot:
+        """Return the only place of a trained parameter in a module like one that is gone, or else that one."""
+        like = [one for one in self._parameter_slots.values() if (one.name, one.kind) == (gone.name, gone.kind)]
+        trained = [one for one in like if one.now is not None and id(one.now) in followed.keys]
+        return trained[0] if len(trained) == 1 else gone
 
     def evaluated(self, call: ObservedCall) -> None:
         """Note a call that gives a target, by the name of what is called, of a module that an optimizer trains."""

@@ -9,7 +9,7 @@ import weakref
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from os.path import commonprefix
 from types import CodeType
@@ -28,6 +28,7 @@ from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor, memory_of
+from byname.source.code import enclosing_statement
 from byname.source.location import Site, assignments, is_library
 from byname.source.tracebacks import walk_frames
 from byname.table import counted
@@ -67,6 +68,9 @@ LOADS_ANOTHER = topic_cause("loads-another-model",
     "of the same shapes, is {use}, and had none of these weights: probably the program made it after the loading, or "
     "loaded a copy",
     "load the weights into the model that is trained, after the last line that makes it")
+CHANGES_A_DICT = topic_cause("loads-nothing",
+    "`{changed.statement}`{changed:at} changes no weight: each state_dict(){noticed:at} makes a new dictionary, and "
+    "nothing loads this one", "load it: {module.path}.load_state_dict(...)")
 INIT_AFTER_LOAD = topic_cause("overwritten-after-loading",
     "{names:3} {names:was|were} loaded from a checkpoint{loaded:at}, and overwritten by {operation}(){noticed:at} "
     "before the first step: the initialisation replaces what was loaded",
@@ -109,6 +113,15 @@ class Loading(Topic):
 
     def begin(self, block: Undo) -> None:
         on_call(block, nn.Module, "load_state_dict", self._loaded)
+        on_call(block, nn.Module, "state_dict", self._given)
+
+    def _given(self, call: ObservedCall, result: Any) -> None:
+        """Report a line that changes what ``state_dict()`` gives, where nothing else takes that."""
+        expr = None if is_library(call.frame.f_code.co_filename) else call.line.expr
+        if expr is not None and isinstance(expr.node, ast.Call) and (changed := _changed_alone(expr.node)) is not None:
+            other = replace(expr.site, line=changed.lineno, statement=ast.unparse(changed))
+            site = expr.site if changed is enclosing_statement(expr.node) else other
+            self.report(CHANGES_A_DICT, expr.site, changed=site, module=arg_name(call.line, -1, "model"))
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
@@ -318,6 +331,35 @@ class Loading(Topic):
             if load.twin is not None and any(steps):
                 facts = {"use": use, "model": variable(callee_text(load.twin) or "model"), "called": load.twin.site}
                 self.report(LOADS_ANOTHER, load.line.site, kind=load.kind.__name__, **facts)
+
+
+def _changed_alone(call: Any) -> ast.stmt | None:
+    """Return the statement that changes the dictionary that a call gives, if all else that uses it are lookups."""
+    statement: Any = enclosing_statement(call)
+    uses = [call]
+    if isinstance(statement, ast.Assign) and statement.value is call and isinstance(statement.targets[0], ast.Name):
+        scope: Any = statement
+        while not isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
+            scope = scope.parent
+        every = [one for one in ast.walk(scope) if getattr(one, "id", None) == statement.targets[0].id]
+        uses = [one for one in every if one is not statement.targets[0]]
+    changes = [enclosing_statement(one) for one in uses if _changes(one)]
+    return changes[0] if changes and all(_changes(one) or _looks_up(one) for one in uses) else None
+
+
+def _changes(one: Any) -> bool:
+    """Return whether a statement assigns an entry of a dictionary, or is an ``update()`` of it."""
+    used, statement = one.parent, enclosing_statement(one)
+    if isinstance(statement, ast.Assign):
+        return isinstance(used, ast.Subscript) and used in statement.targets and used.value is one
+    return getattr(used, "attr", "") == "update" and isinstance(statement, ast.Expr) and statement.value is used.parent
+
+
+def _looks_up(one: Any) -> bool:
+    """Return whether a dictionary is only asked for its keys, or for facts of an entry, such as its shape."""
+    used = one.parent
+    is_fact = getattr(used.parent, "attr", "") in ("shape", "size", "dtype", "numel")  # of an entry
+    return is_fact or isinstance(used, ast.Compare) or getattr(used, "attr", "") == "keys"
 
 
 def _renamed(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
