@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
+from torch.utils._device import _device_constructors
 
 import byname
 
@@ -90,6 +91,16 @@ def test_a_test_imports_what_is_public_or_the_module_that_it_is_named_after():
         inner = {name for name in imports_of(path) - PUBLIC if not name.startswith("byname.plug")}
         asking |= {path.relative_to(here).as_posix() for name in inner if not name.endswith(own)}
     assert asking == ASK_OTHERS
+
+
+def test_a_tensor_that_byname_makes_names_its_device():
+    """Else it is where `torch.set_default_device()` of the program says, and not where the tensors are that it meets."""
+    makers = {f"torch.{one.__name__}" for one in _device_constructors()} - {"torch.as_tensor"}  # of the user's values
+    assert len(makers) > 20
+    for module, path in modules().items():
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        lacking = [one for one in calls if "device" not in {keyword.arg for keyword in one.keywords}]
+        assert not [f"{module}:{one.lineno}" for one in lacking if ast.unparse(one.func) in makers]
 
 
 def test_imports_have_no_cycle():

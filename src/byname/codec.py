@@ -71,7 +71,7 @@ def _tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     if raw.size != math.prod(shape) * dtype.itemsize:
         raise RecordingError(f"{raw.size} bytes do not fit {dtype} and shape {tuple(shape)}")
     if not raw.size:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return torch.frombuffer(bytearray(raw), dtype=dtype).view(tuple(shape))
 
 

@@ -90,7 +90,8 @@ class TestResampling:
         reference = byname.capture(model, "blocks.0")(torch.randn(50, 5, 8))
         state, outputs = torch.get_rng_state(), []
         for seed in (0, 0, 1):
-            with byname.ablate(model, "blocks.0", "resample", reference=reference, seed=seed):
+            edit = byname.ablate(model, "blocks.0", "resample", reference=reference, seed=seed)
+            with edit, torch.device("meta" if seed else "cpu"):  # where the program makes new tensors
                 outputs.append([model(x), model(x)])
         assert torch.equal(outputs[0][0], outputs[1][0]) and torch.equal(outputs[0][1], outputs[1][1])
         assert not torch.equal(outputs[0][0], outputs[2][0]) and not torch.equal(outputs[0][0], outputs[0][1])

@@ -305,7 +305,7 @@ def _checked_optimizer(make: MakeOptimizer) -> MakeOptimizer:
             "each place has its own parameters: optimizer= takes a function that makes an optimizer of them, such as "
             "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
         )
-    optimizer_of([torch.zeros(1, 1, requires_grad=True), torch.zeros(1, requires_grad=True)], make)
+    optimizer_of([torch.zeros(shape, device="cpu", requires_grad=True) for shape in ((1, 1), (1,))], make)
     return make
 
 

@@ -105,9 +105,10 @@ def _options(args: Sequence[Any]) -> tuple[bool, bool, Sequence[Any]]:
 
 
 def safely(function: Callable[..., Any], *args: Any) -> Any:
-    """Call one of byname's own functions; log an exception and return None, so that the program does not fail."""
+    """Call one of byname's own functions past function modes; log an exception, so that the program does not fail."""
     try:
-        return function(*args)
+        with DisableTorchFunction():
+            return function(*args)
     except MemoryError:
         RESERVE.give_back()
         logging.getLogger("byname").warning("byname had no memory left to look at a backward")

@@ -229,7 +229,7 @@ class RunningCheck:
         if line.calls > _CALLS and not wastes:
             safely(self._applied_by_hand, line)
             return []
-        with DisableTorchFunction(), collection_paused():
+        with collection_paused():
             return self._look(run, roots, line)
 
     def _applied_by_hand(self, line: _Backwards) -> None:
@@ -367,10 +367,9 @@ class RunningCheck:
     def _step(self, optimizer: Any) -> None:
         """Note what an optimizer is about to use, and report what waited for its step."""
         followed = self._of(optimizer)
-        with DisableTorchFunction():
-            waiting = [(one, [fact(held, "grad") for held in alive(those)]) for one, those in followed.waiting]
-            followed.waiting = []
-            followed.note_step(optimizer.param_groups)
+        waiting = [(one, [fact(held, "grad") for held in alive(those)]) for one, those in followed.waiting]
+        followed.waiting = []
+        followed.note_step(optimizer.param_groups)
         for finding, gradients in waiting:
             if gradients and all(one is None for one in gradients):
                 self.report_once(finding)
@@ -390,8 +389,7 @@ class RunningCheck:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         followed = self._followed.get(id(optimizer))
         if followed is not None:
-            with DisableTorchFunction():
-                safely(followed.note_changes)
+            safely(followed.note_changes)
             if self._schedules.before:
                 safely(self._schedules.after_step, followed)
 

@@ -199,11 +199,11 @@ class _Samples:
 def _others(samples: int, of: int, seed: int, forward: int) -> Tensor:
     """Return for each sample the number of another one: each once if there are enough, and none by its own number."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + max(forward, 0))
-    order = torch.randperm(of, generator=generator)
+    order = torch.randperm(of, generator=generator, device="cpu")
     if samples > of:
-        return torch.randint(of, (samples,), generator=generator)
+        return torch.randint(of, (samples,), generator=generator, device="cpu")
     if samples == of > 1:  # each takes the next one in a circle through all in random order
-        taken = torch.empty(of, dtype=torch.long)
+        taken = torch.empty_like(order)
         taken[order] = order.roll(1)
         return taken
     return order[:samples]

@@ -141,7 +141,8 @@ def _index(which: Any, name: str) -> Index | None:
     known = is_tensor(which) or isinstance(which, Sequence) or type(which).__module__.partition(".")[0] == "numpy"
     if known and not isinstance(which, str | bytes):
         kinds = {type(one) for one in which} if isinstance(which, Sequence) else set()
-        index = torch.as_tensor(which if is_tensor(which) or kinds else torch.tensor(which)) if len(kinds) < 2 else None
+        which = which if is_tensor(which) or kinds else torch.tensor(which, device="cpu")
+        index = torch.as_tensor(which) if len(kinds) < 2 else None
         if index is not None and index.dtype is torch.bool and index.ndim:
             return index.detach()
         if index is not None and not index.is_floating_point() and not index.is_complex() and index.ndim < 2:

@@ -194,8 +194,8 @@ class Sweep(Rows[Row]):
     @property
     def values(self) -> Any:
         """The figures as a NumPy array of float64 with one dimension for each argument; NaN where no point was run."""
-        found = torch.full((math.prod(self.shape),), torch.nan, dtype=torch.float64)
-        found[: len(self.done)] = torch.tensor(self.done, dtype=torch.float64)
+        found = torch.full((math.prod(self.shape),), torch.nan, dtype=torch.float64, device="cpu")
+        found[: len(self.done)] = torch.tensor(self.done, dtype=torch.float64, device="cpu")
         return found.view(self.shape).numpy()
 
     @property

@@ -90,7 +90,7 @@ def _tensors(path: str, series: Series) -> list[Tensor] | None:
         if dtype is None:
             names = ", ".join(sorted({type(value).__name__ for value in values}))
             raise BynameError(f"no dtype holds the numbers of {path} exactly: they are of type {names}, or too large")
-        return [*torch.tensor(values, dtype=getattr(torch, dtype.name))]
+        return [*torch.tensor(values, dtype=getattr(torch, dtype.name), device="cpu")]
     if len(types) > 1 or not all(numeric):
         raise BynameError(
             f"the values of {path} are of different types ({listed(types, 4)}), which one tensor cannot hold; "

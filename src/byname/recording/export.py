@@ -240,7 +240,7 @@ class NumberRange:
     def add(self, value: Any) -> None:
         """Add a tensor or a number; other values are ignored."""
         if type(value) in (bool, int, float, complex):
-            value = torch.tensor(as_float(value), dtype=torch.float64)
+            value = _number(value)
         if type(value) is not Tensor or not value.numel():
             return
         numbers = value.reshape(-1)
@@ -318,11 +318,15 @@ def _line(series: SeriesRecords) -> np.ndarray[Any, Any]:
     return np.array([one for one in found if not math.isnan(one[1])]).reshape(-1, 1 + len(_QUANTILES))
 
 
+def _number(value: Any) -> Tensor:
+    return torch.tensor(as_float(value), dtype=torch.float64, device="cpu")
+
+
 def _quantiles(value: Any) -> list[float]:
-    numbers = value.detach() if isinstance(value, Tensor) else torch.tensor(as_float(value), dtype=torch.float64)
+    numbers = value.detach() if isinstance(value, Tensor) else _number(value)
     numbers = (numbers.abs() if numbers.is_complex() else numbers).reshape(-1)
     numbers = numbers[:: max(1, numbers.numel() // _MOST)].double()
     numbers = numbers[numbers.isfinite()]
     if not numbers.numel():
         return [math.nan] * len(_QUANTILES)
-    return torch.quantile(numbers, torch.tensor(_QUANTILES, dtype=numbers.dtype)).tolist()
+    return torch.quantile(numbers, numbers.new_tensor(_QUANTILES)).tolist()

@@ -390,7 +390,7 @@ def _gathered(log: OpenFile, runs: Iterator[ByteRange], buffer: memoryview) -> I
 
 def _padded(values: StoredValues, row: tuple[int, ...]) -> Iterator[Any]:
     for value in values:
-        whole = torch.zeros(row, dtype=value.dtype)
+        whole = torch.zeros(row, dtype=value.dtype, device="cpu")
         whole[tuple(map(slice, value.shape))] = value
         yield bytes_of(whole).data
 

@@ -126,7 +126,7 @@ def _shape(facts: Any) -> tuple[int, ...]:
 
 def _tensor(raw: NDArray[numpy.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if not raw.size:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(raw, dtype=dtype).view(shape)
 
 
@@ -146,7 +146,7 @@ def numpy_has(dtype: torch.dtype) -> torch.dtype:
 def numpy_dtype(kind: ValueType) -> numpy.dtype[Any]:
     """Return the type that values have as an array of NumPy's."""
     if kind.kind == "tensor":
-        return torch.empty(0, dtype=numpy_has(dtype_named(kind.dtype))).numpy().dtype
+        return torch.empty(0, dtype=numpy_has(dtype_named(kind.dtype)), device="cpu").numpy().dtype
     return numpy.dtype("bool" if kind.kind == "bool" else NUMBERS[kind.kind])
 
 

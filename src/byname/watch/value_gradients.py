@@ -214,7 +214,7 @@ def _of_a_hidden_base() -> tuple[int, int]:
     a dispatch mode may keep the results that it sees, and views in inference mode have no base.
     """
     with torch.inference_mode(False), torch._C._DisableTorchDispatch():
-        view: Any = torch.zeros(2).clone().view(2)
+        view: Any = torch.zeros(2, device="cpu").clone().view(2)
     base = view._base
     return base._use_count(), sys.getrefcount(base)
 

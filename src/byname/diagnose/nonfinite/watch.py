@@ -332,7 +332,7 @@ def _too_small_eps(step: _NonFiniteStep) -> Iterator[Facts]:
     dtype = step.parameter.dtype
     eps = [group["eps"] for group in step.optimizer.param_groups if type(group.get("eps")) is float]
     with reading_values():
-        lost = [one for one in eps if one and not torch.tensor(one, dtype=dtype).item()]
+        lost = [one for one in eps if one and not torch.tensor(one, dtype=dtype, device="cpu").item()]
     if lost:
         yield {"eps": lost[0], "dtype": str(dtype).removeprefix("torch.")}
 

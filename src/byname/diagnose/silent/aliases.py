@@ -19,7 +19,6 @@ from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, has_equal_rows, on_call, topic_cause
 from byname.reading.frames import Line, reported_frame, user_line, variables_of
 from byname.reading.objects import attributes_of, dict_of
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.source.tracebacks import walk_frames
 from byname.tracking.log import DetachPoint, logs
@@ -62,8 +61,7 @@ class Aliases(Topic):
         """Note a tensor that shares the memory of an array, with the first numbers there."""
         numpy, array = sys.modules.get("numpy"), call.given(0, "data")
         if numpy is not None and type(array) is numpy.ndarray:
-            with DisableTorchFunction():
-                known = weakref.ref(result), result.data_ptr(), array.flat[:8].tobytes()
+            known = weakref.ref(result), result.data_ptr(), array.flat[:8].tobytes()
             self._arrays.append((*known, user_line(call.frame), f"{call.called.__name__}()"))
             if len(self._arrays) in (_ENTRIES, 4 * _ENTRIES):  # they may be gone before the next step
                 self._look_for_one_array()
@@ -79,8 +77,7 @@ class Aliases(Topic):
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         self._loads += 1
         if self._watch.steps and self._loads < _ENTRIES:  # an average of references, which are gone at the end
-            with DisableTorchFunction():
-                self._look_for_references()
+            self._look_for_references()
 
     def ran(self, call: ObservedCall) -> None:
         """Look for one record in a list, if the inputs of one of the first forwards are all equal."""
@@ -105,8 +102,7 @@ class Aliases(Topic):
         if followed.is_sampled_step:
             self._look_for_one_tensor()
             self._look_for_one_array()
-            with DisableTorchFunction():
-                self._look_for_references()
+            self._look_for_references()
 
     def _look_for_one_tensor(self) -> None:
         """Report a tensor that is in many entries of containers, and that the program changes in place."""
@@ -120,8 +116,7 @@ class Aliases(Topic):
                 tensor = record()  # in no list of ours, which would count
                 if tensor is None or sys.getrefcount(tensor) <= _FRAMES:
                     continue
-                with DisableTorchFunction():
-                    lines = [] if fact(tensor, "requires_grad") else often.get(id(memory_of(tensor)), [])
+                lines = [] if fact(tensor, "requires_grad") else often.get(id(memory_of(tensor)), [])
                 entries, fills = _entries(tensor) if lines else (0, False)
                 if entries >= _ENTRIES or fills:
                     name = FailureContext().names([tensor])[0]
@@ -146,8 +141,7 @@ class Aliases(Topic):
                 self.report(KEPT_REFERENCES, cut.line.site, entries=len(same), call=call, name=name)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
-        with DisableTorchFunction():
-            self._look_for_references()
+        self._look_for_references()
 
 
 def _entries(tensor: torch.Tensor) -> tuple[int, bool]:

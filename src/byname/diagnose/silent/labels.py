@@ -131,7 +131,7 @@ class Labels(Topic):
         if values is None or weights is None or values.is_floating_point() != is_of_two:  # else they are probabilities
             return
         if is_of_two:
-            weights = torch.cat([torch.ones(1), weights.reshape(-1)[:2].float()])  # one of each column makes three
+            weights = torch.cat([weights.new_ones(1), weights.reshape(-1)[:2]]).float()  # one for each column: three
         labels = values[(values >= 0) & (values < len(weights))].long()
         counts = labels.bincount(minlength=len(weights))
         *_, before, _ = self._weighted.get(call.line.place, (counts * 0, weights))

@@ -26,7 +26,6 @@ from byname.naming.name import at
 from byname.reading.frames import Line, caller, reported_frame, variables_of
 from byname.reading.modules import parameters_in, state_of
 from byname.reading.objects import snapshot
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import is_tensor, memory_of
 from byname.source.code import enclosing_statement
 from byname.source.location import Site, assignments, is_library
@@ -131,32 +130,31 @@ class Loading(Topic):
         matched = [key for key in given if key in own]
         known = {*matched, *getattr(result, "missing_keys", own)}
         by_hooks = [one for key, one in own.items() if key not in known and issubclass(type(one), nn.Parameter)]
-        with DisableTorchFunction():
-            is_own = all(memory_of(given[key]) is memory_of(own[key]) for key in matched)
-            if matched and is_own and not call.given(3, "assign"):
-                self._loads_itself(module, [given[key] for key in matched], line)
-            elif matched and any(memory_of(given[key]) is memory_of(own[key]) for key in matched) and self._watch.steps:
-                self._shares(own, given, line)
-            elif len(matched) > _FEW * len(own):
-                self._missed.pop(id(module), None)
-                self._others[id(module)] = (
-                    weakref.ref(module),
-                    line,
-                    [log.detaches[-1] for log in logs() if log.detaches],
-                )
-                large = [(key, own[key]) for key in matched if own[key].dim() > 1]
-                held = [(weakref.ref(one), sum_of(one), key, one.shape) for key, one in large]
-                if _renamed(own, given):
-                    self._note_missed(module, own, given, line)
-                every = [] if self._watch.steps else parameters_in(module)  # a later load may end a run
-                if every:
-                    self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
-                if len(every) > 1:
-                    shapes, references = [one.shape for one in every], [weakref.ref(one) for one in every]
-                    totals = {total for _, total, *_ in held}
-                    self._uncalled.append(_Load(type(module), shapes, references, totals, line))
-            elif entries and own and not by_hooks:
-                self._note_missed(module, own, entries, line)
+        is_own = all(memory_of(given[key]) is memory_of(own[key]) for key in matched)
+        if matched and is_own and not call.given(3, "assign"):
+            self._loads_itself(module, [given[key] for key in matched], line)
+        elif matched and any(memory_of(given[key]) is memory_of(own[key]) for key in matched) and self._watch.steps:
+            self._shares(own, given, line)
+        elif len(matched) > _FEW * len(own):
+            self._missed.pop(id(module), None)
+            self._others[id(module)] = (
+                weakref.ref(module),
+                line,
+                [log.detaches[-1] for log in logs() if log.detaches],
+            )
+            large = [(key, own[key]) for key in matched if own[key].dim() > 1]
+            held = [(weakref.ref(one), sum_of(one), key, one.shape) for key, one in large]
+            if _renamed(own, given):
+                self._note_missed(module, own, given, line)
+            every = [] if self._watch.steps else parameters_in(module)  # a later load may end a run
+            if every:
+                self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
+            if len(every) > 1:
+                shapes, references = [one.shape for one in every], [weakref.ref(one) for one in every]
+                totals = {total for _, total, *_ in held}
+                self._uncalled.append(_Load(type(module), shapes, references, totals, line))
+        elif entries and own and not by_hooks:
+            self._note_missed(module, own, entries, line)
 
     def ran(self, call: ObservedCall) -> None:
         """Note a call of a module that was loaded, or of one of the same shapes."""
@@ -177,12 +175,11 @@ class Loading(Topic):
     def applied(self, call: ObservedCall) -> None:
         """Report values that are copied to a parameter though they are its own."""
         if call.called is torch.Tensor.copy_ and not is_library(call.frame.f_code.co_filename):
-            with DisableTorchFunction():
-                sources = [cut.inputs[0][0]() for log in logs() for cut in log.detaches_of(call.args[1])]
-                if sources and isinstance(sources[0], nn.Parameter):
-                    self._restores_nothing([call.args[1]], call.line)
-                elif call.args[0] is call.args[1]:
-                    self._copies_itself(call.args[1], call.line)
+            sources = [cut.inputs[0][0]() for log in logs() for cut in log.detaches_of(call.args[1])]
+            if sources and isinstance(sources[0], nn.Parameter):
+                self._restores_nothing([call.args[1]], call.line)
+            elif call.args[0] is call.args[1]:
+                self._copies_itself(call.args[1], call.line)
 
     def _copies_itself(self, one: torch.Tensor, line: Line) -> None:
         """Report a trained parameter that is copied to itself."""
@@ -280,9 +277,8 @@ class Loading(Topic):
             module = load[0]()
             if module is not None and not followed.keys.isdisjoint(map(id, parameters_in(module))):
                 del self._loads[key]
-                with DisableTorchFunction():
-                    self._look_for_overwriting(*load[1:])
-                    self._look_for_replacing(dict(state_of(module)), followed.keys, load[1].site, load[3])
+                self._look_for_overwriting(*load[1:])
+                self._look_for_replacing(dict(state_of(module)), followed.keys, load[1].site, load[3])
         self.end([])
         if followed.is_sampled_step and followed.steps > 1:
             self._look_for_best(followed)

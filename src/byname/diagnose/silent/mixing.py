@@ -186,7 +186,7 @@ def seeing_later(loss: Loss, length: int) -> Iterator[tuple[Any, bool]]:
         shapes = [held_by[slot].shape[-2] for slot in ("query", "key") if slot in held_by]
         if shapes == [length, length] and length > 2 and not getattr(node, "_saved_is_causal", True):
             mask = held_by.get("attn_mask", held_by.get("attn_bias"))
-            mask = torch.ones(length, length) if mask is None else mask
+            mask = torch.ones(length, length, device="cpu") if mask is None else mask
             seen = mask if mask.dtype == torch.bool else mask > -math.inf
             yield from _above(node, seen.float().expand(*seen.shape[:-2], length, length))
 

@@ -24,7 +24,6 @@ from byname.naming.name import at
 from byname.reading.frames import NO_LINE, Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of, living
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor, memory_of
 from byname.tracking.lookup import made_last
 from byname.undo import Undo
@@ -118,12 +117,11 @@ class Ranks(Topic):
         self._exchange(call, result)
         given, group, every = call.given(0, "tensor"), call.given(2, "group"), self._watch.optimizers()
         if is_tensor(given) and group in (None, torch.distributed.GroupMember.WORLD) and len(self._averaged) < 1 << 12:
-            with DisableTorchFunction():
-                grads = [fact(one, "grad") for followed in every for one in followed.parameters()]
-                if any(one.has_new_grads for one in every):
-                    self._averaged[id(memory_of(given))] = call.programs_line
-                elif any(one is not None and memory_of(one) is memory_of(given) for one in grads):
-                    self._early = call.programs_line
+            grads = [fact(one, "grad") for followed in every for one in followed.parameters()]
+            if any(one.has_new_grads for one in every):
+                self._averaged[id(memory_of(given))] = call.programs_line
+            elif any(one is not None and memory_of(one) is memory_of(given) for one in grads):
+                self._early = call.programs_line
 
     def ran(self, call: ObservedCall) -> None:
         """Note a call with gradients of a module that is wrapped."""

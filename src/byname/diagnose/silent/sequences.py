@@ -361,8 +361,9 @@ class Sequences(Topic):
         kinds = ("WhereBackward", "MulBackward", "IndexBackward", "MaskedSelectBackward", "MaskedFillBackward")
         for node, slot, held in held_by_nodes(list(loss.of_kinds(kinds))):
             if slot in ("condition", "other", "self", "indices[0]", "mask") and held.numel() <= 1 << 16:
-                mask = held.detach().bool()
-                known = _keeps(node, mask) if torch.equal(mask.to(held.dtype), held.detach()) else None
+                numbers = held.detach().cpu()
+                mask = numbers.bool()
+                known = _keeps(node, mask) if torch.equal(mask.to(numbers.dtype), numbers) else None
                 if known is not None:
                     self._compare(known, loss.site(node))
                     shape = shape_of(node)
@@ -415,7 +416,7 @@ def _numbered(series: torch.Tensor | None) -> list[torch.Tensor]:
     """Return a number for each position of some series of numbers, and 0 for one with only zeros."""
     if series is None or series.dim() != 3:
         return []
-    return [(series != 0).any(-1).long() * (torch.arange(series.shape[1]) % 7 + 1)]
+    return [(series != 0).any(-1).long() * (torch.arange(series.shape[1], device=series.device) % 7 + 1)]
 
 
 def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
@@ -441,7 +442,7 @@ def _padding(ids: torch.Tensor) -> int | None:
     value = int(ids[:, -1].mode().values)
     filled = ids == value
     lengths = (~filled).sum(1)
-    runs = torch.arange(ids.shape[1]) >= lengths[:, None]
+    runs = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]
     several = distinct(lengths) > 1 and distinct(ids[~filled]) > 2
     many = 2 * int(filled[:, -1].sum()) >= len(ids) and int((~filled).sum(1).min()) + 2 <= ids.shape[1]
     return value if value >= 0 and several and many and bool((filled == runs).all()) else None

@@ -278,7 +278,8 @@ def _rows_of(value: Any) -> torch.Tensor | None:
         size = max(value[0].numel(), 1) if is_tensor(value[0]) else 1
         try:
             with reading_values():
-                value = torch.tensor(value) if not is_tensor(value[0]) else torch.stack(value[: _MOST_NUMBERS // size])
+                some = value[: _MOST_NUMBERS // size]
+                value = torch.stack(some) if is_tensor(value[0]) else torch.tensor(some, device="cpu")
         except (TypeError, ValueError, RuntimeError):  # such as entries of several shapes
             return None
     numpy = sys.modules.get("numpy")

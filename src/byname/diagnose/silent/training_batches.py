@@ -33,7 +33,6 @@ from byname.diagnose.silent.topic import (
 from byname.naming.name import Name
 from byname.reading.frames import Line, user_line, variables_of
 from byname.reading.objects import attributes_of
-from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import names_bound, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
@@ -190,19 +189,17 @@ class Batches(Topic):
     def _draw_of(self, tensor: torch.Tensor) -> Drawn | None:
         """Return the draw by which a tensor was indexed, or by which a loader shuffled it."""
         shuffled = [known.shuffled for part, known in self._parts if part() is tensor]
-        with DisableTorchFunction():
-            return shuffled[-1] if shuffled else draw_of(tensor)
+        return shuffled[-1] if shuffled else draw_of(tensor)
 
     def _note_same(self, key: Any, tensor: torch.Tensor, call: ObservedCall) -> None:
         known = self._same.get(key)
         if key in self._same and known is None:
             return
-        with DisableTorchFunction():
-            index, cut, samples = _drawn_once(tensor, call.frame) or (tensor, None, ())
-            version = 0 if index.is_inference() else fact(index, "_version")
-            base = fact(index, "_base")
-            whole = index if base is None else base
-            part = tuple(tensor.shape), index.storage_offset(), samples or tuple(whole.shape)
+        index, cut, samples = _drawn_once(tensor, call.frame) or (tensor, None, ())
+        version = 0 if index.is_inference() else fact(index, "_version")
+        base = fact(index, "_base")
+        whole = index if base is None else base
+        part = tuple(tensor.shape), index.storage_offset(), samples or tuple(whole.shape)
         if known is None:
             given = sum(one.batches for one in self._loaders.values())
             self._same[key] = _Same(weakref.ref(whole), version, part, 1, given, call.line, cut or _slice(tensor))

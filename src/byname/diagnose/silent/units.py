@@ -185,7 +185,7 @@ class Units(Topic):
             found = [one for one in graded if _all_equal(one) and _all_equal(fact(one, "grad"))]
             same: dict[Any, list[torch.Tensor]] = {}
             for one in [one for one in graded if one.dim() > 1 and not has_zero_gradient(one) and not found]:
-                same.setdefault((one.shape, sum_of(one), sum_of(fact(one, "grad"))), []).append(one)
+                same.setdefault((one.shape, one.device, sum_of(one), sum_of(fact(one, "grad"))), []).append(one)
             twins = [one for every in same.values() for one in every if every[1:] and torch.equal(one, every[-1])]
         for cause, which in ((EQUAL_UNITS, found), (TWINS, twins)):
             if which:

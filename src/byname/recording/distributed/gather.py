@@ -253,7 +253,7 @@ class Sending(Gatherer):
     def _send(self, head: Tensor, body: Tensor) -> None:
         send_tensor(self._group, head, 0)
         send_tensor(self._group, body, 0)
-        receive_tensor(self._group, torch.empty(ACKNOWLEDGED, dtype=torch.uint8), 0)
+        receive_tensor(self._group, torch.empty(ACKNOWLEDGED, dtype=torch.uint8, device="cpu"), 0)
 
     def _end(self, reason: str) -> None:
         """Send nothing more, and keep what is left here. Callers hold the lock."""
@@ -370,7 +370,7 @@ class Receiving(Gatherer):
     def _run(self, peer: int) -> None:
         try:
             while self._receive(peer):
-                send_tensor(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
+                send_tensor(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8, device="cpu"), peer)
             reason = ""
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends what this rank sends and nothing else
             reason = first_line(error)
@@ -383,10 +383,12 @@ class Receiving(Gatherer):
 
     def _receive(self, peer: int) -> bool:
         """Take one parcel, until it is stored; return whether more may come."""
-        words, length = body_length(receive_tensor(self._group, torch.empty(HEADER, dtype=torch.int64), peer))
-        body = receive_tensor(self._group, torch.empty(length, dtype=torch.uint8), peer)
+        words, length = body_length(
+            receive_tensor(self._group, torch.empty(HEADER, dtype=torch.int64, device="cpu"), peer)
+        )
+        body = receive_tensor(self._group, torch.empty(length, dtype=torch.uint8, device="cpu"), peer)
         if not words:
-            send_tensor(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8), peer)
+            send_tensor(self._group, torch.zeros(ACKNOWLEDGED, dtype=torch.uint8, device="cpu"), peer)
             with self._changed:
                 self._sentences += [f"rank {peer}: {one}" for one in json.loads(bytes(body.numpy()))]
             return False

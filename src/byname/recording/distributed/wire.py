@@ -47,7 +47,9 @@ def abort_connections(group: Any, other: int) -> None:
     To wait in vain for anything is the only way to do so that gloo leaves to Python (2.13 gives `Work` no ``abort``).
     """
     with suppress(RuntimeError):  # which is what is wanted
-        group.recv([torch.empty(1, dtype=torch.uint8)], other, _NEVER_SENT).wait(timedelta(milliseconds=1))
+        group.recv([torch.empty(1, dtype=torch.uint8, device="cpu")], other, _NEVER_SENT).wait(
+            timedelta(milliseconds=1)
+        )
 
 
 def first_line(error: BaseException) -> str:
@@ -92,7 +94,7 @@ def packed(parcel: Parcel, missing: Sequence[str] = ()) -> tuple[Tensor, Tensor]
 
 def header(windows: int, length: int) -> Tensor:
     """Return the first tensor: the number of windows, and the bytes of the second one."""
-    return torch.tensor([_MARK, windows, length], dtype=torch.int64)
+    return torch.tensor([_MARK, windows, length], dtype=torch.int64, device="cpu")
 
 
 def body_length(head: Tensor) -> tuple[int, int]:
