@@ -372,6 +372,14 @@ def test_a_loss_is_to_be_computed_in_the_closure_that_an_optimizer_calls_several
     assert run(mended.replace("    loss.backward", "    loss = w.exp().sum()\n    loss.backward"), tmp_path) is None
 
 
+def test_a_part_of_a_loss_is_to_be_computed_in_the_closure_too(tmp_path):
+    source = CLOSURE.replace("loss = w.exp().sum()", "scores = w.exp()")
+    source = source.replace("    loss.backward", "    loss = scores.sum()\n    loss.backward")
+    assert "compute `scores` in the closure: LBFGS.step() calls it several times" in explained(source, tmp_path).remedy
+    mended = source.replace("scores = w.exp()\n", "").replace("scores.sum()", "w.exp().sum()")
+    assert run(mended, tmp_path) is None
+
+
 def test_the_line_before_the_loop_belongs_to_the_story(tmp_path):
     source = OLD_LOG_PROBS.replace(
         "old = policy(torch.ones(4, 3)).log_softmax(-1)",

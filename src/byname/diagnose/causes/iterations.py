@@ -285,7 +285,10 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     if remedy is _SAME_LINE and made is not None and made.function.endswith(".__init__"):
         remedy = _IN_INIT
     closed = [found for found in context.frames("step") if found.get("closure") is not None]
-    if stamped.issuperset(context.walk.roots):
+    function = "" if context.error_site is None else context.error_site.function  # around which others may be
+    around = function.rpartition(".<locals>.")[0] or "<module>"
+    is_outside = made is not None and made.function == around and not _carried(made.statement)
+    if stamped.issuperset(context.walk.roots) or (closed and is_outside and remedy is not _OTHER_LINE):
         remedy = _IN_CLOSURE if closed else _SAME_ROOT
     elif remedy is _OTHER_LINE and freed is not None and _is_of_library(context.error_site) and _calls_backward(freed):
         remedy = _BY_LIBRARY
