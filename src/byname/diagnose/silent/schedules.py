@@ -279,9 +279,7 @@ def _is_stepped_in_source(schedule: _Schedule) -> bool:
 
 
 _ACCURACIES = re.compile(r"^(?!.*(loss|err|neg)).*(?<![a-z])(acc|accuracy|auc|auroc|f1|m?iou|reward|r2)(?![a-z])")
-_LOSSES = re.compile(
-    r"^(?!.*(neg|minus|gain|elbo|score)).*(?<![a-z])(loss(es)?|error|r?mse|mae|perplexity|ppl)(?![a-z])"
-)
+_LOSSES = re.compile(r"^(?!.*(neg|minus|gain|elbo|score)).*(?<![a-z])(loss|error|r?mse|mae|perplexity|ppl)\W*$")
 _STEPS = re.compile(r"([\w.]+)\.step\(")
 
 
