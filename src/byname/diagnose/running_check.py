@@ -235,8 +235,7 @@ class RunningCheck:
     def _applied_by_hand(self, line: _Backwards) -> None:
         """Note the differences that a loss by hand squares, in the first steps, as calls of ``mse_loss``."""
         for made, reduction in line.by_hand.items() if self.steps <= _OBSERVED_IN else ():
-            with DisableTorchFunction():
-                call = ObservedCall.by_hand(made, reduction, caller())
+            call = ObservedCall.by_hand(made, reduction, caller())
             for note in self._applying if call is not None else ():
                 safely(note, call)
 
