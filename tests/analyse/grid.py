@@ -4,8 +4,8 @@ import pytest
 import torch
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
-SIZES = [1, 7, 32, 4096]
-OFFSETS = [0.0, 1e3, 1e5, 1e7]
+SIZES = [1, 7, 4096]
+OFFSETS = [0.0, 1e3, 1e7]
 
 
 def over_the_grid(test):

@@ -47,7 +47,7 @@ def test_counts_are_those_of_numpy(dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 1e3, 1e7])
-@pytest.mark.parametrize("size", [1, 7, 32, 4096])
+@pytest.mark.parametrize("size", [1, 7, 4096])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_counts_are_those_of_numpy_everywhere(dtype, size, offset):
     offset = min(offset, 6e4) if dtype is torch.float16 else offset
