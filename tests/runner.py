@@ -1,7 +1,8 @@
 """Runs all tests, in forks of one Python that has imported what they use, three at a time: some wait.
 
 To import PyTorch takes longer than most files do; and a look at the whole heap goes through all that other tests have
-left, so each file of those has a heap of its own.
+left, so each file of those, but for the smallest, has a heap of its own. It prints the CPU seconds of each fork, less
+those of the programs that the template runs for it.
 
 python tests/runner.py -m "not slow"           # options are those of pytest
 python tests/runner.py -m slow tests/memory    # a folder or a file of them
@@ -30,9 +31,18 @@ SMALL_HEAP = {
     *("test_magics.py", "test_terminal.py", "test_trackers.py"),
 }
 """The folders and files of tests that look at the whole heap: they run first, before the libraries are imported."""
-TOGETHER = 60_000
-"""Of the other folders some files run in one fork, of as many bytes."""
-LIBRARIES = ("transformers.modeling_utils", "transformers.generation", "lightning", "matplotlib.pyplot", "xarray")
+TOGETHER = 90_000
+"""Of the other folders some files run in one fork, of as many bytes at the most."""
+FEW = 8_000
+"""So do the smallest of those: to begin takes longer than their tests."""
+LIBRARIES = (
+    "transformers.modeling_utils",
+    "transformers.generation",
+    "lightning",
+    "matplotlib.pyplot",
+    "xarray",
+    "functorch.compile",
+)
 FIXED = ("-p", "no:cacheprovider", "-W", "ignore:Module already imported so cannot be rewritten")
 
 
@@ -48,7 +58,7 @@ class Fork:
                 os.dup2(self.written.fileno(), stream)
             template.leave(pytest.main([*FIXED, *options, *self.files]))
 
-    def ended(self, status):
+    def ended(self, status, used):
         """Tell how it ended, all of it if anything failed; return its last line, and those that name what failed."""
         code = os.waitstatus_to_exitcode(status)
         with self.written:
@@ -56,7 +66,7 @@ class Fork:
             text = self.written.read()
         last = text.splitlines()[-1] if text else ""
         if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            print(f"{' '.join(self.files)}: {last}", flush=True)
+            print(f"{' '.join(self.files)}: {last}, {used.ru_utime + used.ru_stime:.1f} s of CPU", flush=True)
             return last, []
         print(text, flush=True)
         named = re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE)
@@ -72,18 +82,24 @@ def in_order(words):
     """
     paths = [PROJECT / word for word in words] or [PROJECT / "tests"]
     found = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py")))
-    alone = [[file] for file in found if not SMALL_HEAP.isdisjoint(file.parts)]
-    together = []
-    for file in (file for file in found if SMALL_HEAP.isdisjoint(file.parts)):
-        beside = together and together[-1][0].parent == file.parent != PROJECT / "tests"  # the pages alone take minutes
-        if not beside or size(together[-1]) > TOGETHER:
-            together.append([])
-        together[-1].append(file)
+    alone = grouped([file for file in found if not SMALL_HEAP.isdisjoint(file.parts)], FEW)
+    together = grouped([file for file in found if SMALL_HEAP.isdisjoint(file.parts)], TOGETHER)
     together.sort(
         key=lambda files: (files[0].parent.name in ("cli", "tests", "recipes", "scenarios"), size(files)), reverse=True
     )
     alone.sort(key=size, reverse=True)
     return [*alone[1:], *alone[:1], None, *together]
+
+
+def grouped(files, most):
+    """The files in groups of a folder, of so many bytes at the most; larger files are alone."""
+    groups = []
+    for file in files:
+        beside = groups and groups[-1][0].parent == file.parent != PROJECT / "tests"  # the pages alone take minutes
+        if not beside or size([*groups[-1], file]) > most:
+            groups.append([])
+        groups[-1].append(file)
+    return groups
 
 
 def size(files):
@@ -112,9 +128,9 @@ def run(words, options):
                 fork = Fork(waiting.pop(0), options)
                 running[fork.pid] = fork
             else:
-                pid, status = os.wait()
+                pid, status, used = os.wait4(-1, 0)
                 if pid in running:  # and not the template's
-                    last, named = running.pop(pid).ended(status)
+                    last, named = running.pop(pid).ended(status, used)
                     failed += named
                     for number, kind in re.findall(r"(\d+) (passed|skipped)", last):
                         counts[kind] += int(number)
