@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import pickle
 import weakref
 
@@ -39,9 +40,12 @@ def same(one, other):
 
 @pytest.mark.grid(fast=2)
 @pytest.mark.parametrize(
-    "name", [name if name in FIVE else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+    ("name", "training"),
+    [
+        *itertools.product(FIVE, [False, True]),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in NAMES if name not in FIVE),  # eval: see below
+    ],
 )
-@pytest.mark.parametrize("training", [False, True])
 def test_a_model_of_transformers_computes_the_same(name, training):
     torch.manual_seed(0)
     model, example = architecture(name)
