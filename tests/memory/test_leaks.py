@@ -88,7 +88,9 @@ def test_a_healthy_program_has_no_rows(name):
 
 
 @pytest.mark.slow
-@of_these(MINIMAL, ["retained_graph_minimal"])
+@pytest.mark.parametrize(
+    "name", [f"{one}_minimal" for one in ("retained_graph", "stored_copies", "view_pins_base", "prefetch")]
+)
 def test_marks_change_nothing_but_tell_the_pace(name):
     program = parse(LEAKS / f"{name}.py")
     rows = grown(program, marks=True)
@@ -97,7 +99,9 @@ def test_marks_change_nothing_but_tell_the_pace(name):
 
 
 @pytest.mark.grid(fast=1)
-@of_these(MINIMAL, ["stored_graph_minimal", "prefetch_minimal", "stored_exception_minimal", "view_pins_base_minimal"])
+@pytest.mark.parametrize(
+    "name", ["stored_graph_minimal", "prefetch_minimal", "stored_exception_minimal", "view_pins_base_minimal"]
+)
 def test_looking_keeps_nothing_alive(name):
     program = parse(LEAKS / f"{name}.py")
     alive = []
