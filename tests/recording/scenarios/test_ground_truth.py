@@ -10,7 +10,7 @@ from torch import nn
 import byname
 from byname.errors import RecordingWarning
 
-STEPS = 200
+STEPS = 80
 
 
 @pytest.fixture(params=["memory", "file"])

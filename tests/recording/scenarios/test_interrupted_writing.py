@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interrupting import of_each_line_once
 from stored_runs import Writer
 
 import byname
@@ -60,7 +61,7 @@ class Lines:
     FILES = tuple(f"recording{os.sep}{name}.py" for name in NAMES)
 
     def __init__(self, at=None):
-        self.at, self.count = at, 0
+        self.at, self.seen = at, []
 
     def __call__(self, function):
         sys.settrace(self._follow)
@@ -73,8 +74,8 @@ class Lines:
         if not frame.f_code.co_filename.endswith(self.FILES):
             return None
         if event == "line":
-            self.count += 1
-            if self.count - 1 == self.at:
+            self.seen.append((frame.f_code, frame.f_lineno))
+            if len(self.seen) - 1 == self.at:
                 signal.raise_signal(signal.SIGINT)
                 signal.raise_signal(signal.SIGINT)
         return self._follow
@@ -90,13 +91,19 @@ def ready_to_close(path):
     return writer
 
 
-@pytest.mark.parametrize("step", [101, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-def test_ctrl_c_at_a_line_of_close_leaves_a_whole_recording(step, tmp_path):
+@pytest.mark.parametrize(
+    "moments",
+    [
+        lambda seen: range(0, len(seen), 101),
+        pytest.param(of_each_line_once, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
+def test_ctrl_c_at_a_line_of_close_leaves_a_whole_recording(moments, tmp_path):
     for name in ("first.h5", "run.h5"):  # the first close fills caches, and takes more lines
         whole = Lines()
         whole(ready_to_close(tmp_path / name).close)
-    said, states, last = 0, set(), range(whole.count - 30, whole.count)  # in which the file takes its name
-    for at in sorted({*range(0, whole.count, step), *last}):
+    said, states, last = 0, set(), range(len(whole.seen) - 30, len(whole.seen))  # in which the file takes its name
+    for at in sorted({*moments(whole.seen), *last}):
         directory = tmp_path / str(at)
         directory.mkdir()
         writer, lines, pressed = ready_to_close(directory / "run.h5"), Lines(at), False
@@ -111,7 +118,7 @@ def test_ctrl_c_at_a_line_of_close_leaves_a_whole_recording(step, tmp_path):
         )
         writer.close()
         left = {one.name for one in directory.iterdir()}
-        assert pressed or lines.count <= at  # what is cached by now takes fewer lines
+        assert pressed or len(lines.seen) <= at  # what is cached by now takes fewer lines
         assert left in ({"run.h5"}, {"run.h5.log"}), (at, left)
         states |= left
         with byname.open(directory / "run.h5") as recording:
