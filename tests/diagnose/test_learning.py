@@ -1,6 +1,7 @@
 """Is it told which parameters learn nothing in a whole run, and nothing of runs in which they are meant not to?"""
 
 import copy
+import functools
 import gc
 import sys
 from collections import Counter
@@ -43,10 +44,10 @@ def trained(optimizer, loss, steps=STEPS):
         optimizer.step()
 
 
-def another_model():
-    model = nn.Linear(4, 1)
+def another_model(made=lambda: nn.Linear(4, 1)):
+    model = made()
     optimizer = torch.optim.Adam(model.parameters())
-    model = nn.Linear(4, 1)
+    model = made()
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss_of(model).backward()
@@ -521,10 +522,12 @@ def test_the_line_that_makes_an_optimizer_anew_is_told():
     assert "optimizer = torch.optim.Adam(model.parameters())" in [site.statement for site in finding.sites]
 
 
-def test_the_parameters_of_the_new_model_are_named_beside_those_of_the_old_one():
-    _, (finding,) = found_in(another_model)
+@pytest.mark.parametrize("made", [lambda: nn.Linear(4, 1), lambda: nn.Linear(4, 1).half().float()])
+def test_the_parameters_of_the_new_model_are_named_beside_those_of_the_old_one(made):
+    _, (finding,) = found_in(functools.partial(another_model, made))
     assert "`model.bias` and `model.weight`, and no optimizer has them" in finding.message
     assert "of the 6 steps of Adam" in finding.message and "; optimizer was made at" in finding.message
+    assert "no_grad" not in finding.message, "by which a module that is converted, or moved to a GPU, computes"
 
 
 @pytest.mark.parametrize(

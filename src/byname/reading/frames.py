@@ -282,11 +282,18 @@ def is_called_by_user(frame: FrameType) -> bool:
 
 
 def is_user_computation(frame: FrameType) -> bool:
-    """Return whether a call from this frame is part of the user's computation, not of an optimizer or of clipping."""
+    """Return whether a call from this frame is part of the user's computation.
+
+    It is not in an optimizer, in clipping, or where a module moves or converts its parameters, as by ``to()``.
+    """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_name in _TORCH_WRAPPERS and is_torch(caller.f_code.co_filename):
         caller = caller.f_back
-    return caller is None or not _is_auxiliary(caller.f_code.co_filename)
+    moving = caller is not None and caller.f_back is not None and caller.f_back.f_code is _APPLY
+    return caller is None or not (moving or _is_auxiliary(caller.f_code.co_filename))
+
+
+_APPLY = nn.Module._apply.__code__
 
 
 def is_optimizer_frame(frame: FrameType) -> bool:
