@@ -140,6 +140,20 @@ net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 torch.vmap(lambda row: net(row.expand(2, 3)).sum())(x)
 """
 
+HALVED = """
+def halve(module, given, gradients):
+    return given[0] / 2
+net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+net[1].register_full_backward_hook(halve)
+net(x).sum().backward()
+"""
+AVERAGED = """
+def average(gradient):
+    return gradient.mean(0)
+h = model(x)
+h.register_hook(average)
+h.sum().backward()
+"""
 LONELY = """
 net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 for batch in x.split(3):
@@ -249,6 +263,10 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
      "model(x[index])", "model(x[index]).detach()"),
     (NORM, "got a batched tensor", "batch-norm-in-vmap", "BatchNorm1d `net[1]` updates its running statistics in place at",
      "torch.vmap", "net[1].eval()\ntorch.vmap"),
+    (HALVED, "invalid number of grad_input", "hook-result", "the backward hook `halve` at program.py:9 cannot replace",
+     "return given[0] / 2", "return (given[0] / 2,)"),
+    (AVERAGED, "changed the size of value", "hook-result", "the backward hook `average` at program.py:9 cannot replace",
+     "gradient.mean(0)", "gradient.mean(0, keepdim=True).expand_as(gradient)"),
     (LONELY, "Expected more than 1 value", "one-value-norm", "the BatchNorm1d `net[1]` is in training mode, and at",
      "x.split(3)", "x.split(3)[:1]"),
     (HOOKED_FROZEN, "cannot register a hook", "input-without-grad", "`h`, which does not require grad",

@@ -1,4 +1,4 @@
-"""Custom function: errors of the gradients that a ``torch.autograd.Function`` returns, or that an operation has not."""
+"""Custom function: errors of the gradients that a custom function or a hook returns, or that an operation has not."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from inspect import Parameter, signature
 from types import FunctionType
 from typing import Any
 
+from torch.utils.hooks import BackwardHook
+
 from byname.diagnose.cause import Cause, Facts, Raised
 from byname.diagnose.causes.loss import Loss, is_first
 from byname.diagnose.context import FailureContext
 from byname.naming.name import Name
+from byname.reading.frames import locals_of
 from byname.reading.objects import found_in
+from byname.reading.tensor import fact, is_tensor
 from byname.source.code import statements_of
 from byname.source.location import Site, locate
 from byname.table import counted
@@ -93,6 +97,22 @@ def _inputs_of(custom: Any) -> list[str]:
     return [] if varies else [one.name for one in parameters if one.name != "ctx"]
 
 
+def _result_of_hook(context: FailureContext) -> Iterator[Facts]:
+    """Yield the function of a backward hook that returns what cannot replace the gradient that it is given."""
+    if (of_module := next(context.selves(BackwardHook), None)) is not None:
+        hooks, returns = [*of_module.user_hooks, *of_module.user_pre_hooks], "a tuple with a gradient for each tensor"
+    else:
+        held = (value for one in context.passed for _, value in locals_of(one.frame) if is_tensor(value))
+        every = [hook for one in (*context.leaves, *held) for hook in (fact(one, "_backward_hooks") or {}).values()]
+        hooks = [one for one in every if getattr(one, "__name__", "") == context.match[1]]
+        returns = "a gradient of the shape and dtype of the one that it is given"
+    functions = {one.__code__: one for one in hooks if type(one) is FunctionType}
+    if len(functions) == 1:
+        code, hook = functions.popitem()
+        facts = {"hook": Name(hook.__qualname__, "attribute", exact=False), "defined": locate(code, 0).site}
+        yield {**facts, "returns": returns, "such": ", such as `return (gradient,)`" if of_module else ""}
+
+
 def _without_derivative(context: FailureContext) -> Iterator[Facts]:
     if not context.has_graph:
         return
@@ -130,6 +150,11 @@ CUSTOM_FUNCTIONS: tuple[Cause[FailureContext], ...] = (
         "PyTorch has no {order}derivative of {operation}(){given}{called:at}, through which this gradient has to pass",
         "{other}compute it by operations that have one; give it values without a graph, as by x.detach(), if no "
         "gradient has to pass; or write a torch.autograd.Function with its derivative"),
+    Cause("hook-result",
+        Raised(RuntimeError, r"hook '(.*)' has changed the \w+ of|Backward (pre )?hook returned an invalid number"),
+        _result_of_hook,
+        "the result of the backward hook {hook}{defined:at} cannot replace the gradient that it was given",
+        "return {returns}{such}, or nothing to leave it as it is"),
 )
 RETURNS_NOTHING: Cause[Loss] = Cause("gradient-count", is_first, _returns_nothing,
     "{function} returns nothing: what is before the call{used:at} gets no gradient through it",
