@@ -368,6 +368,52 @@ def padded(rows, length):
     return ids.masked_fill(torch.arange(length) >= torch.randint(2, length - 2, (rows, 1)), 0)
 
 
+class Fills(Attends):
+    def forward(self, ids):
+        x = self.embed(ids)
+        scores = (x @ x.transpose(1, 2) / 16).masked_fill((ids == 0)[:, None, :], self.mask_of)
+        return self.out(scores.softmax(-1) @ x + x)
+
+
+class AddsMask(Attends):
+    def __init__(self, filling):
+        super().__init__(filling)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, ids):
+        x, pad = self.embed(ids), (ids == 0).float() * self.mask_of
+        return self.out(self.attend(x, x, x, key_padding_mask=pad)[0])
+
+
+def filled_with(number, kind=Fills):
+    def masked_scores(right):
+        model = kind(-1e4 if right else number)
+        optimizer = adam(model)
+        for _ in range(3):
+            ids = padded(12, 8)
+            follow(F.cross_entropy(model(ids).mean(1), ids[:, 0]), optimizer)
+        return model
+
+    return masked_scores
+
+
+class PaddedAtTheLeft(Attends):
+    def forward(self, ids):
+        x = self.embed(ids)
+        scores = (x @ x.transpose(1, 2)).masked_fill((ids == 0)[:, None, :], -1e9)
+        scores = scores.masked_fill(torch.ones(8, 8, dtype=torch.bool).triu(1), -1e9)
+        return self.out(scores.softmax(-1) @ x + x)
+
+
+def padded_at_the_left():
+    model = PaddedAtTheLeft(None)
+    optimizer = adam(model)
+    for _ in range(3):
+        ids = padded(12, 8).flip(1)
+        follow(F.cross_entropy(model(ids).mean(1), ids[:, -1]), optimizer)
+    return model
+
+
 def attention_with(wrong, right_mask, rows):
     def program(right):
         model = Attends(right_mask if right else wrong)
@@ -465,10 +511,14 @@ PROGRAMS = {
     body_of_another_object: "loads-another-model",
     mask_of_rows: "mask-without-effect",
     mask_of_samples: "mask-inverted",
+    filled_with(0): "mask-without-effect",
+    filled_with(1e-9): "mask-without-effect",
+    filled_with(1, AddsMask): "mask-without-effect",
     masked_words: "mask-inverted",
 }
 RIGHT = [
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
+    padded_at_the_left,
     *(same_batch_in_a_list, words_to_reconstruct, curriculum),
     *(masked_words_with_labels, codes_that_grow, branches_that_begin_small),
     *(a_trend_in_the_order_of_time, environments_that_begin_nearly_equal),

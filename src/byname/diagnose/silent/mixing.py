@@ -231,3 +231,10 @@ def leads(batch: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
         return False
     ahead = math.prod(before[: before.index(batch)])
     return ahead > 1 and ahead % batch != 0
+
+
+def leaves_out_the_last(loss: Loss, length: int) -> bool:
+    """Return whether a loss takes all positions but the last: then the first target is the second position."""
+    cut = [one for one in loss.of_kinds(("SliceBackward",)) if length in tuple(one._saved_self_sym_sizes)[:2]]
+    kept = [one for one in cut if one._saved_dim < 2 and one._saved_self_sym_sizes[one._saved_dim] == length]
+    return bool(kept) and all(one._saved_start == 0 and one._saved_end in (length - 1, (1 << 64) - 1) for one in kept)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
+from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import Loss, dim_of, input_of, node_kind, shape_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import reading_values
@@ -22,6 +23,7 @@ from byname.diagnose.silent.mixing import (
     computed_from,
     is_summed_up,
     leads,
+    leaves_out_the_last,
     mixes_channels,
     mixes_heads,
     reaches_later,
@@ -87,12 +89,16 @@ PADDING_LEARNED = topic_cause("loss-over-padding",
 MASK_INVERTED = topic_cause("mask-inverted",
     "suspicious: the mask{noticed:at} keeps only the positions of padding, at which the {of} is {value}, and leaves "
     "out all others: it seems to be inverted", "negate it: ~mask, or != in place of ==")
+MASK_ADDED = topic_cause("mask-without-effect",
+    "suspicious: the {name} of {kind}{noticed:at} has the numbers 0 and 1: a mask of numbers is added to the scores, "
+    "and leaves nothing out", "give it a mask of bool, True where nothing is to be seen, or one of 0 and -inf")
 # fmt: on
 
 _STEPS, _MASKED = 2, 8
 """Steps in which sequences are looked at; the fewest masked words."""
 _BY_TIME = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _MASKS = ("key_padding_mask", "src_key_padding_mask", "memory_key_padding_mask", "tgt_key_padding_mask")
+_ADDED = ("attn_mask", "mask", "src_mask", "tgt_mask")
 _WEIGHTS = {"attn_mask": -math.inf, "attn_bias": -math.inf, "result": 0.0}
 _FOR_EACH = {"NllLossBackward": "target", "NllLoss2DBackward": "target", "GatherBackward": "index"}
 """Nodes of losses that give a number for each position, and the slot of their targets."""
@@ -159,8 +165,12 @@ class Sequences(Topic):
             self._layers.append(_Layer(type(call.called).__name__, *facts, -1 if node is None else node._sequence_nr()))
         for one in given:
             self._look_at_view_of_input(one)
-        for mask in (copy_values(call.kwargs.get(name)) for name in (_MASKS if given and call.kwargs else ())):
-            if mask is not None and mask.dtype == torch.bool:
+        for name in (*_MASKS, *_ADDED) if given and call.kwargs else ():
+            mask, kind = copy_values(call.kwargs.get(name)), type(call.called)
+            if mask is not None and mask.is_floating_point() and {*mask.flatten().tolist()} == {0.0, 1.0}:
+                if kind.__module__.startswith("torch.nn.") and not is_library(getattr(call.line.site, "file", "")):
+                    self.report(MASK_ADDED, call.line.site, name=variable(name), kind=kind.__name__)
+            elif mask is not None and mask.dtype == torch.bool and name in _MASKS:
                 self._compare(~mask, call.line.site)
 
     def _look_at_view_of_input(self, given: torch.Tensor) -> None:
@@ -251,14 +261,11 @@ class Sequences(Topic):
             self._look_at_means(loss)
             if self._watch.steps and self._sums.get(0) != self._sums.get(self._watch.steps):  # no whole graph each time
                 self._look_at_statistics(loss)
-            if self._shifted is not None and (not self._cut or _leaves_out_the_last(loss, self._length)):
+            if self._shifted is not None and (not self._cut or leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, *self._shifted)
-            if (
-                self._copied is not None
-                and _predicts_each(loss, self._copied[2])
-                and self._sees_the_past(loss, self._copied[2])
-            ):
-                self.report(NOT_SHIFTED, self._copied[0].site, loss=self._copied[1])
+            for line, what, ids in [self._copied] if self._copied is not None else ():
+                if _predicts_each(loss, ids) and self._sees_the_past(loss, ids):
+                    self.report(NOT_SHIFTED, line.site, loss=what)
             if self._targets or self._ids or self._filled:
                 self._look_at_masks(loss)
         for layer in self._layers if self._batch > 1 else ():
@@ -426,13 +433,6 @@ def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
         return None
     leaves_out = node_kind(node) == "MaskedFillBackward" or (node_kind(node) == "WhereBackward" and first is None)
     return ~mask if leaves_out else mask
-
-
-def _leaves_out_the_last(loss: Loss, length: int) -> bool:
-    """Return whether a loss takes all positions but the last: then the first target is the second position."""
-    cut = [one for one in loss.of_kinds(("SliceBackward",)) if length in tuple(one._saved_self_sym_sizes)[:2]]
-    kept = [one for one in cut if one._saved_dim < 2 and one._saved_self_sym_sizes[one._saved_dim] == length]
-    return bool(kept) and all(one._saved_start == 0 and one._saved_end in (length - 1, (1 << 64) - 1) for one in kept)
 
 
 def _padding(ids: torch.Tensor) -> int | None:
