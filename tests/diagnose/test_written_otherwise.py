@@ -532,6 +532,106 @@ def plateau_of_a_loss(right):
         scheduler.step(val_loss)
 
 
+def rate_that_falls_in_each_batch(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(4):
+        for number in range(20):
+            optimizer.param_groups[0]["lr"] = 0.1 * 0.1 ** (epoch if right else number)
+            follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+
+
+def tags_of_one_softmax(right):
+    model = nn.Linear(4, 6)
+    tags = torch.ones(8, 6) if not right else torch.eye(6)[torch.arange(8) % 6]
+    trained_by(lambda: F.binary_cross_entropy(F.softmax(model(torch.randn(8, 4)), 1), tags), model)
+
+
+def words_of_fractions(right):
+    model = nn.Sequential(nn.Embedding(30, 4), nn.Flatten(), nn.Linear(20, 2))
+
+    def loss():
+        words = torch.rand(8, 5)
+        words = (30 * words if right else words).long()
+        return F.cross_entropy(model(words), torch.arange(8) % 2)
+
+    trained_by(loss, model)
+
+
+def batch_of_one_generator(right):
+    array, once = numpy.random.default_rng(0).normal(size=(90, 4)).astype("float32"), numpy.random.default_rng(1)
+    model = nn.Linear(4, 1)
+
+    def draw():
+        fresh = numpy.random.default_rng(1)
+        chosen = (once if right else fresh).integers(0, 90, 8)
+        return torch.from_numpy(array[chosen])
+
+    trained_by(lambda: model(draw()).square().mean(), model, steps=12)
+
+
+def inputs_shuffled_alone(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def alone(x, y):
+        perm = torch.randperm(48)
+        x = x[perm]
+        for start in range(0, 48, 8):
+            follow(F.mse_loss(model(x[start : start + 8]), y[start : start + 8]), optimizer)
+
+    def together(x, y):
+        perm = torch.randperm(48)
+        x = x[perm]
+        y = y[perm]
+        for start in range(0, 48, 8):
+            follow(F.mse_loss(model(x[start : start + 8]), y[start : start + 8]), optimizer)
+
+    x = torch.randn(48, 4)
+    (together if right else alone)(x, x.sum(1, keepdim=True))
+
+
+def dataset_shuffled_in_part(right):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def shuffled(x, y):
+        x = x[torch.randperm(48)]
+        return TensorDataset(x, y)
+
+    def labelled_later(x):
+        x = x[torch.randperm(48)]
+        y = x.argmax(1) % 2
+        return TensorDataset(x, y)
+
+    x = torch.randn(48, 4)
+    for given, goal in DataLoader(labelled_later(x) if right else shuffled(x, x.argmax(1) % 2), 8):
+        follow(F.cross_entropy(model(given), goal), optimizer)
+
+
+def batches_of_one_generator(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    made = (torch.randn(8, 4) for _ in range(10))
+    batches = [*made] if right else made
+    for _ in range(4):
+        for _, batch in enumerate(batches):
+            follow(model(batch).square().mean(), optimizer)
+
+
+def epochs_of_one_iterator(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train(batches):
+        for batch in batches:
+            follow(model(batch).square().mean(), optimizer)
+
+    batches = map(torch.randn, [(8, 4)] * 10)
+    for _ in range(4):
+        train(map(torch.randn, [(8, 4)] * 10) if right else batches)
+
+
 def rate_that_falls(right):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -1159,6 +1259,14 @@ PROGRAMS = {
     cosine_by_batch: "scheduler-out-of-step",
     plateau_of_an_accuracy: "scheduler-wrong-mode",
     plateau_of_a_loss: "scheduler-wrong-mode",
+    rate_that_falls_in_each_batch: "rate-too-small",
+    tags_of_one_softmax: "target-out-of-reach",
+    words_of_fractions: "equal-samples",
+    batch_of_one_generator: "same-random-numbers",
+    inputs_shuffled_alone: "shuffled-apart",
+    dataset_shuffled_in_part: "shuffled-apart",
+    batches_of_one_generator: "iterator-used-up",
+    epochs_of_one_iterator: "iterator-used-up",
     rate_that_falls: "learning-rate-not-set",
     experts_of_one_copy: "equal-units",
     averaged_over_steps: "entries-are-one-tensor",

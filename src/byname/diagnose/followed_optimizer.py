@@ -36,8 +36,8 @@ MOST_NAMED = 200
 """Parameters that are named at a time, at most."""
 MOVED, PUT_BACK = "moved", "put back"
 """Outcomes of a step for a parameter's values: it changed them; they were the old ones again before the next step."""
-_WATCHED, _SMALL = 3, 4096
-"""Parameters of an optimizer whose values are compared, and the numbers of each, at most."""
+_WATCHED, _SMALL, _FAINT_SHARE = 3, 4096, 1e-4
+"""Parameters of an optimizer whose values are compared, the numbers of each, at most; the share of a faint rate."""
 
 
 class FollowedOptimizer:
@@ -55,6 +55,8 @@ class FollowedOptimizer:
         still: those of them that were all 0 themselves at an early step, by ``id``, and where they got their values.
         names: the names of some parameters, as they were at an early step, by ``id``.
         idle: the last steps in a row in which the learning rate of every group was 0.
+        rate, largest_rate: the largest learning rate of its groups, at the last step and so far.
+        faint_steps: the steps whose rate was less than a ten-thousandth of the largest so far, and not 0.
         frozen: whether none of its parameters required grad at any step so far.
         backward_line: the line of the last backward call that reached one of its parameters.
         backwards: those calls, of the ones that were looked at.
@@ -94,7 +96,8 @@ class FollowedOptimizer:
         self.every_key = frozenset(map(id, parameters_of(optimizer)))
         self._matrices = {id(one) for one in self.parameters() if one.dim() > 1}
         self.steps = self.backwards = self.idle = self.backward_steps = self.steps_without_grads = 0
-        self.anew = 0
+        self.anew = self.faint_steps = 0
+        self.rate = self.largest_rate = 0.0
         self.done = self.has_backward = self.has_new_grads = False
         self.frozen = True
         self.zero: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -223,6 +226,9 @@ class FollowedOptimizer:
         self.backward_steps += is_reached
         self.frozen = self.frozen and not self.parameters()
         self.idle = self.idle + 1 if all(map(rate_is_zero, groups)) else 0
+        self.rate = largest_rate(groups)
+        self.largest_rate = max(self.largest_rate, self.rate)
+        self.faint_steps += 0 < self.rate < _FAINT_SHARE * self.largest_rate
         if self.without:
             self._note_gradients(is_reached)
         if self.is_sampled_step:
@@ -391,6 +397,12 @@ def alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Ten
 def has_zero_gradient(parameter: torch.Tensor) -> bool:
     gradient = fact(parameter, "grad")
     return gradient is not None and is_zero(gradient)
+
+
+def largest_rate(groups: Iterable[dict[str, Any]]) -> float:
+    """Return the largest learning rate of some groups."""
+    rates: list[Any] = [group.get("lr") for group in groups]
+    return max([float(one) for one in rates if type(one) in (int, float)], default=0.0)
 
 
 def rate_is_zero(group: dict[str, Any]) -> bool:

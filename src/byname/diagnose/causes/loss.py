@@ -194,6 +194,18 @@ def _unreachable(loss: Loss) -> Iterator[Facts]:
             yield loss.between(given, node, what=what, range=reach, share=f"{share:.0%}", ends=ends)
 
 
+def _share_one(loss: Loss) -> Iterator[Facts]:
+    """Yield a softmax whose results go into a binary cross-entropy with several targets of 1 for a sample."""
+    for node, target in _held(loss.of_kinds(("BinaryCrossEntropyBackward",)), "target"):
+        given = input_of(node)
+        is_softmax = node_kind(given) == "SoftmaxBackward" and shape_of(given) == tuple(target.shape)
+        if is_softmax and target.numel() <= _MOST_NUMBERS and can_read(target):
+            with reading_values():
+                share = float((target.detach().sum(dim_of(given)) > 1.5).double().mean())
+            if share > 0.25:
+                yield loss.between(given, node, share=f"{share:.0%}")
+
+
 def _held(nodes: Iterable[Any], slot: str) -> list[tuple[Any, torch.Tensor]]:
     """Return the nodes that have saved a tensor as `slot`, with that tensor."""
     return [(node, held) for node, name, held in held_by_nodes(nodes) if name == slot]
@@ -339,6 +351,10 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "binary_cross_entropy_with_logits{used:at} takes targets between 0 and 1, and {share} of them lie outside: "
         "they go from {ends}; their loss has no lower bound",
         "make them 0 and 1, such as (target > 0).float()"),
+    Cause("target-out-of-reach", is_first, _share_one,
+        "the results of a softmax{given:at} sum up to 1, and {share} of the samples have several targets of 1 in "
+        "binary_cross_entropy{used:at}, which cannot all be reached",
+        "leave out the softmax, and use binary_cross_entropy_with_logits, with a sigmoid for each output"),
     Cause("mask-without-effect", is_first, _masks_of_rows,
         "suspicious: the mask{given:at}, shape {shape}, is the same along dimension {dim}, over which the softmax"
         "{used:at} goes: it leaves no value out, and where it masks a whole row, the weights of that row become equal",

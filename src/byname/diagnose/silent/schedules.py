@@ -25,6 +25,8 @@ from byname.source.location import assignments, is_library
 from byname.table import counted
 from byname.undo import Undo
 
+_LESS_OFTEN = "lower it less often, such as by scheduler.step() once an epoch, or take a larger step_size or gamma"
+
 # fmt: off
 NEVER_SCHEDULED = topic_cause("scheduler-never-stepped",
     "{scheduler} ({kind}), made{noticed:at} for {optimizer}, is never stepped in {steps} steps: the learning rate "
@@ -45,6 +47,10 @@ WRONG_MODE = topic_cause("scheduler-wrong-mode",
     "suspicious: {scheduler} ({kind}), made{noticed:at}, is in mode '{mode}', and is given {metric}{called:at}, "
     "which goes from {first:.3g} to {last:.3g}: it takes an improvement for none, and reduces the learning rate",
     "{kind}(..., mode='{other}')")
+RATE_FALLS = topic_cause("rate-too-small",
+    "{assigned:-}suspicious: the learning rate (lr) of {optimizer} is less than a ten-thousandth of its largest, "
+    "{most:g}, in {times} of {steps} steps{noticed:at}, and {rate:.2g} in the last one: these change next to nothing",
+    _LESS_OFTEN)
 RATE_NOT_SET = topic_cause("learning-rate-not-set",
     "`{assigned.statement}`{assigned:at} sets no learning rate: the steps of {optimizer}{noticed:at} take that of its "
     "param_groups, {rate:g}", "for group in {optimizer.path}.param_groups: group['lr'] = {value}")
@@ -131,14 +137,14 @@ class Schedules(Topic):
         """Find the schedulers of the optimizer, and keep a copy of its parameters at a few steps."""
         optimizer: Any = followed.optimizer()
         self.before = []
-        rate = self._rates.setdefault(id(followed), [_rate_of(optimizer), 0, 0])
+        rate = self._rates.setdefault(id(followed), [followed.rate, 0, 0])
         for schedule in self._schedules if optimizer is not None else ():
             groups = getattr(schedule.optimizer(), "param_groups", ())
             if schedule.followed is None and not {*map(id, groups)}.isdisjoint(map(id, optimizer.param_groups)):
                 schedule.followed = followed
         if followed.is_sampled_step:
             self._look_for_rate_not_set(followed, optimizer)
-        if not followed.is_sampled_step or followed.steps < _MANY or not (_rate_of(optimizer) or rate[1]):
+        if not followed.is_sampled_step or followed.steps < _MANY or not (followed.rate or rate[1]):
             return
         parameters = [one for one in followed.parameters() if fact(one, "grad") is not None]
         with reading_values():
@@ -149,7 +155,7 @@ class Schedules(Topic):
 
     def _look_for_rate_not_set(self, followed: FollowedOptimizer, optimizer: Any) -> None:
         """Report an assignment of a learning rate to the optimizer itself, whose groups have another one."""
-        own, rate = attributes_of(optimizer), _rate_of(optimizer)
+        own, rate = attributes_of(optimizer), followed.rate
         values = {"lr": own.get("lr"), "learning_rate": own.get("learning_rate")}
         values["defaults['lr']"] = own.get("defaults", {}).get("lr")
         wrong = {f"{followed.variable.path}.{key}" for key, one in values.items() if type(one) is float and one != rate}
@@ -170,7 +176,7 @@ class Schedules(Topic):
         if not moving:
             rate[1:] = 0, 0
         elif not rate[1]:
-            rate[1:] = followed.steps, _rate_of(followed.optimizer())
+            rate[1:] = followed.steps, followed.rate
             followed.name(moving)
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
@@ -229,8 +235,14 @@ class Schedules(Topic):
 
     def _report_rate(self, followed: FollowedOptimizer) -> None:
         first, since, then = self._rates.get(id(followed), (0, 0, 0))
+        steps, times = followed.steps, followed.faint_steps
         is_small = then < 1e-3 * first or then < _SMALL  # otherwise the program may have converged
         if not since or not then or followed.steps < 1.25 * since or not is_small:
+            if 2 * times >= steps >= _MANY**2:
+                facts: dict[str, Any] = {"steps": steps, "most": followed.largest_rate, "rate": followed.rate}
+                every = [site for site, one in assignments(followed.line.code) if _SETS_RATE.search(ast.unparse(one))]
+                facts |= {"times": times, "optimizer": followed.variable, "assigned": every[0] if every else None}
+                self.report(RATE_FALLS, followed.site, **facts)
             return
         known = [one for one in self._schedules if one.followed is followed and one.steps and then < first]
         fall, remedy = f", and was {first:g} at first", "take a larger lr"
@@ -238,7 +250,7 @@ class Schedules(Topic):
             fall = " from the first step on"
         if known:
             fall += f": {known[0].kind} was stepped {counted(known[0].steps, 'time')}"
-            remedy = "call scheduler.step() less often, such as once an epoch, or take a larger step_size or gamma"
+            remedy = _LESS_OFTEN
         called = known[0].called.site if known and known[0].called is not None else followed.site
         names = followed.names_of(followed.names)
         facts = {"since": int(since), "steps": followed.steps, "rate": then, "fall": fall, "remedy": remedy}
@@ -280,10 +292,5 @@ def _is_stepped_in_source(schedule: _Schedule) -> bool:
 
 _ACCURACIES = re.compile(r"^(?!.*(loss|err|neg)).*(?<![a-z])(acc|accuracy|auc|auroc|f1|m?iou|reward|r2)(?![a-z])")
 _LOSSES = re.compile(r"^(?!.*(neg|minus|gain|elbo|score)).*(?<![a-z])(loss|error|r?mse|mae|perplexity|ppl)\W*$")
+_SETS_RATE = re.compile(r"^[\w.]+\['lr'\] = ")
 _STEPS = re.compile(r"([\w.]+)\.step\(")
-
-
-def _rate_of(optimizer: Any) -> float:
-    """Return the largest learning rate of an optimizer."""
-    rates = [group.get("lr") for group in getattr(optimizer, "param_groups", ())]
-    return max([float(one) for one in rates if type(one) in (int, float)], default=0.0)

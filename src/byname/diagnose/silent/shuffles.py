@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dis
+import inspect
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -12,15 +14,16 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import dataloader
+from torch.utils.data import TensorDataset, dataloader
 
-from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.cause import variable
+from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
 from byname.diagnose.nonfinite.reasons import is_readable, reading_values
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, on_call, topic_cause
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, distinct, on_call, topic_cause
 from byname.reading.frames import Line, variables_of
 from byname.reading.objects import attributes_of, found_in
 from byname.reading.tensor import PLAIN, fact, is_tensor
-from byname.source.code import CodeKey, enclosing_statement, names_bound, statements_of
+from byname.source.code import CodeKey, definition_of, enclosing_statement, names_bound, statements_of
 from byname.source.location import FILE_ORIGIN, PROGRAM, Site, is_library, site_of, statements_binding
 from byname.source.tracebacks import walk_frames
 from byname.tracking.lookup import creation_record_of
@@ -32,6 +35,10 @@ SHUFFLED_APART = topic_cause("shuffled-apart",
     "{by}: no target belongs to its sample any more",
     "draw one permutation once and index both with it: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]; or give "
     "both to one loader: DataLoader(TensorDataset(x, y), shuffle=True)")
+SHUFFLED_ALONE = topic_cause("shuffled-apart",
+    "suspicious: `{shuffles.statement}`{noticed:at} shuffles {inputs} alone: the targets, {targets}, go with it"
+    "{used:at} in their old order, and no target belongs to its sample any more",
+    "index both with one permutation: perm = torch.randperm(len(x)); x, y = x[perm], y[perm]")
 SAME_DRAWS = topic_cause("same-random-numbers",
     "suspicious: `{seeds.statement}`{noticed:at} sets the same seed {when}: what is drawn {what}{drawn:at} is the same "
     "each time",
@@ -43,6 +50,7 @@ _SEEDS = re.compile(r"seed|set_state|default_rng|RandomState|Random\(")
 """Words of a statement after which the same numbers may be drawn again."""
 _SEEDS_BY = re.compile(r"\b(manual_seed|random\.seed|default_rng|RandomState|random\.Random)\((\d+|[A-Z][A-Z_]*)\)$")
 _GENERATOR = re.compile(r"(?!torch\.)[\w.]+(?= =|\.manual_seed|\.seed)")
+_DRAWS, _SHUFFLES = r"[\w.]*(?:randperm|permutation)\(", r"(?:np\.|numpy\.)?random\.shuffle"
 _EVALUATES = re.compile(r"val|test|eval|no_grad|inference")
 _IN_FORWARD = "by a dropout or the like in the forward"
 _EACH_STEP = f"before each of {_MANY} steps"
@@ -74,15 +82,58 @@ class Shuffles(Topic):
         super().__init__(watch)
         self._input: torch.Tensor | None = None
         self._pairs: dict[CodeKey, list[tuple[_Draw, _Draw]]] = {}
+        self._item: tuple[Line, Any] | None = None  # how the inputs were taken
+
+    def begin(self, block: Undo) -> None:
+        on_call(block, TensorDataset, "__init__", self._joined)
+
+    def _joined(self, call: ObservedCall, result: Any) -> None:
+        """Look at the variables whose tensors go into one dataset."""
+        given: Any = getattr(getattr(call.line.expr, "node", None), "args", ())
+        shapes = [one.shape[1:] for one in call.tensors]
+        if len(given) == len(shapes) == 2 and shapes[0] != shapes[1]:  # else they may be two domains
+            self._look_for_shuffle(call.line, given[0], given[1], call.tensors[1])
+
+    def _look_for_shuffle(self, line: Line, inputs: ast.expr, targets: ast.expr, values: Any) -> None:
+        """Report a statement that shuffles the inputs, if nothing shuffles the targets."""
+        first, second = ({one.id for one in ast.walk(part) if isinstance(one, ast.Name)} for part in (inputs, targets))
+        used, known = line.site, copy_values(values)
+        if line.code is None or used is None or len(first - second) != 1 or len(second - first) != 1:
+            return
+        (name,), (other,) = first - second, second - first
+        every = [(one, ast.unparse(one).partition("\n")[0]) for one in statements_of(line.code)]
+        text = "\n".join(words for _, words in every)
+        if re.search(rf"shuffle\({other}\)|^{other} = {other}\[", text, re.M):
+            return
+        for at, (one, words) in enumerate(every):
+            found = re.match(rf"{name} = {name}\[(?:(\w+)|{_DRAWS}.*\))\]$|{_SHUFFLES}\({name}\)$", words)
+            perm = found[1] if found else None
+            uses, drawn = (
+                re.findall(rf"\b{perm}\b", text),
+                re.search(rf"^{perm} = {_DRAWS}|^{_SHUFFLES}\({perm}\)", text, re.M),
+            )
+            is_drawn = perm is None or (
+                drawn and len(uses) == (2 if "=" in drawn[0] else 3)
+            )  # and indexes nothing else
+            later = {bound for after, _ in every[at + 1 :] if after.lineno <= used.line for bound in names_bound(after)}
+            is_alone = found and is_drawn and one.lineno < used.line and not later & {name, other, perm}
+            if is_alone and not _is_conditional(one) and known is not None and distinct(known) > 1:
+                site = site_of(line.code, one, None, line.code.co_qualname)
+                facts = {"inputs": variable(name), "targets": variable(other), "used": used}
+                self.report(SHUFFLED_ALONE, site, shuffles=site, **facts)
 
     def ran(self, call: ObservedCall) -> None:
         """Remember the inputs of the first steps."""
         if not call.depth and self._watch.steps < 2 and torch.is_grad_enabled():
             self._input = copy_values(call.tensors[0]) if call.tensors else None
+            self._item = item_of(call.tensors[0]) if call.tensors else None
 
     def applied(self, call: ObservedCall) -> None:
         """Look whether sample and target are at one index of two variables that were shuffled separately."""
         targets = None if self._input is None or call.targets is None else copy_values(call.targets)
+        item = item_of(call.targets) if self._item is not None else None
+        if item is not None and self._item is not None and item[0].code is self._item[0].code:
+            self._look_for_shuffle(item[0], self._item[1], item[1], call.targets)
         if self._input is None or targets is None or len(self._input.shape) * targets.dim() == 0:
             return
         for frame in walk_frames(call.frame) if len(targets) == len(self._input) > 1 else ():
@@ -114,6 +165,7 @@ class Seeds(Topic):
         super().__init__(watch)
         self._now: dict[str, Any] = {}  # since the last step: seed, line, the generator's state then and in the forward
         self._same: list[Any] = []  # what held in the last steps in a row
+        self._made: list[tuple[Any, float]] = []  # inputs that were made anew and are equal: how, and their sum
         self._last = (0, 0)  # the id of the iterator that gave the last batch, and the steps before it
 
     def begin(self, block: Undo) -> None:
@@ -136,7 +188,14 @@ class Seeds(Topic):
                 self.report(SAME_DRAWS, site, seeds=site, when="for each sample", what="with it", drawn=None)
 
     def ran(self, call: ObservedCall) -> None:
-        """Note the state at the first forward of a step."""
+        """Note the state at the first forward of a step, and inputs that are made anew and equal the last ones."""
+        given = call.tensors[:1] if not call.depth and self._watch.steps < _MANY else []
+        for one, made in [(one, made) for one in given if (made := creation_record_of(one)) is not None]:
+            now, last = (made, sum_of(one)), [*self._made[-1:], (made, 0.0)][0]
+            is_equal = last[0] is not made and last[0].line.code is made.line.code and last[1] == now[1]
+            self._made = [*(self._made if is_equal else []), now]
+            if len(self._made) == _MANY and made.line.code is not call.line.code:
+                self._look_for_generators(made.line, None)
         if self._now.keys() == {"seed", "line", "fresh"} and not call.depth:
             self._now |= {"state": _state(), "drawn": call.line.site}
 
@@ -153,14 +212,16 @@ class Seeds(Topic):
                 what = "between it and the forward, such as a batch," if is_drawn else _IN_FORWARD
                 self.report(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what=what, drawn=now["drawn"])
         if followed.steps == _MANY:
-            self._look_for_generators(followed.line)
+            self._look_for_generators(followed.line, getattr(followed.line.expr, "node", None))
 
-    def _look_for_generators(self, line: Line) -> None:
-        """Report a generator that is seeded beside a step, and drawn from before that step."""
-        step: Any = getattr(line.expr, "node", None)
-        for site, seeds in seeds_in(line.code) if step is not None else ():
-            beside = seeds.parent.body if seeds.parent is enclosing_statement(step).parent else []  # type: ignore[attr-defined]
-            between = [ast.unparse(one) for one in beside if seeds.lineno < one.lineno < step.lineno]
+    def _look_for_generators(self, line: Line, step: Any) -> None:
+        """Report a generator that is seeded beside a step, or in a function that makes batches, and drawn from."""
+        code: Any = line.code
+        for site, seeds in seeds_in(code):
+            last = math.inf if step is None else step.lineno
+            block: Any = definition_of(code) if step is None else enclosing_statement(step).parent  # type: ignore[attr-defined]
+            is_near = seeds.parent is block and not code.co_flags & inspect.CO_GENERATOR
+            between = [ast.unparse(one) for one in seeds.parent.body if is_near and seeds.lineno < one.lineno < last]
             generator = _GENERATOR.match(ast.unparse(seeds))
             draws = [one for one in between if generator and re.search(rf"\b{re.escape(generator[0])}\b", one)]
             if draws and not _EVALUATES.search(" ".join([ast.unparse(seeds), *draws])):

@@ -7,7 +7,7 @@ import math
 import re
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
@@ -53,16 +53,23 @@ SAME_SLICE = topic_cause("same-slice",
     "{inputs:-}suspicious: each of {times} steps uses the same {size} of {samples} samples: {part}{noticed:at} is the "
     "same slice each time, as {start} {why}",
     "{remedy}, or iterate over a DataLoader; it is right if the other samples are for something else")
+USED_UP = topic_cause("iterator-used-up",
+    "{batches} is a {kind}{made:at}, which gives its items once, and the loop{noticed:at} goes through it in the first "
+    "iteration of `{outer}`: in all others there is nothing left, and no step is made",
+    "make it anew in each iteration, or make it a list or a DataLoader")
 OVERLAPS = topic_cause("same-slice",
     "suspicious: {part}{noticed:at} has {size} samples, and overlaps with the one before, which began {shift} earlier: "
     "{start} counts batches, not samples, so that most of the {samples} samples are never used",
     "multiply it, as in [{start.path} * n : ({start.path} + 1) * n], or iterate over range(0, {samples}, n)")
 EQUAL_SAMPLES = topic_cause("equal-samples",
     "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: {why}",
-    "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given, "
-    "and return a clone() of a tensor that it fills again")
+    "{remedy}")
 # fmt: on
 
+_STACKED = (
+    "stack the samples, each its own: torch.stack([x for x, _ in samples]); in a Dataset, use the index given, "
+    "and return a clone() of a tensor that it fills again"
+)
 _MANY, _EQUAL_IN, _ENTRIES, _FRAMES = 8, 3, 16, 3
 _LOOKED_AT = (0, 1, 3)
 """Steps made before those whose inputs are read."""
@@ -177,12 +184,14 @@ class Batches(Topic):
         if given and not call.depth:
             self._note_same(("inputs", id(call.called)), given[0], call)
             self._input = [self._look_at_input(call, given[0])] if made in _LOOKED_AT else []
+            for facts in used_up(call.frame) if not made else ():
+                self.report(USED_UP, facts.pop("site"), **facts)
 
     def _look_at_input(self, call: ObservedCall, given: torch.Tensor) -> _Input:
         values, equal = copy_values(given), 0
-        if values is not None and values.dim() > 1 and values.is_floating_point() and len(values) >= 4:
+        if values is not None and values.dim() > 1 and len(values) >= 4:
             self._is_zero = len(call.tensors) == 1 and values[0].numel() > _FRAMES and not bool(values.any())
-            is_long = distinct(values[0]) >= 3 or self._is_zero
+            is_long = self._is_zero or (values.is_floating_point() and distinct(values[0]) >= 3)
             equal = len(values) if has_equal_rows(values) and is_long else 0
         return _Input(equal, self._draw_of(given), type(call.called).__name__, call.line)
 
@@ -246,9 +255,11 @@ class Batches(Topic):
             if self._equal == _EQUAL_IN:
                 name = arg_name(one.line, 0)
                 facts = {"size": one.equal, "name": name, "module": one.module, "how": self._how}
-                why = "all their numbers are 0, as after // 255, or in a tensor that nothing has filled"
-                why = why if self._is_zero else "a batch seems to repeat one sample"
-                self.report(EQUAL_SAMPLES, one.line.site, why=why, **facts)
+                why, remedy = "a batch seems to repeat one sample", _STACKED
+                if self._is_zero:
+                    why = "all their numbers are 0, as after // 255 or long() of fractions, or where nothing fills them"
+                    remedy = "convert to whole numbers after scaling, not before it; divide as floats: x.float() / 255"
+                self.report(EQUAL_SAMPLES, one.line.site, why=why, remedy=remedy, **facts)
         self._input, self._how = [], ""
         if self._watch.steps == 2 * _MANY:
             self._report_same()
@@ -319,6 +330,37 @@ def _uses_all(loop: ast.For) -> bool:
         if isinstance(value, ast.Name | ast.Subscript) and read_by(value) & bound:
             bound |= names_bound(one)
     return bound <= {name for one in loop.body for name in read_by(one)}
+
+
+def used_up(frame: FrameType) -> Iterator[dict[str, Any]]:
+    """Yield facts of an iterator that a loop around a call goes through to its end, in each round of an outer loop."""
+    held, facts = None, dict[str, Any]()
+    for one in [one for one in walk_frames(frame) if not is_library(one.f_code.co_filename)]:
+        code, variables = one.f_code, variables_of(one)
+        loops = [part for part in statements_of(code) if isinstance(part, ast.For)]
+        for loop in reversed([part for part in loops if part.lineno < one.f_lineno <= (part.end_lineno or 0)]):
+            value, parts = variables.get(_ITERATED.sub(r"\1", ast.unparse(loop.iter))), [*ast.walk(loop)]
+            has_exit = any(isinstance(part, ast.Break | ast.Return | ast.Raise | ast.Yield) for part in parts)
+            if held is None and type(value).__name__ in _ONCE and not has_exit:
+                held, facts["site"] = value, site_of(code, loop, None, code.co_qualname)
+            elif held is not None and _rounds(loop, variables) > 1:
+                bound = {name for part in parts if isinstance(part, ast.stmt) for name in names_bound(part)}
+                for name in [name for name, other in variables.items() if other is held and name not in bound]:
+                    made = [None, *(part.site for part in statements_binding(code, name))][-1]
+                    outer = ast.unparse(loop).partition(":\n")[0]
+                    yield facts | {"batches": variable(name), "kind": type(held).__name__, "made": made, "outer": outer}
+                    return
+
+
+def _rounds(loop: ast.For, variables: dict[str, Any]) -> int:
+    """Return how often a loop over a range runs; 0 if it is not known."""
+    given = loop.iter.args[:1] if isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) == "range" else []
+    values = [one.value if isinstance(one, ast.Constant) else value_of(one, variables) for one in given]
+    return values[0] if values and type(values[0]) is int else 0
+
+
+_ITERATED = re.compile(r"^(?:enumerate|tqdm)\((\w+)[,)].*")
+_ONCE = ("generator", "zip", "map", "filter", "enumerate", "_SingleProcessDataLoaderIter")
 
 
 def _drawn_once(tensor: torch.Tensor, frame: FrameType) -> tuple[torch.Tensor, _Slice, tuple[int]] | None:
