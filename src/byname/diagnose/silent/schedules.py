@@ -235,14 +235,13 @@ class Schedules(Topic):
 
     def _report_rate(self, followed: FollowedOptimizer) -> None:
         first, since, then = self._rates.get(id(followed), (0, 0, 0))
-        steps, times = followed.steps, followed.faint_steps
         is_small = then < 1e-3 * first or then < _SMALL  # otherwise the program may have converged
         if not since or not then or followed.steps < 1.25 * since or not is_small:
-            if 2 * times >= steps >= _MANY**2:
-                facts: dict[str, Any] = {"steps": steps, "most": followed.largest_rate, "rate": followed.rate}
+            if 2 * followed.faint_steps >= followed.steps >= _MANY**2:
                 every = [site for site, one in assignments(followed.line.code) if _SETS_RATE.search(ast.unparse(one))]
-                facts |= {"times": times, "optimizer": followed.variable, "assigned": every[0] if every else None}
-                self.report(RATE_FALLS, followed.site, **facts)
+                facts = {"steps": followed.steps, "optimizer": followed.variable, "assigned": [*every, None][0]}
+                rates = {"times": followed.faint_steps, "most": followed.largest_rate, "rate": followed.rate}
+                self.report(RATE_FALLS, followed.site, **rates, **facts)
             return
         known = [one for one in self._schedules if one.followed is followed and one.steps and then < first]
         fall, remedy = f", and was {first:g} at first", "take a larger lr"

@@ -108,13 +108,9 @@ class Shuffles(Topic):
         for at, (one, words) in enumerate(every):
             found = re.match(rf"{name} = {name}\[(?:(\w+)|{_DRAWS}.*\))\]$|{_SHUFFLES}\({name}\)$", words)
             perm = found[1] if found else None
-            uses, drawn = (
-                re.findall(rf"\b{perm}\b", text),
-                re.search(rf"^{perm} = {_DRAWS}|^{_SHUFFLES}\({perm}\)", text, re.M),
-            )
-            is_drawn = perm is None or (
-                drawn and len(uses) == (2 if "=" in drawn[0] else 3)
-            )  # and indexes nothing else
+            drawn = re.search(rf"^{perm} = {_DRAWS}|^{_SHUFFLES}\({perm}\)", text, re.M)
+            uses = len(re.findall(rf"\b{perm}\b", text))
+            is_drawn = perm is None or (drawn and uses == (2 if "=" in drawn[0] else 3))  # and indexes nothing else
             later = {bound for after, _ in every[at + 1 :] if after.lineno <= used.line for bound in names_bound(after)}
             is_alone = found and is_drawn and one.lineno < used.line and not later & {name, other, perm}
             if is_alone and not _is_conditional(one) and known is not None and distinct(known) > 1:
