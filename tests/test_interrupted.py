@@ -23,6 +23,7 @@ from interrupting import (
     of_each_line,
     of_each_line_once,
     of_some_lines,
+    of_some_lines_once,
     signals_come,
 )
 from torch import nn
@@ -33,19 +34,21 @@ from byname.cli.watcher import Calls
 
 
 def cases(kinds, *whole):
-    """Every kind, each line of it interrupted in both ways; of a few also its last time, in the way that is given.
+    """Every kind, each line of it interrupted by an error, every third by a signal; of a few also its last time.
 
-    Of these every third moment is fast.
+    Every third moment of the first of these few is fast.
     """
+    others = [one for one in itertools.product(kinds, (at_a_line, by_signal)) if one not in whole]
     return [
-        *(pytest.param(kind, throw, of_some_lines, id=f"{kind}-{throw.__name__}-some") for kind, throw in whole),
+        *(pytest.param(kind, throw, of_some_lines, id=f"{kind}-{throw.__name__}-some") for kind, throw in whole[:1]),
         *(
             pytest.param(kind, throw, of_each_line, marks=pytest.mark.slow, id=f"{kind}-{throw.__name__}")
             for kind, throw in whole
         ),
         *(
-            pytest.param(kind, throw, of_each_line_once, marks=pytest.mark.slow, id=f"{kind}-{throw.__name__}-once")
-            for kind, throw in itertools.product(kinds, (at_a_line, by_signal))
+            pytest.param(kind, throw, moments, marks=pytest.mark.slow, id=f"{kind}-{throw.__name__}-once")
+            for kind, throw in others
+            for moments in [of_each_line_once if throw is at_a_line else of_some_lines_once]
         ),
     ]
 
