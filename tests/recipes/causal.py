@@ -1,8 +1,9 @@
 """Tiny language models of transformers with random weights, whose code is written in different ways, and hooks by hand.
 
-GPT-2 has `Conv1D`, Llama and its kind grouped keys and values and RMS norms, GPT-NeoX, Phi and Falcon a parallel
-residual stream, OPT no module for its MLP. The layers of Bloom and Falcon return tuples. The attention and the MLP of
-Bloom add the residual stream themselves, and Falcon adds to what its MLP returns in place.
+GPT-2 has `Conv1D`, Llama (and Qwen2 and Mistral, which are written as it is) and Gemma grouped keys and values and RMS
+norms, GPT-NeoX, Phi and Falcon a parallel residual stream, OPT no module for its MLP. The layers of Bloom and Falcon
+return tuples. The attention and the MLP of Bloom add the residual stream themselves, and Falcon adds to what its MLP
+returns in place.
 """
 
 from __future__ import annotations
@@ -61,8 +62,6 @@ KINDS = {
         {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 32},
     ),
     "Llama": Kind(*_LLAMA, _GROUPED),
-    "Qwen2": Kind(*_LLAMA, _GROUPED),
-    "Mistral": Kind(*_LLAMA, _GROUPED),
     "Gemma": Kind(*_LLAMA, {**_GROUPED, "head_dim": 8}),
     "GPTNeoX": Kind(
         *("gpt_neox.layers", "attention", "dense", "mlp.dense_4h_to_h", "mlp.act", "gpt_neox.final_layer_norm"),
