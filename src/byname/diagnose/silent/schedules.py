@@ -169,8 +169,8 @@ class Schedules(Topic):
         before, self.before, rate = self.before, [], self._rates[id(followed)]
         alive = [(one, old) for reference, old in before if (one := reference()) is not None]
         with reading_values():
-            every = sum(int(torch.count_nonzero(fact(one, "grad"))) for one, _ in alive)
-            changed = sum(int(torch.count_nonzero(one.detach() != old)) for one, old in alive)
+            every = _total([torch.count_nonzero(fact(one, "grad")) for one, _ in alive])
+            changed = _total([torch.count_nonzero(one.detach() != old) for one, old in alive])
         moving = [one for one, _ in alive if not has_zero_gradient(one)] if changed <= _FEW * every else []
         self._changes = self._changes or (changed > 0 and bool(moving))
         if not moving:
@@ -293,3 +293,8 @@ _ACCURACIES = re.compile(r"^(?!.*(loss|err|neg)).*(?<![a-z])(acc|accuracy|auc|au
 _LOSSES = re.compile(r"^(?!.*(neg|minus|gain|elbo|score)).*(?<![a-z])(loss|error|r?mse|mae|perplexity|ppl)\W*$")
 _SETS_RATE = re.compile(r"^[\w.]+\['lr'\] = ")
 _STEPS = re.compile(r"([\w.]+)\.step\(")
+
+
+def _total(counts: list[torch.Tensor]) -> int:
+    """Return the sum of some counts, for which the program waits once, not for each that a GPU computes."""
+    return int(sum(one.to(counts[0].device) for one in counts))
