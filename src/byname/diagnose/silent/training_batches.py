@@ -62,7 +62,7 @@ OVERLAPS = topic_cause("same-slice",
     "{start} counts batches, not samples, so that most of the {samples} samples are never used",
     "multiply it, as in [{start.path} * n : ({start.path} + 1) * n], or iterate over range(0, {samples}, n)")
 EQUAL_SAMPLES = topic_cause("equal-samples",
-    "all {size} samples of each batch {name} that {module} is given{noticed:at} are identical, {how}: {why}",
+    "all {size} inputs of each batch {name} that {module} is given{noticed:at} are identical, {how}: {why}",
     "{remedy}")
 # fmt: on
 
