@@ -52,9 +52,9 @@ REDUCED_TOO_SOON = topic_cause("ranks-apart",
     "move it behind the backward, in front of optimizer.step()")
 NEVER_SYNCED = topic_cause("ranks-apart",
     "suspicious: each backward{backward:at} before the {steps} steps of {kind}{noticed:at} runs under no_sync(), "
-    "the last one too: the gradients are never averaged over the ranks, and their weights drift apart",
+    "the last one too: these gradients are not averaged over the ranks, and their weights drift apart",
     "leave no_sync() for the last backward before each step, as by contextlib.nullcontext(): it averages all of them; "
-    "it is right if each rank should learn alone")
+    "it is right if each rank should learn alone, or if the weights are averaged from time to time")
 SAME_ORDER = topic_cause("same-order",
     "the DistributedSampler of {loader} gives the same order in each of the last {times} epochs{noticed:at}: the order "
     "depends on the epoch that set_epoch() sets, and that is always {epoch}",
