@@ -14,7 +14,6 @@ import __future__
 import ast
 import inspect
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -22,7 +21,7 @@ from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 from byname.reading.tensor import version_of
-from byname.source.code import AST_LOCK, CodeKey, Function, definition_of, original_code
+from byname.source.code import AST_LOCK, CodeKey, Function, definition_of, original_code, unshown_warnings
 from byname.watch.variables.transform import first_line_node, report_variables, statements_at
 
 _FUTURE = 0
@@ -74,8 +73,7 @@ def changed_code(code: CodeType, change: Callable[[Function], None]) -> CodeType
     _without_signature(node)
     change(node)
     tree = _in_its_shell(node, code, _class_around(definition))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python gave the warnings already when it compiled the user's file
+    with unshown_warnings():
         try:
             made: Any = compile(tree, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
         except SyntaxError as error:  # too many nested blocks
