@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import weakref
@@ -18,7 +17,7 @@ from byname.diagnose.causes.flat import FlatOperation
 from byname.diagnose.causes.not_reached import Use, last_use
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
-from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values
+from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values, sum_of
 from byname.naming.name import Name, at
 from byname.reading.frames import NO_LINE, Line, caller, reported_frame, user_line
 from byname.reading.modules import modules_in, own_parameters, parameters_in, parameters_of
@@ -434,12 +433,6 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
         if type(tensor) not in PLAIN or not can_read(tensor):
             return b""
         return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def sum_of(tensor: torch.Tensor) -> float:
-    """Return the sum of all numbers of a tensor; NaN if they cannot be read."""
-    with reading_values():
-        return float(tensor.double().sum().item()) if can_read(tensor) else math.nan
 
 
 def keeps_state(optimizer: Any) -> bool:

@@ -28,8 +28,8 @@ from byname.diagnose.check import problems
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
-from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, keeps_state, sum_of
-from byname.diagnose.nonfinite.reasons import is_zero
+from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, keeps_state
+from byname.diagnose.nonfinite.reasons import is_zero, sum_of
 from byname.diagnose.silent.aliases import Aliases
 from byname.diagnose.silent.copies import WeightCopies
 from byname.diagnose.silent.evaluation_mode import EvaluationMode

@@ -322,6 +322,12 @@ def largest_of(tensor: torch.Tensor) -> float:
     return float(torch.nan_to_num(tensor.detach().abs(), 0.0, 0.0, 0.0).max().item())
 
 
+def sum_of(tensor: torch.Tensor) -> float:
+    """Return the sum of all numbers of a tensor; NaN if they cannot be read."""
+    with reading_values():
+        return float(tensor.double().sum().item()) if can_read(tensor) else math.nan
+
+
 def _is_finite(tensor: torch.Tensor) -> bool:
     values = _dense(tensor.detach())
     if values.dtype in _NO_SUM:

@@ -13,8 +13,8 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext
-from byname.diagnose.followed_optimizer import FollowedOptimizer, is_training, sum_of
-from byname.diagnose.nonfinite.reasons import is_zero, reading_values
+from byname.diagnose.followed_optimizer import FollowedOptimizer, is_training
+from byname.diagnose.nonfinite.reasons import is_zero, reading_values, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, copy_values, on_call, topic_cause
 from byname.naming.name import Name
 from byname.reading.frames import Line

@@ -20,7 +20,8 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.context import FailureContext, value_of
-from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
+from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.nonfinite.reasons import sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, callee_text, on_call, topic_cause
 from byname.naming.name import at
 from byname.reading.frames import Line, caller, reported_frame, variables_of

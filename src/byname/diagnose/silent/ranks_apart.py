@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import FailureContext
-from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.nonfinite.reasons import can_read, reading_values
+from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.nonfinite.reasons import can_read, reading_values, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, on_call, topic_cause
 from byname.diagnose.silent.training_batches import loader_of
 from byname.naming.name import at

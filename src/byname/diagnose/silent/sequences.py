@@ -14,8 +14,8 @@ from torch import nn
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import Loss, dim_of, input_of, node_kind, shape_of, summed
-from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.nonfinite.reasons import reading_values
+from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.nonfinite.reasons import reading_values, sum_of
 from byname.diagnose.silent.mixing import (
     SOFTMAXES,
     attending,

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import TensorDataset, dataloader
 
 from byname.diagnose.cause import variable
-from byname.diagnose.followed_optimizer import FollowedOptimizer, sum_of
-from byname.diagnose.nonfinite.reasons import is_readable, reading_values
+from byname.diagnose.followed_optimizer import FollowedOptimizer
+from byname.diagnose.nonfinite.reasons import is_readable, reading_values, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, distinct, on_call, topic_cause
 from byname.reading.frames import Line, variables_of
 from byname.reading.objects import attributes_of, found_in

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from byname.diagnose.context import FailureContext
-from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient, sum_of
-from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values
+from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
+from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, topic_cause
 from byname.naming.name import at
 from byname.reading.modules import modules_in
