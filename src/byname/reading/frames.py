@@ -107,6 +107,12 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     return {**frame.f_globals, **dict(locals_of(frame))}
 
 
+def variables_at(code: CodeType | None, innermost: FrameType | None) -> dict[str, Any]:
+    """Return the variables of the innermost running function with this code; none if it has ended."""
+    running = next((frame for frame in walk_frames(innermost) if frame.f_code is code), None)
+    return {} if running is None else variables_of(running)
+
+
 def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
     """Return the local variables of a frame.
 

@@ -24,11 +24,10 @@ from byname.diagnose.silent.topic import (
     tensor_given_by,
     topic_cause,
 )
-from byname.reading.frames import Line, variables_of
+from byname.reading.frames import Line, variables_at
 from byname.reading.modules import own_parameters
 from byname.reading.objects import living
 from byname.reading.tensor import fact
-from byname.source.tracebacks import walk_frames
 from byname.table import counted
 from byname.tracking.lookup import creation_record_of
 
@@ -92,12 +91,11 @@ class Labels(Topic):
         """Report targets that add the value of the next state only where an episode has ended."""
         made = creation_record_of(targets)
         node: Any = None if made is None else getattr(made.line.expr, "node", None)
-        user = next((one for one in walk_frames(call.frame) if made is not None and one.f_code is made.line.code), None)
-        if made is None or user is None or not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        if made is None or not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             return
         every = [one for term in (node.left, node.right) if isinstance(term, ast.BinOp) for one in _factors(term)]
         for factor in [one for one in every if _DONE.fullmatch(["", *re.findall(r"\w+", _path_of(one))][-1])]:
-            values = copy_values(tensor_given_by(factor, variables_of(user)))
+            values = copy_values(tensor_given_by(factor, variables_at(made.line.code, call.frame)))
             ones = 0 if values is None else int((values == 1).sum())
             if values is not None and 0 < 2 * ones < values.numel() == ones + int((values == 0).sum()):
                 self._looked_at.add(call.line.place)

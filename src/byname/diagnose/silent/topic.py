@@ -22,11 +22,9 @@ from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import is_readable, reading_values
 from byname.naming.name import Name
-from byname.reading.frames import Line, reported_frame, user_line, variables_of
+from byname.reading.frames import Line, reported_frame, user_line, variables_at
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import PLAIN, fact, is_tensor
-from byname.source.code import CodeKey
-from byname.source.tracebacks import walk_frames
 from byname.undo import Patch, Undo
 
 
@@ -46,21 +44,18 @@ class ObservedCall:
 
         Where the line is in a function that has ended, its arguments are looked for in the function that called it.
         """
-        node: Any = getattr(line.expr, "node", None)
-        sides, code, outer = [getattr(node, "left", None), getattr(node, "right", None)], line.code, line.caller
-        running = {CodeKey(one.f_code): one for one in walk_frames(frame)}
-        if CodeKey(code) not in running and code is not None and outer is not None:
-            called: Any = getattr(Line(*outer).expr, "node", None)
+        node, code, outer = getattr(line.expr, "node", None), line.code, line.caller
+        sides, variables = [getattr(node, "left", None), getattr(node, "right", None)], variables_at(code, frame)
+        if not variables and code is not None and outer is not None:
+            called = getattr(Line(*outer).expr, "node", None)
             given = dict(zip(code.co_varnames[: code.co_argcount], getattr(called, "args", ()), strict=False))
-            sides, code = [given.get(getattr(one, "id", "")) for one in sides], outer[0]
-        user = running.get(CodeKey(code))
-        variables = {} if user is None else variables_of(user)
+            sides, variables = [given.get(getattr(one, "id", "")) for one in sides], variables_at(outer[0], frame)
         found = [value for one in sides if (value := tensor_given_by(one, variables)) is not None]
         targets = [one for one in found if not fact(one, "requires_grad")]
-        if user is None or len(targets) != 1 or len({one.numel() for one in found}) != 1:
+        if frame is None or len(targets) != 1 or len({one.numel() for one in found}) != 1:
             return None
         outputs = [one for one in found if one is not targets[0]] or targets
-        call = cls(F.mse_loss, (outputs[0], targets[0]), {"reduction": reduction}, user)
+        call = cls(F.mse_loss, (outputs[0], targets[0]), {"reduction": reduction}, frame)
         call.line = line
         return call
 

@@ -31,7 +31,7 @@ from byname.diagnose.silent.topic import (
     topic_cause,
 )
 from byname.naming.name import Name
-from byname.reading.frames import Line, user_line, variables_of
+from byname.reading.frames import Line, user_line, variables_at, variables_of
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import names_bound, statements_of
@@ -371,10 +371,10 @@ def _drawn_once(tensor: torch.Tensor, frame: FrameType) -> tuple[torch.Tensor, _
     path = ast.unparse(item[1].slice)
     bound: list[Any] = [one.node for one in statements_binding(code, path)] if path.isidentifier() else []
     if len(bound) == 1 and re.search(r"(rand(perm|int)|choice|sample)\(.*batch", ast.unparse(bound[0])):
-        for one in [one for one in walk_frames(frame) if one.f_code is code]:
-            index, source = (value_of(part, variables_of(one)) for part in (item[1].slice, item[1].value))
-            if is_tensor(index) and is_tensor(source):
-                return index, _Slice(ast.unparse(item[1]), path, site), (len(source),)
+        variables = variables_at(code, frame)
+        index, source = (value_of(part, variables) for part in (item[1].slice, item[1].value))
+        if is_tensor(index) and is_tensor(source):
+            return index, _Slice(ast.unparse(item[1]), path, site), (len(source),)
     return None
 
 
