@@ -1290,6 +1290,18 @@ def test_a_mistake_is_told_however_it_is_written(program, cause):
     assert [str(one) for one in findings_of(program, right=True)] == []
 
 
+def test_an_iterator_that_only_one_iteration_goes_through_is_not_said_to_be_used_up():
+    def resumed(_):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        batches = (torch.randn(8, 4) for _ in range(10))
+        for _ in range(4, 5):
+            for batch in batches:
+                follow(model(batch).square().mean(), optimizer)
+
+    assert findings_of(resumed, right=True) == []
+
+
 def test_a_model_left_in_evaluation_is_told_with_the_line_of_eval():
     def program(_):
         model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 1))

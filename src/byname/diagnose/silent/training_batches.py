@@ -354,9 +354,9 @@ def used_up(frame: FrameType) -> Iterator[dict[str, Any]]:
 
 def _rounds(loop: ast.For, variables: dict[str, Any]) -> int:
     """Return how often a loop over a range runs; 0 if it is not known."""
-    given = loop.iter.args[:1] if isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) == "range" else []
-    values = [one.value if isinstance(one, ast.Constant) else value_of(one, variables) for one in given]
-    return values[0] if values and type(values[0]) is int else 0
+    given = loop.iter.args if isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) == "range" else []
+    bounds: list[Any] = [one.value if isinstance(one, ast.Constant) else value_of(one, variables) for one in given]
+    return len(range(*bounds)) if bounds and all(type(one) is int for one in bounds) and 0 not in bounds[2:] else 0
 
 
 _ITERATED = re.compile(r"^(?:enumerate|tqdm)\((\w+)[,)].*")
