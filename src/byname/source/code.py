@@ -90,27 +90,29 @@ def parsed_file(file: str) -> executing.Source:
     """
     import executing  # here, because most calls of byname read no source
 
-    with AST_LOCK, unshown_warnings():
+    with unshown_warnings():
         return executing.Source.for_filename(file)
 
 
 @contextmanager
 def unshown_warnings() -> Iterator[None]:
-    """Show no warnings of a file that is parsed or compiled again: Python showed them when the program compiled it.
+    """Hold `AST_LOCK`, and show no warnings of a file that is parsed or compiled again: Python showed them before.
 
     After ``catch_warnings()`` Python would show warnings of the program again that it shows once. It is used only where
     a filter makes errors of warnings.
     """
-    if any(action == "error" for action, *_ in warnings.filters):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with AST_LOCK:
+        if any(action == "error" for action, *_ in warnings.filters):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+            return
+        shows = warnings.showwarning
+        try:
+            warnings.showwarning = lambda *_, **__: None
             yield
-        return
-    shows, warnings.showwarning = warnings.showwarning, lambda *_, **__: None
-    try:
-        yield
-    finally:
-        warnings.showwarning = shows
+        finally:
+            warnings.showwarning = shows
 
 
 def compiles_to(source: executing.Source, code: CodeType) -> bool:
