@@ -159,6 +159,11 @@ def remedy_of(cut: DetachPoint) -> str:
     return _words_of(cut)[1]
 
 
+def is_of_state(cut: DetachPoint) -> bool:
+    """Return whether a detach is that of ``state_dict()``."""
+    return cut.name in DETACHES and "state_dict(" in getattr(cut.line.site, "statement", "")
+
+
 def _words_of(cut: DetachPoint) -> tuple[str, str]:
     if cut.reason:
         is_drawn = cut.reason == "no_grad" and ".sample(" in getattr(cut.line.site, "statement", "")
@@ -167,8 +172,8 @@ def _words_of(cut: DetachPoint) -> tuple[str, str]:
         if " == " in head:
             remedy = f"{remedy}, or make its condition true here"
         return (f"{why}, by {head}", remedy) if head else (why, remedy)
-    if cut.name == "detach" and "state_dict(" in getattr(cut.line.site, "statement", ""):
-        return _KINDS[0][1], "take dict(model.named_parameters()): the tensors of state_dict() are detached"
+    if is_of_state(cut):
+        return _DETACHED, "take dict(model.named_parameters()): the tensors of state_dict() are detached"
     otherwise = f"is the result of {cut.name}(), which has no gradient", "use a differentiable operation instead"
     return next(((why, remedy) for names, why, remedy in _KINDS if cut.name in names), otherwise)
 
@@ -196,7 +201,7 @@ _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ iscl
 _POSITIONS = "argmax argmin argsort nonzero argwhere searchsorted bucketize multinomial".split()
 _POSITIONS += "max min topk sort median nanmedian mode kthvalue cummax cummin".split()  # their values have gradients
 NUMBERS = "item tolist numpy __array__ __float__ __int__ __bool__ __index__ __complex__".split()
-DETACHES = ["detach", "data", "detach_"]
+DETACHES, _DETACHED = ["detach", "data", "detach_"], "is detached from the graph"
 
 # fmt: off
 _REASONS = {
@@ -214,7 +219,7 @@ _REASONS = {
         "enable_input_require_grads() does for a model of transformers"),
 }
 _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
-    (DETACHES, "is detached from the graph",
+    (DETACHES, _DETACHED,
         "leave out .detach() and .data for tensors that the loss is computed from"),
     (_POSITIONS, "is a position or a choice, which has no gradient",
         "compute the loss from the scores themselves (cross_entropy takes logits), or multiply what is chosen by its "

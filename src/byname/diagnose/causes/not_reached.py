@@ -17,7 +17,7 @@ from torch import nn
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, opaque_reason, why_no_graph
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, is_before_backward, render
-from byname.diagnose.causes.cuts import DETACHES, MOST_PLACES, NUMBERS, cut_before, remedy_of, sentence_of
+from byname.diagnose.causes.cuts import DETACHES, MOST_PLACES, NUMBERS, cut_before, is_of_state, remedy_of, sentence_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding
@@ -208,8 +208,8 @@ def _is_of_library(cut: DetachPoint) -> bool:
 
 def _is_of_copy(cut: DetachPoint) -> bool:
     """Return whether a detach is that of ``state_dict()`` or ``copy.deepcopy()``, which cut no loss off."""
-    code, statement = cut.line.code, getattr(cut.line.site, "statement", "")
-    return cut.name in DETACHES and ("state_dict(" in statement or (code is not None and code.co_name == "deepcopy"))
+    code = cut.line.code
+    return is_of_state(cut) or (cut.name in DETACHES and code is not None and code.co_name == "deepcopy")
 
 
 def _begin(context: FailureContext) -> int:
