@@ -108,6 +108,7 @@ class Loading(Topic):
         self._uncalled: list[_Load] = []
         self._others: dict[int, tuple[Any, Line, list[DetachPoint]]] = {}  # loads of other values, the cuts before
         self._at: Counter[Any] = Counter()  # loads of a model's own tensors, by line
+        self._given_at: set[Any] = set()  # calls of `state_dict`, by line
         self._missed: dict[int, tuple[weakref.ref[nn.Module], dict[str, Any]]] = {}
         self._chosen: dict[str, list[tuple[Site, ast.expr, ast.expr]]] = {}  # by file, as `_chosen_as_best` gives them
 
@@ -117,7 +118,10 @@ class Loading(Topic):
 
     def _given(self, call: ObservedCall, result: Any) -> None:
         """Report a line that changes what ``state_dict()`` gives, where nothing else takes that."""
-        expr = None if is_library(call.frame.f_code.co_filename) else call.line.expr
+        if is_library(call.frame.f_code.co_filename) or call.line.place in self._given_at:
+            return
+        self._given_at.add(call.line.place)
+        expr = call.line.expr
         if expr is not None and isinstance(expr.node, ast.Call) and (changed := _changed_alone(expr.node)) is not None:
             other = replace(expr.site, line=changed.lineno, statement=ast.unparse(changed))
             site = expr.site if changed is enclosing_statement(expr.node) else other
