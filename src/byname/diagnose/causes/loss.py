@@ -264,9 +264,14 @@ def _no_probabilities(loss: Loss) -> Iterator[Facts]:
             yield {"share": f"{share:.0%}", "ends": ends, "used": loss.site(node)}
 
 
+def _softmaxes(loss: Loss) -> dict[Any, Any]:
+    """Return the softmaxes by the node that gives them their scores."""
+    return {node.next_functions[0][0]: node for node in loss.of_kinds(("SoftmaxBackward",))}
+
+
 def _masks_of_rows(loss: Loss) -> Iterator[Facts]:
     """Yield masks that are broadcast along the dimension of a softmax, and so leave none of its values out."""
-    softmaxes = {node.next_functions[0][0]: node for node in loss.of_kinds(("SoftmaxBackward",))}
+    softmaxes = _softmaxes(loss)
     for node, slot, mask in held_by_nodes([one for one in softmaxes if node_kind(one) in _MASKS]):
         if slot in ("mask", "condition") and mask.numel() <= _MOST_NUMBERS and is_readable(mask):
             dim = dim_of(softmaxes[node]) - len(shape_of(node))
@@ -281,7 +286,7 @@ def _masks_of_rows(loss: Loss) -> Iterator[Facts]:
 
 def _masks_that_weigh(loss: Loss) -> Iterator[Facts]:
     """Yield masks whose values get a weight from the softmax like all others."""
-    softmaxes = {node.next_functions[0][0]: node for node in loss.of_kinds(("SoftmaxBackward",))}
+    softmaxes = _softmaxes(loss)
     masks = held_by_nodes([one for one in softmaxes if node_kind(one) == _MASKS[0]])
     results = {node: held for node, slot, held in held_by_nodes(list(softmaxes.values())) if slot == "result"}
     for node, _, mask in [one for one in masks if one[1] == "mask" and softmaxes[one[0]] in results]:
