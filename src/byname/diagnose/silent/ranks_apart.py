@@ -32,7 +32,7 @@ from byname.undo import Undo
 BARE_MODULE = topic_cause("bare-module",
     "the module itself is called{noticed:at}, not the DistributedDataParallel around it: the gradients of {names:3} "
     "are not averaged over the ranks in such a step, and their weights drift apart",
-    "call the wrapped model, ddp(x), in place of ddp.module(x)")
+    "call the wrapped model, ddp(x), in place of ddp.module(x); it is right if the weights are averaged now and then")
 APART = topic_cause("ranks-apart",
     "{name} has other values in rank {rank} than in rank 0 since step {since} of {kind}{noticed:at}{why}: "
     "{count} of {all} parameters differ, and {made:-}{keeper:-}{keeps}", "{remedy}")
