@@ -172,7 +172,7 @@ def _of_two_dtypes(context: FailureContext) -> Iterator[Facts]:
         "made": made_at(astray),
         "used": used or context.error_site,
         "remedy": _assigned(context, name, f".to(torch.{wanted})") or f"convert it with .to(torch.{wanted})",
-        "numpy": "; NumPy makes float64 of Python numbers" if _dtype(astray) == "float64" else "",
+        "numpy": "; NumPy makes float64 by default" if _dtype(astray) == "float64" else "",
     }
 
 
