@@ -53,7 +53,7 @@ class Name:
         return printable(self._words())
 
     def _words(self) -> str:
-        if self.how == "unnamed":
+        if self.how == "unnamed" and not self.path:
             return f"unnamed, made at {_line(self.site)}" if self.site else f"unnamed {self.text}".rstrip()
         words = f"{self.relation} {self.text or self.path}" if self.relation else self.text or self.path
         if self.rebound_at is not None and not self.distance:
@@ -89,10 +89,21 @@ def unnamed(site: Site | None = None, among: str = "") -> Name:
 NAMELESS = unnamed()
 
 
+def in_words(words: str) -> Name:
+    """Return words in place of a name that the program does not have; sentences have them without quotes.
+
+    >>> quote(in_words("the model")), str(in_words("the model"))
+    ('the model', 'the model')
+    """
+    return Name(words, "unnamed", exact=False)
+
+
 def quote(name: Name) -> str:
     """Return a name as text for a sentence: ```loss```, ``a view of `weight```, ``a tensor without a name``."""
     if not name.path:
         return f"the tensor made at {name.site}" if name.site else f"a tensor without a name {name.text}".rstrip()
+    if name.how == "unnamed":
+        return name.path
     relation = {"view of": "a view of ", "in the memory of": "a tensor in the memory of "}.get(name.relation)
     if relation is None:
         relation = f"{name.relation} " if name.relation else ""

@@ -156,7 +156,7 @@ class Scales(Topic):
         is_alike = is_alike or not known.are_alike or call.tensors[0].shape[1:] != known.shape[1:]
         is_apart = min(spread, std) > 0 and not is_alike
         facts: dict[str, Any] = {"noticed": call.line.site, "mean": mean, "std": std, "before": before}
-        facts |= {"spread": spread, "trained": known.line.site, "name": arg_name(call.line, 0)}
+        facts |= {"spread": spread, "trained": known.line.site, "name": arg_name(call.line, 0, "without a name")}
         facts["module"] = variable(callee_text(call.line) or "model")
         last = self._far.get(call.line.place, facts if evaluates(call.line) else {})
         self._far[call.line.place] = last if is_apart else {}

@@ -21,7 +21,7 @@ from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import is_readable, reading_values
-from byname.naming.name import Name
+from byname.naming.name import Name, in_words
 from byname.reading.frames import Line, reported_frame, user_line, variables_at
 from byname.reading.quiet import dynamo_skip
 from byname.reading.tensor import PLAIN, fact, is_tensor
@@ -194,7 +194,7 @@ def arg_name(line: Line, number: int, otherwise: str = "a tensor") -> Name:
     """Return the name of a positional argument of the call on a line, or of its receiver for -1."""
     expr = line.expr
     path = None if expr is None else expr.receiver if number < 0 else (*expr.operands, *[None] * 9)[number]
-    return variable(path or otherwise)
+    return variable(path) if path or not otherwise else in_words(otherwise)
 
 
 def callee_text(line: Line) -> str:

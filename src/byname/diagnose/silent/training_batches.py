@@ -253,7 +253,7 @@ class Batches(Topic):
         for one in self._input if self._how else ():
             self._equal += one.equal > 0
             if self._equal == _EQUAL_IN:
-                name = arg_name(one.line, 0)
+                name = arg_name(one.line, 0, "without a name")
                 facts = {"size": one.equal, "name": name, "module": one.module, "how": self._how}
                 why, remedy = "a batch seems to repeat one sample", _STACKED
                 if self._is_zero:
