@@ -26,7 +26,7 @@ from byname.analyse.passes import (
     preserving_gradients,
 )
 from byname.analyse.results import Results
-from byname.analyse.snapshots import LatestState, Record, Records, Schedule
+from byname.analyse.snapshots import Record, Records, Schedule, state_of
 from byname.analyse.state import on_tensors
 from byname.errors import BadArgumentError
 from byname.model.module_tree import unwrap_module
@@ -264,7 +264,7 @@ class Snapshots:
         self._evaluation = evaluation
         self._model = weakref.ref(model)  # not every trainer calls back when the training fails
         self._over = False
-        self._latest = LatestState()
+        self._latest: object = None
 
     def step(self, *, batch: int | None = None) -> Record | None:
         """Count a step; return the record of the snapshot, if one was due.
@@ -283,7 +283,7 @@ class Snapshots:
             raise BadArgumentError("the model of these snapshots no longer exists")
         record = self._evaluation.take(model, event, self.epoch, batch, self.steps)
         if self.schedule.end:
-            self._latest.taken(model, self.steps)
+            self._latest = state_of(model, self.steps)
         return record
 
     def __enter__(self) -> Self:
@@ -294,7 +294,7 @@ class Snapshots:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         model = self._model()
-        seen = self._over or model is None or self._latest.same(model, self.steps)
+        seen = self._over or model is None or self._latest == state_of(model, self.steps)
         if kind is None and self.schedule.end and not seen:
             self.take("end")
         self._over = True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdRef
 
 from byname.analyse.results import Results
 from byname.analyse.tables import shown_rows, spare_columns
@@ -121,32 +121,14 @@ def _when(record: Record) -> Row:
     return {"event": record.event, "epoch": record.epoch, "batch": record.batch, "step": record.step}
 
 
-class LatestState:
-    """The state of a model at the latest snapshot: the end of a training has no second one of the same state.
+def state_of(model: nn.Module, step: int) -> object:
+    """Return a state that equals a later one only after the same step, and if nothing was changed or loaded since.
 
-    >>> model, latest = nn.Linear(2, 2), LatestState()
-    >>> latest.taken(model, step=10)
-    >>> latest.same(model, step=10), latest.same(model, step=11)
+    >>> model = nn.Linear(2, 2)
+    >>> state_of(model, step=10) == state_of(model, step=10), state_of(model, step=10) == state_of(model, step=11)
     (True, False)
     """
-
-    def __init__(self) -> None:
-        self._step = -1
-        self._tensors: list[tuple[weakref.ref[Tensor], object]] = []
-
-    def taken(self, model: nn.Module, step: int) -> None:
-        self._step, self._tensors = step, [(weakref.ref(one), _mark(one)) for one in _tensors_of(model)]
-
-    def same(self, model: nn.Module, step: int) -> bool:
-        """Return whether the model is as it was then: after the same step, with nothing changed or loaded since."""
-        now = _tensors_of(model)
-        return (step, len(now)) == (self._step, len(self._tensors)) and all(
-            one is before() and _mark(one) == mark for one, (before, mark) in zip(now, self._tensors, strict=True)
-        )
-
-
-def _tensors_of(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    return step, [(WeakIdRef(one), _mark(one)) for one in (*model.parameters(), *model.buffers())]
 
 
 def _mark(tensor: Tensor) -> tuple[int | None, str]:
