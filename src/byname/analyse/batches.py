@@ -221,6 +221,14 @@ def sample_rows(samples: Tensor, weights: Tensor | None, nan: str) -> SampleRows
     return SampleRows(flat.double(), weights, nans)
 
 
+def check_shape(to: object, before: Sequence[int], now: Sequence[int], what: str = "samples") -> None:
+    """Refuse what has another shape than before."""
+    if tuple(before) != tuple(now):
+        raise BadArgumentError(
+            f"the {what} of this {type(to).__name__} had shape {tuple(before)} before, the added ones have {tuple(now)}"
+        )
+
+
 def check_features(to: object, features: int, added: int) -> None:
     """Refuse samples of another size than before."""
     if features != added:

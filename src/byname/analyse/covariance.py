@@ -194,9 +194,6 @@ class SecondMoment(SummedStatistic):
         rows = sample_rows(samples, weights, self.nan)
         return (rows.weighted.T @ rows.values, rows.counts), rows.nans
 
-    def _check_shape(self, before: Tensor, now: Tensor) -> None:
-        check_features(self, len(before), len(now))
-
 
 class Factor(Statistic):
     """The singular values of the matrix of all samples, raw or centred.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.batches import (
+    check_shape,
     checked_integer,
     common_type,
     comparable,
@@ -61,14 +62,14 @@ class Extremes(Statistic):
         mask, isnan = missing(samples, given, self.nan)
         mask = given if self.nan == "propagate" else mask
         self._low, self._high = (
-            _farther(known, _extreme(samples, mask, largest, known), self.count, largest)
+            _farther(self, known, _extreme(samples, mask, largest, known), largest)
             for known, largest in ((self._low, False), (self._high, True))
         )
         self.nans += counted_nan(isnan, self.nan)
 
     def _merge(self, other: Extremes) -> None:
-        self._low = _farther(self._low, known(other._low), self.count, False)
-        self._high = _farther(self._high, known(other._high), self.count, True)
+        self._low = _farther(self, self._low, known(other._low), False)
+        self._high = _farther(self, self._high, known(other._high), True)
 
     def min(self) -> Tensor:
         """Return the smallest value of each feature."""
@@ -130,14 +131,13 @@ def _extreme(samples: Tensor, mask: Tensor | None, largest: bool, known: _Found 
     return values, torch.where(has.any(0), has.to(torch.uint8).argmax(0), -1)
 
 
-def _farther(mine: _Found | None, other: _Found, start: int, largest: bool) -> _Found:
-    """Return the extremes of both, whose samples follow `start` samples; of equal values the first counts."""
+def _farther(of: Extremes, mine: _Found | None, other: _Found, largest: bool) -> _Found:
+    """Return the extremes of both; the samples of the second follow. Of equal values the first counts."""
     values, where = other
-    where = torch.where(where < 0, where, where + start)
+    where = torch.where(where < 0, where, where + of.count)
     if mine is None:
         return values.to(widest(values.dtype), copy=True), where
-    if values.shape != mine[0].shape:
-        raise BadArgumentError(f"samples had shape {tuple(mine[0].shape)} before, these have {tuple(values.shape)}")
+    check_shape(of, mine[0].shape, values.shape)
     dtype = widest(common_type("Extremes", mine[0].dtype, values.dtype))
     known, values, where = mine[0].to(dtype), values.to(mine[0].device, dtype), where.to(mine[0].device)
     better = (where >= 0) & _beyond(values, (known, mine[1]), largest)
@@ -211,10 +211,7 @@ class TopK(Statistic):
         """Return the dtype that holds these and the present values, if the shapes fit."""
         if self._values is None:
             return widest(common_type("TopK", None, samples.dtype))
-        if samples.shape[1:] != self._values.shape[1:]:
-            raise BadArgumentError(
-                f"samples had shape {tuple(self._values.shape[1:])} before, these have {tuple(samples.shape[1:])}"
-            )
+        check_shape(self, self._values.shape[1:], samples.shape[1:])
         return widest(common_type("TopK", self._values.dtype, samples.dtype))
 
     def _promising(self, values: Tensor, part: Tensor | None) -> Tensor:
@@ -325,9 +322,7 @@ class History(Statistic):
         dtype = parts[0].dtype
         for part in parts[1:]:
             dtype = dtype if dtype is part.dtype else common_type("History", dtype, part.dtype)
-            if part.shape[1:] != parts[0].shape[1:]:
-                shapes = tuple(parts[0].shape[1:]), tuple(part.shape[1:])
-                raise BadArgumentError(f"samples had shape {shapes[0]} before, these have {shapes[1]}")
+            check_shape(self, parts[0].shape[1:], part.shape[1:])
         size = sum(part.numel() for part in parts) * dtype.itemsize
         if self.limit is not None and size > self.limit:
             raise BadArgumentError(

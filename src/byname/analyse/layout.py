@@ -171,7 +171,6 @@ class ChannelTally(SummedStatistic):
     """
 
     STATE = ("_counts",)
-    UNIT = "channels"
 
     def _of(self, samples: Tensor, weights: Tensor | None) -> tuple[tuple[Tensor, ...], int]:
         return (self._counted(samples),), 0

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from byname.analyse.batches import checked_channel, counted_nan, known, missing, per_sample
+from byname.analyse.batches import check_shape, checked_channel, counted_nan, known, missing, per_sample
 from byname.analyse.power_sums import PowerSums, gathered, merged_sums, shifted, sums_of
 from byname.analyse.statistic import Statistic
 from byname.errors import BadArgumentError
@@ -93,11 +93,8 @@ class CentralStatistic(Statistic):
         return self.channel % samples.ndim
 
     def _check_shape(self, shape: torch.Size) -> None:
-        if self._pivot is not None and self._pivot.shape != shape:
-            raise BadArgumentError(
-                f"the figures of this {type(self).__name__} have shape {tuple(self._pivot.shape)}; "
-                f"the added ones have {tuple(shape)}"
-            )
+        if self._pivot is not None:
+            check_shape(self, self._pivot.shape, shape, "figures")
 
     def _kept(self) -> PowerSums | None:
         if self._counts is None or self._pivot is None:

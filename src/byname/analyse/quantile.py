@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from byname.analyse.batches import (
+    check_shape,
     checked_channel,
     checked_choice,
     checked_integer,
@@ -117,8 +118,8 @@ class Quantile(Statistic):
             shape = [samples.shape[self.channel]]
         else:
             raise BadArgumentError(f"a batch of shape {tuple(samples.shape)} has no dimension {self.channel}")
-        if self._shape is not None and shape != self._shape:
-            raise BadArgumentError(f"the figures had shape {self._shape} before and would have {shape} now")
+        if self._shape is not None:
+            check_shape(self, self._shape, shape, "figures")
         return shape
 
     def _kind(self, given: torch.dtype) -> torch.dtype:
@@ -138,8 +139,7 @@ class Quantile(Statistic):
             self._spoilt = lines.to(self.device) | (False if self._spoilt is None else self._spoilt)
 
     def _merge(self, other: Quantile) -> None:
-        if self._shape != other._shape:
-            raise BadArgumentError(f"figures of shape {self._shape} cannot be merged with {other._shape}")
+        check_shape(self, known(self._shape), known(other._shape), "figures")
         mine = known(self._sketch)
         theirs = Sketch.on({**known(other._kept)})  # in a dict of its own, so that its type does not change there
         kind = self._kind(theirs.buffer.dtype)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from byname.analyse.batches import Batch, checked_choice, checked_weights, known, per_sample, samples_of
+from byname.analyse.batches import Batch, check_shape, checked_choice, checked_weights, known, per_sample, samples_of
 from byname.analyse.state import (
     Stateful,
     as_call,
@@ -262,9 +262,6 @@ class SummedStatistic(Statistic):
         tensor([ 9., 12.], dtype=torch.float64)
     """
 
-    UNIT: ClassVar[str] = "figures"
-    """The word for the entries of the first tensor, for the error if their number changes."""
-
     def _of(self, samples: Tensor, weights: Tensor | None) -> tuple[tuple[Tensor, ...], int]:
         """Return the tensors of one batch in the order of `STATE`, no views of it, and the number of NaN in it."""
         raise NotImplementedError
@@ -284,15 +281,10 @@ class SummedStatistic(Statistic):
     def _fold(self, more: tuple[Tensor, ...]) -> None:
         mine = [getattr(self, name) for name in self.STATE]
         if mine[0] is not None:
-            self._check_shape(mine[0], more[0])
+            check_shape(self, mine[0].shape, more[0].shape, "figures")
             more = tuple(one + two.to(one.device) for one, two in zip(mine, more, strict=True))
         for name, one in zip(self.STATE, more, strict=True):
             setattr(self, name, one)
-
-    def _check_shape(self, before: Tensor, now: Tensor) -> None:
-        if before.shape != now.shape:
-            one, two = (len(each) if each.ndim == 1 else tuple(each.shape) for each in (before, now))
-            raise BadArgumentError(f"there were {one} {self.UNIT} before, and there are {two} now")
 
 
 class PairStatistic(Statistic):

@@ -197,7 +197,6 @@ class _Overlap(SummedStatistic):
     """Counts of samples for each pair of units."""
 
     STATE = ("_intersection", "_union")
-    UNIT = "pairs of units"
 
     def __init__(self, *, nan: str) -> None:
         super().__init__(nan=nan)

@@ -108,7 +108,9 @@ def test_ranks_that_differ_are_all_told_which_and_none_waits(tmp_path):
         mine, other = ("raise", "omit") if rank == 1 else ("omit", "raise")
         told = f"this is the state of an Extremes with nan={other!r} and cannot be loaded into one with nan={mine!r}: load it"
         assert of["settings"].startswith(f"rank {0 if rank == 1 else 1} cannot be merged with the others: {told}")
-        assert of["shape"].startswith("rank 2 cannot be merged with the others: samples had shape (1,) before")
+        assert of["shape"].startswith(
+            "rank 2 cannot be merged with the others: the samples of this Extremes had shape (1,)"
+        )
         assert of["type"].startswith("rank 1 cannot be merged with the others: Extremes was given torch.int64 before")
         told = "this is the state of an Extremes, not" if rank == 2 else "this is the state of a History, not"
         assert of["kind"].startswith(f"rank {0 if rank == 2 else 2} cannot be merged with the others: {told}")
