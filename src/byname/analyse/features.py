@@ -117,11 +117,7 @@ def _of_features(kept: Any, channels: Variance) -> dict[str, Any]:
 
 
 class Zeros(ChannelTally):
-    """How many values of each channel, dimension 1, are exactly zero.
-
-    >>> Zeros().add([[0.0, 1.0], [0.0, 0.0]]).result()
-    tensor([2, 1])
-    """
+    """How many values of each channel, dimension 1, are exactly zero."""
 
     def _counted(self, samples: Tensor) -> Tensor:
         return samples.numel() // max(1, samples.shape[1]) - super()._counted(samples)
@@ -354,11 +350,7 @@ class DeadUnits(ChannelAnalyser):
 
 
 class Firings(ChannelTally):
-    """The number of samples in which each unit fired by a rule; counts of different rules do not merge.
-
-    >>> Firings(rule=(0.0, 0.0, False)).add([[True, False], [True, True]]).result()
-    tensor([2, 1])
-    """
+    """The number of samples in which each unit fired by a rule; counts of different rules do not merge."""
 
     SETTINGS = ("rule",)
 

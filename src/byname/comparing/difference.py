@@ -152,11 +152,7 @@ _PLAIN = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: tor
 class Tolerance:
     """The relative and absolute error that is allowed: ``|a - b| <= atol + rtol * |b|``.
 
-    Args:
-        given: the argument of `diff`. Where it is None any difference counts, which `exact` says.
-
-    Raises:
-        BadArgumentError: it is neither None, nor a number from 0 on, nor a dict of dtypes.
+    Where None is given any difference counts, which `exact` says.
     """
 
     def __init__(self, given: Any) -> None:

@@ -113,11 +113,7 @@ _DEPTH = 16
 
 
 def callables(callbacks: Callbacks, moment: str) -> tuple[_Callback, ...]:
-    """Return the callbacks in order; refuse what cannot be called.
-
-    >>> callables(print, "on_value")
-    (<built-in function print>,)
-    """
+    """Return the callbacks in order; refuse what cannot be called."""
     every = () if callbacks is None else (callbacks,) if callable(callbacks) else callbacks
     if not issubclass(type(every), list | tuple):
         raise BadArgumentError(f"{moment}= takes a function or a list of functions, not {type(callbacks).__name__}")
@@ -130,15 +126,8 @@ def callables(callbacks: Callbacks, moment: str) -> tuple[_Callback, ...]:
 def applied(callbacks: Callbacks, path: str, series: Series, moment: str) -> Series:
     """Return what the callbacks make of a series, each of what the one before it returned.
 
-    Args:
-        callbacks: functions ``(path, series)``. None as a result keeps the series, a `Series` of the same place
-            replaces it, and any other value stands for all its records. A series without records is not shown.
-        path: the place.
-        series: is not changed, and neither are its lists.
-        moment: ``"before_gather"``, ``"after_gather"`` or ``"at_end"``, for messages.
-
-    Raises:
-        BynameError: a callback returned a series that does not fit, or changed a value in place.
+    None as a result keeps the series, a `Series` of the same place replaces it, and any other value stands for all its
+    records. A series without records is not shown; the one given, and its lists, are not changed.
     """
     kept = _versions(series.values)
     for callback in callables(callbacks, moment):
@@ -154,10 +143,7 @@ def applied(callbacks: Callbacks, path: str, series: Series, moment: str) -> Ser
 def values_called(callbacks: Callbacks, path: str, value: Any, iteration: int) -> Any:
     """Return what the callbacks ``on_value`` make of one value; None as a result keeps it.
 
-    They see tensors without their graph, and containers of Python's own types as copies.
-
-    Raises:
-        BynameError: a callback changed a tensor in place, which would change the training.
+    They see tensors without their graph, and copies of containers of Python's own types; they may change none in place.
     """
     every = callables(callbacks, "on_value")
     if not every:

@@ -25,14 +25,7 @@ ByValues: TypeAlias = "Callable[[Mapping[str, Any]], Any]"
 
 
 class IterationFilter:
-    """Judges an iteration when the next one begins, by a mapping from paths to the values that it had.
-
-    Args:
-        windows: have the values.
-        keep: how many iterations stay; None for all.
-        by: a function of the values, or the path of one: those for which it is largest stay.
-        stop_when: a function of the values that returns whether the recording ends after the iteration; None for never.
-    """
+    """Judges an iteration when the next one begins, by the values that it had: `keep=`, `by=` and `stop_when=`."""
 
     def __init__(
         self, windows: Windows, keep: int | None, by: str | Place | ByValues | None, stop_when: ByValues | None
@@ -80,8 +73,7 @@ class IterationFilter:
     def judge(self, *, urgent: bool = False) -> str:
         """Judge the iterations that are over: drop what does not stay; return why the recording ends, or nothing.
 
-        Args:
-            urgent: whether an error has ended the program: then errors of the functions are only noted.
+        `urgent` says that an error has ended the program: then errors of the functions are only noted.
         """
         coming, self._coming = self._coming, {}
         if coming:

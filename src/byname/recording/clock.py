@@ -156,11 +156,7 @@ class _ThreadTime(threading.local):
 
 
 class Clock:
-    """Counts the iterations of a run.
-
-    Args:
-        model: the model whose outermost forwards are counted.
-        count: ``"forward"``; ``"step"``, by which only `step` counts; or an optimizer, whose steps count.
+    """Counts the iterations of a run: outermost forwards of a model, or steps.
 
     Attributes:
         latest: the iteration that values belong to now.
@@ -220,11 +216,7 @@ class Clock:
             self._hooks()
 
     def step(self) -> None:
-        """Count a step, which the user says is done.
-
-        Raises:
-            BadArgumentError: if it is something else that counts.
-        """
+        """Count a step, which the user says is done."""
         if not self._by_hand:
             counted = "an optimizer's steps" if self.by_steps else "forwards"
             raise BadArgumentError(f"this recorder counts {counted}; `step()` is for record(..., count='step')")

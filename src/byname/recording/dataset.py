@@ -27,7 +27,7 @@ _LEADING = {"records": 0, "batch": 1}
 
 
 class Samples(torch.utils.data.Dataset[Any]):
-    """The samples of one or several series: ``dataset[i]`` is a tensor, or a dict of one for each path.
+    """The samples of one or several series, by path: ``dataset[i]`` is a tensor, or a dict of one for each path.
 
     >>> from byname.recording.series import Series
     >>> values = [torch.arange(6.0).reshape(1, 3, 2), torch.arange(6.0, 12.0).reshape(1, 3, 2)]
@@ -36,16 +36,8 @@ class Samples(torch.utils.data.Dataset[Any]):
     >>> len(samples), samples[4]
     (6, tensor([8., 9.]))
 
-    Args:
-        series: by path; of several, each record of one has a record of the others.
-        samples: ``"tokens"`` (each position, the last dimension being the features, which a value beside it may lack,
-            such as token ids), ``"batch"`` (each element of the first dimension) or ``"records"``.
-        shuffle: the seed of a random order; None keeps the order of the records.
-        memory: about how many bytes of values to mix with one another when shuffling.
-
-    Raises:
-        BadArgumentError: an argument is invalid.
-        BynameError: the values are no tensors, or those of several places do not belong together.
+    Each record of one series has a record of the others. Tokens are positions, the last dimension being the features,
+    which a value beside it may lack, such as token ids. `memory` is about how many bytes of values shuffling mixes.
     """
 
     def __init__(
@@ -110,11 +102,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 def _leading(series: Mapping[str, SeriesRecords], samples: str) -> dict[str, list[int]]:
-    """Return how many dimensions of each value are those of samples.
-
-    Raises:
-        BynameError: the places do not have the same records.
-    """
+    """Return how many dimensions of each value are those of samples; refuse places with different records."""
     first = next(iter(series))
     for path, one in series.items():
         if not np.array_equal(one.records[MOMENT], series[first].records[MOMENT]):

@@ -275,12 +275,7 @@ _MOST = 100_000
 
 
 def plotted(series: Mapping[str, SeriesRecords], axes: Axes | None) -> Axes:
-    """Return the axes, with each series drawn in them; every value is read, one after the other.
-
-    Raises:
-        BynameError: there are no numbers to draw.
-        NotInstalledError: matplotlib is not installed.
-    """
+    """Return the axes, with each series drawn in them; every value is read, one after the other."""
     lines = {printable(path): line for path, one in series.items() if len(line := _line(one))}
     if not lines:
         raise BynameError(f"no numbers to draw: {listed(list(map(printable, series)), 4) or 'no place was recorded'}")

@@ -272,8 +272,7 @@ class Windows:
     def end(self, *, urgent: bool = False) -> None:
         """Hand on the last window, which may be a short one, and what other processes still have to send.
 
-        Args:
-            urgent: whether to wait for them for a few seconds only, for somebody waits to see an error.
+        `urgent` waits for them for a few seconds only, for somebody waits to see an error.
         """
         with self._locked(), ExitStack() as steps:
             steps.callback(self._raise)

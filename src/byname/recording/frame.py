@@ -58,15 +58,7 @@ class FrameWriter:
         self._types: dict[ValueType, int] = {}
 
     def packed(self, window: Iterable[Series], facts: Mapping[str, Any] | None = None) -> list[Any]:
-        """Return the buffers of a frame, in order.
-
-        Args:
-            window: the series; there may be several of a place, in order.
-            facts: plain values beside them.
-
-        Raises:
-            NotStorableError: if a value has no form.
-        """
+        """Return the buffers of a frame of some series, several of a place in order, and plain values beside them."""
         places, types = len(self._places), len(self._types)
         body, entries, samplings = _Body(), list[tuple[int, ...]](), list[Any]()
         try:
@@ -199,11 +191,7 @@ class Frame(NamedTuple):
 def frame_at(source: Source, at: int, base: int | None = None) -> Frame | None:
     """Return the frame that begins at a byte; None where there is no whole one.
 
-    Args:
-        base: from where its entries count; None for the beginning of its body.
-
-    Raises:
-        RecordingError: if there is something else.
+    Its entries count from `base`; if that is None, from the beginning of its body.
     """
     if source.size - at < HEADER.size:
         return None
@@ -250,11 +238,7 @@ class FrameIndex:
         self._entries: list[NDArray[Any]] = []
 
     def add(self, frame: Frame) -> None:
-        """Take what a frame says.
-
-        Raises:
-            RecordingError: if it says nothing that a recorder has written.
-        """
+        """Take what a frame says; refuse what no recorder has written."""
         try:
             for path, sampling in frame.facts.get("places", ()):
                 if type(path) is not str:
@@ -279,11 +263,7 @@ class FrameIndex:
         return max((int(entries["last"].max()) for entries in self._entries), default=-1)
 
     def places(self) -> dict[str, StoredPlace]:
-        """Return the places that have records, by their paths, in the order in which they first came.
-
-        Raises:
-            RecordingError: if an entry refers to something that is missing.
-        """
+        """Return the places that have records, by their paths, in the order in which they first came."""
         if not self._entries:
             return {}
         rows = numpy.concatenate([one.view("<i8") for one in self._entries]).reshape(-1, ENTRY.itemsize // 8)
@@ -322,10 +302,7 @@ class FrameIndex:
 class StoredPlace:
     """The records of one place in a file or a message.
 
-    Args:
-        number: the number of the place in the index.
-        rows: the entries of all places, as whole numbers.
-        which: the positions of those of the place.
+    `rows` are the entries of all places, as whole numbers, and `which` the positions of those of the place.
 
     Attributes:
         path: the place.
@@ -340,11 +317,7 @@ class StoredPlace:
 
     @cached_property
     def entries(self) -> NDArray[Any]:
-        """The entries, taken as numbers, which is faster.
-
-        Raises:
-            RecordingError: if they take more than the file has.
-        """
+        """The entries, taken as numbers, which is faster; refused if they take more than the file has."""
         found = self._rows[self._which].reshape(-1).view(ENTRY)
         records = int(found["count"].sum(dtype="<i8")) * RECORD.itemsize
         if records > self._index.source.size or found["size"].sum(dtype="f8") > self._source.size:

@@ -32,10 +32,6 @@ class LogStore(Store):
     """Writes windows of values to a log beside a path, and makes the HDF5 file there at the end; a `Store`.
 
     `run` has the facts of the run; the other arguments are those of `byname.record`.
-
-    Raises:
-        RecordingError: if the log cannot be made.
-        BadArgumentError: if there is no such compression.
     """
 
     def __init__(
@@ -137,11 +133,7 @@ class LogStore(Store):
                 one.unlink(missing_ok=True)
 
     def results(self) -> Mapping[str, Series]:
-        """Return all that was taken so far, by path; values are read from the file when they are asked for.
-
-        Raises:
-            RecordingError: if the file is gone, or another recording has replaced it.
-        """
+        """Return all that was taken so far, by path; values are read from the file when they are asked for."""
         if self._writes:
             self._write()
         for path in (self._log, self.path):
@@ -244,9 +236,7 @@ def _level_of(compression: Any) -> int | None:
 def _free_log(path: Path, overwrite: bool) -> Path:
     """Return where the log of a recording to a file will lie.
 
-    Raises:
-        RecordingExistsError: if there is one, and it may not be replaced; or something else has this name; or the file
-            that it would become is the log of another recording.
+    Refuse to replace another recording, or a file that is none, and to write a file that is the log of another.
     """
     log = log_of(path)
     shown, file = printable(str(log)), printable(str(path))

@@ -54,12 +54,7 @@ class ProgramFunctions:
             _fill(node, attributes_of(module), name)
 
     def find(self, place: Place) -> None:
-        """Find the places that a path means.
-
-        Raises:
-            NoMatchError: there are none; the message names the closest.
-            BadArgumentError: several functions have the name; or a function already runs, or has no Python code.
-        """
+        """Find the places that a path means, or raise an error that names the closest."""
         found = self._found(place)
         if not found:
             self._put_near(place)

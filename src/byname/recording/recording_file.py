@@ -78,10 +78,6 @@ class RecordingFile:
         complete: whether, besides, no error ended the run and nothing is missing.
         places: the places by their paths.
         ends: for places that ended before the run did, the modes and iterations from which on nothing stands there.
-
-    Raises:
-        NotARecordingError: if it is another file.
-        RecordingError: if it is damaged from the beginning, or of another version.
     """
 
     def __init__(self, file: OpenFile) -> None:
@@ -217,17 +213,7 @@ _LONG = 200
 
 
 def target(to: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """Return the path of a file that may be written.
-
-    Args:
-        to: as the user gave it.
-        overwrite: whether a file that is there may be replaced.
-
-    Raises:
-        IsAFolderError, NoFolderError, NotAFolderError: if there is a directory of that name, or no directory for it;
-            also IsADirectoryError, FileNotFoundError, NotADirectoryError.
-        RecordingExistsError: if there is a file that may not be replaced, or a device, which never may.
-    """
+    """Return the path of a file that may be written; refuse a directory, a device, and what may not be replaced."""
     path = Path(os.fspath(to)).absolute()
     shown = printable(str(to))
     try:

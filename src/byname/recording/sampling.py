@@ -20,11 +20,7 @@ class Time(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationSchedule:
-    """The iterations that are recorded: the arguments of `byname.record` of the same names.
-
-    Raises:
-        BadArgumentError: the schedule is invalid, or would never record anything.
-    """
+    """The iterations that are recorded: the arguments of `byname.record` of the same names, checked."""
 
     every: int = 1
     start: int = 0
@@ -132,11 +128,7 @@ class Sampling:
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> Sampling:
-        """Return the sampling that `facts` describe.
-
-        Raises:
-            TypeError, KeyError: if they are not such facts.
-        """
+        """Return the sampling that `facts` describe; a TypeError or KeyError if they are not such facts."""
         read = {name: facts[name] for name in cls.__slots__ if name in facts}
         if any(type(fact) is not (int if name in _NUMBERS else str) for name, fact in read.items()):
             raise TypeError("an entry has the wrong type")

@@ -128,9 +128,7 @@ class SeriesByPath(dict[str, Series], _OfPlaces):
 class RecordedSeries(Mapping[str, Any], _OfPlaces):
     """Series by path; a path with wildcards gives a dict of all that fit, with a table of their records.
 
-    Args:
-        found: the series by their paths.
-        listened: the places that were observed; some may have reported nothing.
+    Places that were `listened` to and have reported nothing have an empty series.
     """
 
     def __init__(self, found: Mapping[str, Series], listened: Collection[str]) -> None:
@@ -176,11 +174,7 @@ def place_row(path: str, series: Series) -> Row:
 
 
 def asked_for(path: str, known: Collection[str], get: Callable[[str], Any]) -> Any:
-    """Return the series at a path, by `get`, or a `SeriesByPath` for a path with wildcards.
-
-    Raises:
-        NotCapturedError: if nothing is, with the closest paths that there are.
-    """
+    """Return the series at a path, by `get`, or a `SeriesByPath` for a path with wildcards."""
     if path in known:
         return get(path)
     asked = parse(path)

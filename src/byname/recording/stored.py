@@ -78,10 +78,6 @@ class OpenFile(Source):
     Attributes:
         size: its bytes when it was opened; later ones are not read.
         updated: when it was last written, in seconds since 1970.
-
-    Raises:
-        NotARecordingError: if this is a directory, a pipe or the like.
-        NotPermittedError: if it may not be read.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None, *, flags: int = os.O_RDONLY) -> None:
@@ -134,12 +130,7 @@ def _unchanged(path: Path, size: int, checksum: int) -> OpenFile:
 class PackedArray(Source):
     """The bytes of an array that gzip has packed, chunk by chunk; the latest is kept.
 
-    Args:
-        file: what the chunks are in.
-        about: where they are, and how large they were.
-
-    Raises:
-        RecordingError, ValueError, TypeError, KeyError: if there is no such array.
+    `about` says where in the file the chunks are, and how large they were.
     """
 
     def __init__(self, file: Source, about: Mapping[str, Any]) -> None:

@@ -42,11 +42,7 @@ class Grid:
     recorded: NDArray[np.bool_]
 
     def filled(self, iterations: Sequence[int] | None) -> Grid:
-        """Return the grid with every record valid until the next of its rank; at these iterations if given.
-
-        Raises:
-            BynameError: if there are both modes, since no record tells which came first.
-        """
+        """Return the grid with every record valid until the next of its rank; at these iterations if given."""
         if "mode" in self.axes:
             raise BynameError(
                 "fill= needs the records of one mode: a value that changes in one mode also changes in the other"
@@ -190,11 +186,7 @@ def _in_chunks(cells: _Cells, dims: Sequence[str], asked: int | str | Mapping[st
 
 
 def together(found: Mapping[str, SeriesRecords], *how: Any) -> xarray.DataArray:
-    """Return the arrays of several places as one, with their paths as its first dimension.
-
-    Raises:
-        BynameError: there is none, or their values have different shapes.
-    """
+    """Return the arrays of several places as one, with their paths as its first dimension."""
     if not found:
         raise BynameError("nothing was recorded at these places")
     by_mode = len({mode for series in found.values() for mode in np.unique(series.mode_names)}) > 1

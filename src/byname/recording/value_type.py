@@ -69,11 +69,7 @@ class ValueType:
 
     @classmethod
     def of(cls, facts: Any) -> ValueType:
-        """Return what `facts` was made of.
-
-        Raises:
-            ValueError, TypeError, RecordingError: if it is no type of a value.
-        """
+        """Return what `facts` was made of, or refuse what describes no type of a value."""
         kind, dtype, shape, unpadded, shard, *rows = facts
         own = None if unpadded is None else _shape(unpadded)
         part = None if shard is None else checked_shard(Shard(**{name: tuple(fact) for name, fact in shard.items()}))

@@ -250,11 +250,7 @@ _ENDINGS = (".html", ".htm")
 
 
 def _checked(things: Iterable[Any]) -> Iterator[Any]:
-    """Yield the things one after the other, also those in lists and tuples.
-
-    Raises:
-        BadArgumentError: a thing is of no kind that a report can show.
-    """
+    """Yield the things one after the other, also those in lists and tuples; refuse what no report can show."""
     for thing in things:
         if type(thing) in (list, tuple):
             yield from _checked(thing)

@@ -30,11 +30,7 @@ def is_distributed(value: object) -> bool:
 def local_part(tensor: Any) -> tuple[Tensor, Shard]:
     """Return this process's part of a distributed tensor, and where it belongs, without a collective or autograd.
 
-    Args:
-        tensor: a ``DTensor``; the part is its own memory, not a copy.
-
-    Raises:
-        NotStorableError: if the part has another shape than its placements say, so that it could not be put back.
+    The part is the tensor's own memory, not a copy.
     """
     with DisableTorchFunction():
         return _local_part(tensor._local_tensor, tensor._spec)
@@ -64,11 +60,7 @@ def _local_part(local: Any, spec: Any) -> tuple[Tensor, Shard]:
 
 
 def checked_shard(shard: Shard) -> Shard:
-    """Return a shard as a file describes it, if it can be one.
-
-    Raises:
-        ValueError: if a number is no number of a mesh or tensor, or the descriptions do not fit one another.
-    """
+    """Return a shard as a file describes it, or raise a ValueError if it cannot be one."""
     numbers = (*shard.mesh, *shard.coordinate, *shard.shape, *shard.offset)
     texts = (*shard.names, *shard.placements)
     if any(type(one) is not int or not 0 <= one < 2**63 for one in numbers) or any(

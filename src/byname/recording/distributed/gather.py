@@ -48,9 +48,6 @@ def gatherer(*, timeout: float = 60.0, limit: int = 256 << 20) -> Gatherer:
         timeout: in seconds: how long the ranks wait for each other when the group is set up, how long rank 0 waits for
             a window that others have sent already, and how long closing waits for the others.
         limit: bytes of windows that a rank keeps for sending; what comes beyond that is undelivered.
-
-    Raises:
-        RecordingError: if not all ranks joined the group.
     """
     group = None if world() == 1 else _private_group(timeout, world())
     return (Sending if rank() else Receiving)(group, timeout, limit)
@@ -103,11 +100,9 @@ class Gatherer:
         atexit.register(self.close)
 
     def offer(self, number: int, window: Window) -> None:
-        """Take a window of this rank; never waits.
+        """Take a window of this rank: copies that nothing else changes, by path; never waits.
 
-        Args:
-            number: of the window, larger than that of the one before; windows of one number belong together.
-            window: copies that nothing else changes, by path; may be empty.
+        Windows of one number belong together, and the numbers grow.
         """
         raise NotImplementedError
 

@@ -27,8 +27,7 @@ def world() -> int:
 def run_id(name: str) -> str:
     """Return a random text by which the files of one run know each other, in all processes; none waits for it.
 
-    Args:
-        name: what is the same for this recording in all processes, and another for each recording of a run.
+    The name is the same for a recording in all processes, and another for each recording of a run.
     """
     own = uuid.uuid4().hex
     distributed = _distributed()
@@ -63,12 +62,9 @@ def rank_of(path: str | PathLike[str]) -> int | None:
 
 
 def rank_files(path: str | PathLike[str]) -> dict[int, Path]:
-    """Return the files of single ranks of a run recorded to ``path``, by rank; ``path`` itself is none of them.
+    """Return the files ``run.rank0.h5`` ... of the single ranks of a run recorded to ``run.h5``, by rank.
 
     Of a rank that has only a log yet, the path that its file will have.
-
-    Args:
-        path: as it was given to `byname.record`: ``run.h5`` for ``run.rank0.h5``, ``run.rank1.h5`` and so on.
     """
     whole = Path(path)
     try:

@@ -98,11 +98,7 @@ def header(windows: int, length: int) -> Tensor:
 
 
 def body_length(head: Tensor) -> tuple[int, int]:
-    """Return what a header says: the number of windows, 0 at the end, and the bytes of the second tensor.
-
-    Raises:
-        RecordingError: if it is not one that this version writes.
-    """
+    """Return what a header says: the number of windows, 0 at the end, and the bytes of the second tensor."""
     mark, windows, length = (int(number) for number in head)
     if mark != _MARK or not 0 <= windows <= length <= _LONGEST:
         raise RecordingError("another process sent data in an unknown format: use the same byname on every rank")
@@ -110,11 +106,7 @@ def body_length(head: Tensor) -> tuple[int, int]:
 
 
 def unpacked(windows: int, body: Tensor) -> list[tuple[int, dict[str, Series]]]:
-    """Return the windows in a tensor of bytes, with their numbers; their tensors own their memory.
-
-    Raises:
-        RecordingError: if it carries none.
-    """
+    """Return the windows in a tensor of bytes, with their numbers; their tensors own their memory."""
     source = _Message(body)
     index, found, at = FrameIndex(source), [], 0
     for _ in range(windows):

@@ -26,20 +26,13 @@ from byname.recording.values.plain import (
 def plain_copy(value: Any, *, path: str, fetch: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
     """Return a copy as recordings keep it: tensors on the CPU, plain Python values, and dicts, lists and tuples.
 
-    Args:
-        value: anything. Subclasses are read as their base class, by its own methods; no code of theirs runs.
-        path: the place that the value comes from, for the error.
-        fetch: brings dense tensors from other devices; by default they are copied to the CPU.
+    Subclasses are read as their base class, by its own methods; no code of theirs runs. A tensor becomes one of class
+    `torch.Tensor` that is contiguous, needs no gradient and owns its memory, of the same dtype. Dicts, lists and tuples
+    become exactly these; a dataclass becomes a dict of its fields, a numpy array a tensor, a sparse tensor a dict of
+    its parts, a nested one the list of its tensors. A container that stands in the value twice stands in the copy twice
+    as the same object.
 
-    Returns:
-        For a tensor, one of class `torch.Tensor` that is contiguous, needs no gradient and owns its memory, of the same
-        dtype. Dicts, lists and tuples become exactly these; a dataclass becomes a dict of its fields, a numpy array a
-        tensor, a sparse tensor a dict of its parts, a nested one the list of its tensors. A container that stands in
-        the value twice stands in the copy twice as the same object.
-
-    Raises:
-        NotStorableError: something in the value has no values (meta, fake), is still being computed (under ``vmap``),
-            is of another type, or contains itself.
+    `path` is for errors; `fetch` brings dense tensors from other devices, by default they are copied to the CPU.
 
     >>> plain_copy({"scores": torch.ones(2), "step": 3}, path="forward.state")
     {'scores': tensor([1., 1.]), 'step': 3}

@@ -174,14 +174,8 @@ def reduction(reduce: _Asked, path: str) -> Callable[[Any], Any] | None:
     - ``"min"``, ``"max"``: in the tensor's own dtype, float8 in float32; NaN if one is in it.
     - ``"histogram"``: a dict of ``counts`` (int64, 64 bins of one width), ``edges`` (float64, 65, from the smallest to
       the largest finite value) and ``non_finite``, how many are in no bin.
-
-    Args:
-        reduce: a name, a function of a tensor, a sequence of these (recorded as a dict by their names), or None. A
-            function gets the tensor without its history; it may not return None, and may not change the tensor.
-        path: the place, for errors.
-
-    Raises:
-        BadArgumentError: there is no such reduction.
+    - A function gets the tensor without its history; it may not return None, and may not change the tensor.
+    - Several of these are recorded as a dict by their names.
 
     >>> reduction("mean", "fc1.output")(torch.tensor([1.0, 2.0, 6.0]))
     tensor(3.)
