@@ -76,14 +76,7 @@ class Sketch:
         return torch.full((len(self.buffer),), self.counts, device=self.buffer.device)
 
     def ready(self, kind: torch.dtype) -> None:
-        """Convert the values to a wider dtype, and make all tensors ones that can be changed in place.
-
-        Those that were copied in inference mode cannot be changed outside of it.
-        """
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor) and value.is_inference():
-                setattr(self, name, value.clone())
-        self.runs = [None if run is None else run.clone() if run.is_inference() else run for run in self.runs]
+        """Convert the values to a wider dtype."""
         if self.buffer.dtype is not kind:
             self.buffer, self.min, self.max = self.buffer.to(kind), self.min.to(kind), self.max.to(kind)
             self.runs = [None if run is None else run.to(kind) for run in self.runs]
