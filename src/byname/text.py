@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 
@@ -27,6 +28,16 @@ def with_article(name: str) -> str:
     ('a Mean', 'an Extremes')
     """
     return f"{'an' if name[:1] in set('AEIOaeio') else 'a'} {name}"
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Return the names, with a number after the second and later ones of the same: ``class``, ``class_2``."""
+    often: Counter[str] = Counter()
+    found = []
+    for name in names:
+        often[name] += 1
+        found.append(name if often[name] == 1 else f"{name}_{often[name]}")
+    return found
 
 
 def shortened(text: str) -> str:

@@ -13,6 +13,7 @@ from byname.analyse.analyser import Analyser, Sample, checked_analyser
 from byname.analyse.state import dotted, saved_class_name
 from byname.analyse.statistic import Statistic, merged, twin
 from byname.errors import BadArgumentError
+from byname.text import numbered
 
 
 def _handed_on(name: str) -> Any:
@@ -68,7 +69,8 @@ class Several(_Around):
 
     def __init__(self, *analysers: Analyser) -> None:
         super().__init__(*analysers)
-        self.analysers = _named(analysers)
+        names = numbered(type(analyser).__name__ for analyser in analysers)
+        self.analysers = dict(zip(names, analysers, strict=True))
         self.tells_classes_apart = any(analyser.tells_classes_apart for analyser in analysers)
 
     def settings(self) -> dict[str, Any]:
@@ -179,16 +181,6 @@ def _kind_and_settings(analyser: Analyser) -> dict[str, Any]:
     kind = type(analyser)
     name = saved_class_name(kind)
     return {dotted(name) if name.startswith("byname.analyse:") else kind.__qualname__: analyser.settings()}
-
-
-def _named(analysers: tuple[Analyser, ...]) -> dict[str, Analyser]:
-    """Return the analysers under the names of their classes, a second of one class with a number."""
-    named: dict[str, Analyser] = {}
-    for analyser in analysers:
-        kind = type(analyser).__name__
-        names = (kind, *(f"{kind}_{number}" for number in range(2, len(analysers) + 1)))
-        named[next(name for name in names if name not in named)] = analyser
-    return named
 
 
 def _classes_of(sample: Sample) -> Tensor:

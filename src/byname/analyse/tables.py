@@ -12,6 +12,7 @@ from torch import Tensor
 from byname.errors import BadPathError
 from byname.place import Item, NameSegment, Segment, join, parse
 from byname.table import Row
+from byname.text import numbered
 
 _GROUPS = ("class", "rest")
 """The keys of `ClassVersusRest`: the samples of a class, and all others."""
@@ -45,9 +46,7 @@ def _below(path: str, labels: tuple[Any, ...], found: Mapping[Any, Any]) -> Iter
 
 def levels_of(labels: tuple[Any, ...]) -> list[str]:
     """Return the names of label levels: ``class``, ``group`` for "class" and "rest", ``class_2`` for nested classes."""
-    names = ["group" if label in _GROUPS else "class" for label in labels]
-    numbers = [names[: at + 1].count(name) for at, name in enumerate(names)]
-    return [name if number == 1 else f"{name}_{number}" for name, number in zip(names, numbers, strict=True)]
+    return numbered("group" if label in _GROUPS else "class" for label in labels)
 
 
 def column_name(figure: str, taken: Container[str]) -> str:

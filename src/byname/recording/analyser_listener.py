@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +15,7 @@ from byname.recording.listener import PlaceRecorder
 from byname.recording.options import Analysed, Options, is_analyser, several
 from byname.recording.sampling import Time
 from byname.recording.unrecorded import unrecorded_reason
-from byname.text import note_on
+from byname.text import note_on, numbered
 from byname.tracing.muted import muting
 from byname.watch.forwards import do_nothing, watch_forwards
 from byname.watch.handle import Handle
@@ -101,14 +100,11 @@ def without_analysers(asked: Asked) -> tuple[Asked, list[tuple[Options, Analysed
 
 
 def analyser_listeners(
-    model: nn.Module, asked: Iterable[tuple[Options, Analysed]], clock: Clock, windows: Windows
+    model: nn.Module, asked: Sequence[tuple[Options, Analysed]], clock: Clock, windows: Windows
 ) -> list[AnalyserListener]:
     """Return one for each analyser; a second of the same class has a number, ``DeadUnits_2``."""
-    often: Counter[str] = Counter()
-    reports = []
-    for options, analyser in asked:
-        name = type(analyser).__name__
-        often[name] += 1
-        numbered = name if often[name] == 1 else f"{name}_{often[name]}"
-        reports.append(AnalyserListener(model, analyser, numbered, options, clock, windows))
-    return reports
+    names = numbered(type(analyser).__name__ for _, analyser in asked)
+    return [
+        AnalyserListener(model, analyser, name, options, clock, windows)
+        for name, (options, analyser) in zip(names, asked, strict=True)
+    ]
