@@ -14,6 +14,7 @@ from torch import Tensor
 from byname.errors import BadArgumentError, RecordingError
 from byname.recording.distributed.dtensor import Shard, cuts, indices
 from byname.recording.series import Series
+from byname.recording.values.change import same_bits
 
 Coordinate = tuple[int, ...]
 _Parts = Mapping[Coordinate, Tensor]
@@ -124,21 +125,13 @@ def _without_replicas(at: str, shard: Shard, parts: _Parts) -> _Parts:
     for common, replicas in _merged(parts, _dimensions(shard, "Replicate")).items():
         (where, first), *others = replicas.items()
         for other, replica in others:
-            if not _same(first, replica):
+            if not same_bits(replica.cpu(), first.cpu()):
                 raise RecordingError(
                     f"{at} is replicated, but its values at {where} and {other} of the mesh {shard.mesh} differ: "
                     "read each by its rank"
                 )
         kept[common] = first
     return kept
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same bits, so that NaN equals NaN."""
-    if one.shape != other.shape:
-        return False
-    bits = [part.contiguous().reshape(-1).view(torch.uint8) for part in (one, other)]
-    return torch.equal(*bits)
 
 
 def _reduced(at: str, shard: Shard, parts: _Parts) -> _Parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -170,7 +169,7 @@ class Copies:
         steady = tensor.clone(memory_format=torch.contiguous_format)
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        with _on(stream):
+        with torch.cuda.stream(stream):  # type: ignore[no-untyped-call, unused-ignore]
             pinned.copy_(steady, non_blocking=True)
         steady.record_stream(stream)
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -181,7 +180,3 @@ class Copies:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
         return self._streams[device]
-
-
-def _on(stream: torch.cuda.Stream) -> AbstractContextManager[None]:
-    return torch.cuda.stream(stream)  # type: ignore[no-any-return, unused-ignore]
