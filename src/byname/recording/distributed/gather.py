@@ -175,7 +175,6 @@ class Sending(Gatherer):
         super().__init__(group, timeout, limit, {0: thread})
 
     def offer(self, number: int, window: Window) -> None:
-        """Put a window behind the others, or with those kept here."""
         size = approximate_bytes(window)
         with self._changed:
             if self._ended or self._ending:
@@ -189,13 +188,11 @@ class Sending(Gatherer):
                 self._changed.notify_all()
 
     def undelivered(self) -> list[Window]:
-        """Return the windows kept here, each given once."""
         with self._changed:
             kept, self._kept = self._kept, []
             return kept
 
     def closing(self, timeout: float | None = None, missing: Sequence[str] = ()) -> Iterator[dict[str, Series]]:
-        """Wait until all is sent and stored, or the timeout is over."""
         timeout = self._timeout if timeout is None else timeout
         with self._changed:
             self._ending, self._missing = True, missing
@@ -313,12 +310,10 @@ class Receiving(Gatherer):
         super().__init__(group, timeout, limit, threads)
 
     def offer(self, number: int, window: Window) -> None:
-        """Take a window of rank 0 itself."""
         with self._changed:
             self._take(0, number, window)
 
     def ready(self) -> list[dict[str, Series]]:
-        """Return the windows for which no rank is waited any more, each put together from those of all ranks."""
         if not self._held:
             return []
         with self._changed:
@@ -326,14 +321,12 @@ class Receiving(Gatherer):
         return [combined([one.window for one in sorted(some, key=lambda one: one.rank)]) for some in complete]
 
     def stored(self) -> None:
-        """Tell the ranks that wait for it that what was handed on is safe."""
         with self._changed:
             self._unstored -= self._handed
             self._handed.clear()
             self._changed.notify_all()
 
     def closing(self, timeout: float | None = None, missing: Sequence[str] = ()) -> Iterator[dict[str, Series]]:
-        """Give what is left, and what comes until all ranks have closed or the timeout is over."""
         timeout = self._timeout if timeout is None else timeout
         give_up = time.monotonic() + timeout
         with self._changed:
