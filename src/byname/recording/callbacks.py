@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ from byname.reading.tensor import fact, is_tensor
 from byname.recording.export import NUMBERS, plain_type
 from byname.recording.series import Series, value_shape
 from byname.recording.series_records import cropped, one_each
+from byname.recording.values.reduce import reduction_name
 from byname.table import listed
 from byname.text import note_on
 
@@ -167,14 +167,8 @@ def _noted(callback: _Callback, moment: str, path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        note_on(error, f"byname: in {moment} callback `{_name(callback)}` at `{path}`")
+        note_on(error, f"byname: in {moment} callback `{reduction_name(callback)}` at `{path}`")
         raise
-
-
-def _name(callback: _Callback) -> str:
-    if type(callback) in (types.FunctionType, types.MethodType, types.BuiltinFunctionType):
-        return str(callback.__name__)
-    return type(callback).__name__
 
 
 def _own(series: Series) -> Series:
