@@ -17,7 +17,6 @@ from byname.model.methods import Namespace
 from byname.model.states import with_paths
 from byname.model.where import unwrapped
 from byname.place import Place, as_place
-from byname.recording.analyser_listener import Asked, analyser_listeners, without_analysers
 from byname.recording.callbacks import Callbacks, callables
 from byname.recording.chosen import ByValues, IterationFilter
 from byname.recording.clock import Clock
@@ -25,7 +24,7 @@ from byname.recording.distributed.gather import gatherer
 from byname.recording.distributed.ranks import rank, rank_file, world
 from byname.recording.facts import facts_of_run
 from byname.recording.flush import Windows
-from byname.recording.listener import Listener
+from byname.recording.listener import Asked, Listener, analyser_listeners, without_analysers
 from byname.recording.memory import MemoryStore, Store
 from byname.recording.options import Options, Reduce, named_analysers, options_of, placed, several
 from byname.recording.program_functions import ProgramFunctions

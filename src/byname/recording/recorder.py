@@ -12,12 +12,11 @@ from typing import Any
 
 from byname.errors import RecordingError, RecordingWarning
 from byname.reading.interrupts import defer_signals, raise_first
-from byname.recording.analyser_listener import AnalyserListener
 from byname.recording.callbacks import Callbacks, applied
 from byname.recording.chosen import IterationFilter
 from byname.recording.clock import Clock
 from byname.recording.flush import Windows
-from byname.recording.listener import Listener
+from byname.recording.listener import AnalyserListener, Listener
 from byname.recording.memory import Store
 from byname.recording.series import Series
 from byname.recording.series_by_path import RecordedSeries
