@@ -110,7 +110,7 @@ class LinearClassifier(Statistic):
         return optimizer
 
     def _grow(self, rows: Tensor, classes: int) -> None:
-        """Make room for more classes, with weights and optimizer state of 0."""
+        """Make room for more classes, with weights of 0; the optimizer starts anew."""
         if self.weight is None:
             width, place = rows.shape[1], rows.device
             self.weight = torch.zeros(classes, width, dtype=_precision(rows), device=place)
@@ -118,8 +118,10 @@ class LinearClassifier(Statistic):
             self._mean = torch.zeros(width, dtype=torch.float64, device=place)
             self._squares = torch.zeros(width, dtype=torch.float64, device=place)
         elif classes > len(self.weight):
-            self._optimizer_state = _grown({0: self.weight, 1: self.bias}, self._optimizer_state, classes)
-            self.weight, self.bias = (_padded(one.detach(), classes) for one in (self.weight, self.bias))
+            more = classes - len(self.weight)
+            self.weight = torch.nn.functional.pad(self.weight.detach(), (0, 0, 0, more))
+            self.bias = torch.nn.functional.pad(self.bias.detach(), (0, more))
+            self._optimizer_state = None
 
     def _follow(self, rows: Tensor) -> None:
         if self.standardise:
@@ -172,24 +174,6 @@ def optimizer_of(parameters: list[Tensor], make: MakeOptimizer) -> torch.optim.O
 
 def _precision(rows: Tensor) -> torch.dtype:
     return torch.promote_types(rows.dtype, torch.float32)
-
-
-def _padded(tensor: Tensor, classes: int) -> Tensor:
-    return torch.cat([tensor, tensor.new_zeros(classes - len(tensor), *tensor.shape[1:])])
-
-
-def _grown(parameters: dict[int, Tensor], state: dict[int, Any] | None, classes: int) -> dict[int, Any] | None:
-    """Return the optimizer state for more classes; None, to start anew, if it is not one value for each weight."""
-    grown: dict[int, Any] = {}
-    for number, of_parameter in (state or {}).items():
-        shape = parameters[number].shape
-        for name, value in of_parameter.items():
-            if isinstance(value, Tensor) and value.shape == shape:
-                value = _padded(value, classes)
-            elif isinstance(value, list) or (isinstance(value, Tensor) and value.ndim):
-                return None
-            grown.setdefault(number, {})[name] = value
-    return grown
 
 
 Metric: TypeAlias = Callable[[Tensor, Tensor], Any]

@@ -51,7 +51,8 @@ class LinearProbe(Analyser):
     features, if there was a choice. A pass lasts from one call of `train` or `eval` to the next.
 
     Args:
-        classes: their number. If None they are learnt from the targets, and the layer grows with a new one.
+        classes: their number. If None they are learnt from the targets; with a new one the layer grows, and its
+            optimizer starts anew.
         optimizer: makes an optimizer of ``torch.optim`` of a list of parameters:
             ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``. Adam if None.
         loss: a function of logits ``(samples, classes)`` and class numbers; cross-entropy if None.
