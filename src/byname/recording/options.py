@@ -17,11 +17,7 @@ from byname.recording.values.reduce import converted, reduction, reduction_name,
 
 
 class Analysed(Protocol):
-    """Computes figures of what passes at places of a model.
-
-    Attributes:
-        enabled: whether it is to be given what passes.
-    """
+    """Computes figures of what passes at places of a model, unless it is not `enabled`."""
 
     enabled: bool
 
@@ -88,13 +84,6 @@ class Options(IterationSchedule):
         reduction(self.reduce, path)
         torch_dtype(self.dtype)
         callables(self.on_value, "on_value")
-
-
-def options_of(**given: Any) -> Options:
-    """Return checked options; an invalid one raises before anything is installed."""
-    options = Options(**given)
-    options.check("")
-    return options
 
 
 def placed(where: Any, defaults: Options) -> list[tuple[Options, Any]]:

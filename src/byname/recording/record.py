@@ -26,7 +26,7 @@ from byname.recording.facts import facts_of_run
 from byname.recording.flush import Windows
 from byname.recording.listener import Asked, Listener, analyser_listeners, without_analysers
 from byname.recording.memory import MemoryStore, Store
-from byname.recording.options import Options, Reduce, named_analysers, options_of, placed, several
+from byname.recording.options import Options, Reduce, named_analysers, placed, several
 from byname.recording.program_functions import ProgramFunctions
 from byname.recording.recorder import Recorder
 
@@ -130,10 +130,11 @@ def record(
         RecordingError: the file cannot be made.
         NotStorableError: in the first forward, a place holds a value that no recording can store.
     """
-    defaults = options_of(
+    defaults = Options(
         every=every, start=start, stop=stop, mode=mode, on_change=on_change, reduce=reduce, dtype=dtype,
         on_value=on_value,
     )  # fmt: skip
+    defaults.check("")
     _check(to, gather_every, keep, before_gather=before_gather, after_gather=after_gather, at_end=at_end)
     if isinstance(model, str | Place):
         where, model = _with_first(model, where), None

@@ -91,6 +91,7 @@ def _section(
 
 def _drawn(series: Series, builder: PageBuilder) -> tuple[PlotPanel, list[Curve]]:
     curves = curves_of(series, POINTS, READ) if len(series) else []
+    without = sum(curve.without for curve in curves)  # such as None and empty tensors
     words = None if curves or not len(series) else TablePanel.of(export.shown(series, 40)[0], skip=("shape", "rank"))
     place = PlotPanel(
         title=series.path,
@@ -100,7 +101,7 @@ def _drawn(series: Series, builder: PageBuilder) -> tuple[PlotPanel, list[Curve]
         picture=heat_map(series) if curves else None,
         table=words,
         alarm=" ".join(_bad(curves)),
-        note=" ".join(_without_numbers(curves)),
+        note=f"{counted(without, 'record')} without a number not drawn." if without else "",
         about=_about(series.path, curves),
     )
     return place, curves
@@ -124,13 +125,6 @@ def _bad(curves: Sequence[Curve]) -> Iterator[str]:
             mode = f" ({curve.name})" if curve.name else ""
             first = curve.first[curve.bad[0][0]]
             yield f"{' and '.join(words)} among the values{mode}, the first at iteration {first:,}."
-
-
-def _without_numbers(curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield a sentence for records beside the numbers that are none, such as None and empty tensors."""
-    count = sum(curve.without for curve in curves)
-    if count:
-        yield f"{counted(count, 'record')} without a number not drawn."
 
 
 def _about(path: str, curves: Sequence[Curve]) -> str:
