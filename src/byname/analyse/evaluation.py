@@ -267,11 +267,7 @@ class Snapshots:
         self._latest: object = None
 
     def step(self, *, batch: int | None = None) -> Record | None:
-        """Count a step; return the record of the snapshot, if one was due.
-
-        Args:
-            batch: the number of the batch in its epoch, to be written into the record.
-        """
+        """Count a step, with the number of the batch in its epoch; return the record of a snapshot that was due."""
         self.steps += 1
         event = self.schedule.due(self.steps)
         return None if event is None else self.take(event, batch)

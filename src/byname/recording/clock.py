@@ -196,9 +196,8 @@ class Clock:
     def start(self, began: Callable[[], object], ended: Callable[[], object]) -> None:
         """Count from now on.
 
-        Args:
-            began: is called when an iteration begins; all before it have ended, backward included.
-            ended: is called when a forward has ended, to prepare for the next.
+        `began` is called when an iteration begins, and all before it have ended, backward included; `ended` when a
+        forward has ended, to prepare for the next.
         """
         self._began, self._ended = began, ended
         self._handle.enabled = True

@@ -48,8 +48,7 @@ _UNREADABLE = (ValueError, TypeError, KeyError, IndexError, AttributeError, Over
 class FrameWriter:
     """Makes frames; a place or a type of values is described in the first frame that has it.
 
-    Attributes:
-        last: the last iteration of all records; -1 if there are none.
+    `last` is the last iteration of all records; -1 if there are none.
     """
 
     def __init__(self) -> None:
@@ -175,13 +174,7 @@ def _types(series: Series) -> Iterator[ValueType]:
 
 
 class Frame(NamedTuple):
-    """A frame that was read.
-
-    Attributes:
-        facts: its JSON.
-        entries: its table, with places in the source.
-        end: where it ends.
-    """
+    """A frame that was read: its JSON, its table with positions in the source, and its end."""
 
     facts: dict[str, Any]
     entries: NDArray[Any]

@@ -45,9 +45,8 @@ _DIMENSIONS = 31
 def group_name(path: str) -> str:
     """Return the name of a group for a place.
 
-    Examples:
-        >>> group_name("forward.x['a/b']")
-        "forward.x['a%2Fb']"
+    >>> group_name("forward.x['a/b']")
+    "forward.x['a%2Fb']"
     """
     safe = path.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return f"%{ord(safe[0]):02X}{safe[1:]}" if safe in _TAKEN else safe

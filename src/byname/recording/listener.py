@@ -37,12 +37,7 @@ from byname.watch.handle import Handle
 
 
 class PlaceRecorder:
-    """Stores the values of places as they are asked for.
-
-    Attributes:
-        asked: the places in words.
-        handle: the handle of the attachment to the model.
-    """
+    """Stores the values of places, which `asked` has in words, as they are asked for."""
 
     asked: str
     handle: Handle

@@ -140,12 +140,7 @@ _HELD = ("path", "values", "records", "kinds", "sampling", "ends")
 
 
 class ValueKind(NamedTuple):
-    """What values have in common.
-
-    Attributes:
-        shape: of a tensor, from before it was padded; ``()`` for plain values.
-        shard: the part of a distributed tensor that they are.
-    """
+    """The shape of values, from before they were padded, and the part of a distributed tensor that they are."""
 
     shape: tuple[int, ...]
     shard: Shard | None

@@ -36,11 +36,7 @@ _KINDS = {stat.S_IFIFO: "a pipe (a FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFD
 
 
 class Source(ABC):
-    """Bytes that can be read from any place on.
-
-    Attributes:
-        size: how many there are.
-    """
+    """Bytes that can be read from any place on; `size` says how many there are."""
 
     size: int
 
@@ -68,12 +64,7 @@ class Source(ABC):
 
 
 class OpenFile(Source):
-    """An open file, which is closed at the latest when nothing refers to it any more.
-
-    Args:
-        path: of the file.
-        descriptor: of the file, where it is open already; a copy of it is used.
-        flags: how to open it, as for ``os.open``.
+    """An open file, which is closed at the latest when nothing refers to it any more; of `descriptor` a copy is used.
 
     Attributes:
         size: its bytes when it was opened; later ones are not read.
