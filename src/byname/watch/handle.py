@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from byname.errors import NothingSeenWarning
-from byname.reading.interrupts import defer_signals, raise_first
+from byname.reading.interrupts import defer_signals
 from byname.source.tracebacks import warn
 from byname.table import listed
 from byname.text import printable
@@ -207,18 +207,7 @@ def _put_on(hook_sets: Sequence[HookSet]) -> None:
 
 def remove_all(hook_sets: Iterable[Any]) -> None:
     """Remove hook sets, the latest first, each even if another one raises or is interrupted."""
-    left, errors = [*hook_sets], list[BaseException]()
-    try:
-        _remove(left, errors)
-    finally:
-        _remove(left, errors)  # those that an interrupt has left untried
-    raise_first(errors)
-
-
-def _remove(left: list[Any], errors: list[BaseException]) -> None:
-    while left:
-        try:
-            left[-1].remove()
-        except BaseException as error:  # noqa: BLE001 - of any kind; raised after the others were removed
-            errors.append(error)
-        del left[-1:]
+    undo = Undo()
+    for hook_set in hook_sets:
+        undo.add(hook_set.remove)
+    undo()
