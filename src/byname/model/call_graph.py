@@ -5,7 +5,8 @@ Distances are counted in elementary calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -121,7 +122,11 @@ def _step(call: ModelCall) -> int:
 
 def _reached_after(flow: Flow, others: Collection[int], step: Callable[[ModelCall], int]) -> dict[int, int]:
     """Return the distance of each call from the nearest of `others`; `step` gives the steps of a call."""
-    distances = _Distances(flow)
+    made_from: defaultdict[int, list[int]] = defaultdict(list)
+    for number, origins in flow.unseen.items():
+        for origin in origins:
+            made_from[origin].append(number)
+    distances = _Distances(made_from)
     reached = {}
     for index, begins in _moments(flow.calls):
         call = flow.calls[index]
@@ -137,17 +142,17 @@ def _reached_after(flow: Flow, others: Collection[int], step: Callable[[ModelCal
 
 def _reached_before(flow: Flow, others: Collection[int], step: Callable[[ModelCall], int]) -> dict[int, int]:
     """Return the distance of each call to the nearest of `others` that its data reaches."""
-    distances = _Distances(flow)
+    distances = _Distances(flow.unseen)
     reached = {}
     for index, begins in reversed(list(_moments(flow.calls))):
         call = flow.calls[index]
         if begins:
             if call.elementary:
-                distances.lower_back(call.inputs, distances.least_back(call.outputs) + step(call))
+                distances.lower(call.inputs, distances.least(call.outputs) + step(call))
             if index in others:
-                distances.lower_back(call.inputs, 1)
+                distances.lower(call.inputs, 1)
         else:
-            reached[index] = distances.least_back(_own(call))
+            reached[index] = distances.least(_own(call))
     return reached
 
 
@@ -155,49 +160,23 @@ _UNREACHED = 1 << 60
 
 
 class _Distances:
-    """The distance of each tensor from the start; a tensor made unseen is one step from those it was made from."""
+    """The distance of each tensor from the start; `unseen` are the tensors one step further, where no call is seen."""
 
-    def __init__(self, flow: Flow) -> None:
-        self._unseen = flow.unseen
+    def __init__(self, unseen: Mapping[int, Collection[int]]) -> None:
+        self._unseen = unseen
         self._of: dict[int, int] = {}
 
     def least(self, numbers: Collection[int]) -> int:
-        """Return the least distance of some tensors, going forward."""
-        return min((self._at(number) for number in numbers), default=_UNREACHED)
-
-    def _at(self, number: int) -> int:
-        known: dict[int, int] = {}
-        for one in sorted(self._unseen_behind(number)):  # the tensors that a tensor was made from have smaller ids
-            origins = [known.get(origin, self._of.get(origin, _UNREACHED)) + 1 for origin in self._unseen[one]]
-            known[one] = min(self._of.get(one, _UNREACHED), *origins)
-        return known.get(number, self._of.get(number, _UNREACHED))
-
-    def _unseen_behind(self, number: int) -> set[int]:
-        found: set[int] = set()
-        waiting = [number]
-        while waiting:
-            one = waiting.pop()
-            if one in self._unseen and one not in found:
-                found.add(one)
-                waiting += self._unseen[one]
-        return found
-
-    def lower(self, numbers: Collection[int], distance: int) -> None:
-        for number in numbers:
-            self._of[number] = min(self._of.get(number, _UNREACHED), distance)
-
-    def least_back(self, numbers: Collection[int]) -> int:
-        """Return the least distance of some tensors, going backward."""
         return min((self._of.get(number, _UNREACHED) for number in numbers), default=_UNREACHED)
 
-    def lower_back(self, numbers: Collection[int], distance: int) -> None:
-        """Lower the distance of tensors, and of the tensors that they were made from, going backward."""
+    def lower(self, numbers: Collection[int], distance: int) -> None:
+        """Lower the distance of some tensors, and of those that they lead to unseen."""
         waiting = [(number, distance) for number in numbers]
         while waiting:
             number, far = waiting.pop()
             if far < self._of.get(number, _UNREACHED):
                 self._of[number] = far
-                waiting += [(origin, far + 1) for origin in self._unseen.get(number, ())]
+                waiting += [(one, far + 1) for one in self._unseen.get(number, ())]
 
 
 def _own(call: ModelCall) -> Collection[int]:
