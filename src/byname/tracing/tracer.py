@@ -88,25 +88,18 @@ class OpenCalls(list[tuple[nn.Module, T]]):
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A call whose inputs and outputs are still being collected; `model.call_graph.ModelCall` documents the fields.
+    """A call whose inputs and outputs are still being collected.
 
     `visible` is whether the call of a module is on the stack, as always unless other code replaces PyTorch's.
     """
 
-    path: str
-    operation: str
-    kind: str
-    module: nn.Module
+    call: ModelCall
     parent: PendingCall | None
-    function: Any = None
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     is_call: bool = True
     visible: bool = False
-    line: Instruction | None = None
-    inside: tuple[str, ...] = ()
-    given: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
 
 
 class CallTracer(TorchFunctionMode):
@@ -148,9 +141,9 @@ class CallTracer(TorchFunctionMode):
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        pending = PendingCall(self._paths[id(module)], type(module).__name__, "module", module, self._running())
-        pending.line = model_instruction(sys._getframe(1))
-        pending.visible = runs(module)
+        path, line = self._paths[id(module)], model_instruction(sys._getframe(1))
+        call = ModelCall(path, type(module).__name__, "module", module, line=line)
+        pending = PendingCall(call, self._running(), visible=runs(module))
         self.pending_calls.append(pending)
         self._open.append((module, pending))
 
@@ -167,7 +160,7 @@ class CallTracer(TorchFunctionMode):
             _, pending = self._open[-1]
             with DisableTorchFunction():
                 pending.inputs = [self.numbers.of(one) for one in distinct_tensors((args, kwargs))]
-                pending.given = _labelled_shapes(args, kwargs)
+                pending.call = pending.call._replace(given=_labelled_shapes(args, kwargs))
 
     @dynamo_skip
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -181,7 +174,7 @@ class CallTracer(TorchFunctionMode):
         numbers = self.numbers
         other = None
         if (
-            is_leaf_module(pending.module)
+            is_leaf_module(pending.call.module)
             and is_tensor(output)
             and numbers.of(output, pending.inputs) in pending.inputs
         ):
@@ -215,26 +208,26 @@ class CallTracer(TorchFunctionMode):
 
     def _begun(self, name: str, func: Any, caller: FrameType) -> PendingCall:
         _, frame = self._open[-1]
-        module = frame.module
+        module = frame.call.module
         if id(module) not in self._taken:
             self._taken[id(module)] = taken(module)
         count = frame.counts.get(name, 0)
         frame.counts[name] = count + 1
-        path = operation_path(frame.path, name, count, self._taken[id(module)])
-        pending = PendingCall(path, name, "operation", module, frame, func, is_call=False)
-        pending.line = model_instruction(caller)
-        pending.inside = self._paths_in_functions(frame, name, caller)
+        path = operation_path(frame.call.path, name, count, self._taken[id(module)])
+        line, inside = model_instruction(caller), self._paths_in_functions(frame, name, caller)
+        call = ModelCall(path, name, "operation", module, function=func, line=line, inside=inside)
+        pending = PendingCall(call, frame, is_call=False)
         self.pending_calls.append(pending)
         return pending
 
     def _paths_in_functions(self, module: PendingCall, name: str, caller: FrameType) -> tuple[str, ...]:
         """Return the paths of an operation in the functions that run between the module's call and the operation."""
-        functions = self._functions.get(id(module.module))
+        functions = self._functions.get(id(module.call.module))
         paths = []
         for function in functions_running(functions, caller) if functions else ():
             count = module.counts.get(label := f"{function}.{name}", 0)
             module.counts[label] = count + 1
-            paths.append(operation_path(join_path(module.path, function), name, count))
+            paths.append(operation_path(join_path(module.call.path, function), name, count))
         return tuple(paths)
 
     def _done(
@@ -391,33 +384,25 @@ def _finished(tracer: CallTracer) -> Flow:
     counts: Counter[str] = Counter()
     calls = []
     for pending in pending_calls:
-        outputs = tuple(dict.fromkeys(pending.outputs))
+        call, outputs = pending.call, tuple(dict.fromkeys(pending.outputs))
         calls.append(
-            ModelCall(
-                path=pending.path,
-                operation=pending.operation,
-                kind=pending.kind,
-                module=pending.module,
+            call._replace(
                 parent=None if pending.parent is None else places[id(pending.parent)],
-                call=counts[pending.path],
+                call=counts[call.path],
                 inputs=tuple(dict.fromkeys(pending.inputs)),
                 outputs=outputs,
                 shapes=tuple(tracer.numbers.shapes[number] for number in outputs),
-                function=pending.function,
-                elementary=is_leaf_module(pending.module) == (pending.kind == "module"),
-                line=pending.line,
-                inside=pending.inside,
-                given=pending.given,
+                elementary=is_leaf_module(call.module) == (call.kind == "module"),
             )
         )
-        counts[pending.path] += 1
+        counts[call.path] += 1
     return Flow(tuple(calls), tracer.numbers.sources, tracer.numbers.unseen)
 
 
 def _with_leaf_module(pending: PendingCall) -> list[PendingCall]:
     """Return a call, and the leaf module that it ran in, if any."""
-    inside = pending.kind == "operation" and pending.parent is not None and is_leaf_module(pending.parent.module)
-    return [pending, pending.parent] if inside and pending.parent is not None else [pending]
+    around = None if pending.call.kind == "module" else pending.parent
+    return [pending] if around is None or not is_leaf_module(around.call.module) else [pending, around]
 
 
 def _add_attribute_inputs(pending_calls: list[PendingCall], state: set[int]) -> None:
