@@ -69,13 +69,14 @@ def interject(
         InterjectionError: raised in the forward or backward if the returned value does not fit. An error that the
             interjection itself raises is not wrapped; the place is added as a note. The model stays usable.
     """
-    put_in = _put_in(checked_interjection(interjection))
-    begins = put_in.begins if isinstance(put_in, _PutInBothWays) else None
+    checked = checked_interjection(interjection)
+    both = _PutInBothWays(checked) if isinstance(checked, WrappedForwardBackwardInterjection) else None
+    put_in, before = (_PutIn(checked), None) if both is None else (both, both.begins)
     put_in.handle = handle = attach(
-        model, where, put_in, example=example, attention=attention, before=begins, enabled=False
+        model, where, put_in, example=example, attention=attention, before=before, enabled=False
     )
-    if isinstance(put_in, _PutInBothWays):
-        handle.add(put_in)
+    if both is not None:
+        handle.add(both)
     return handle.switched(True)
 
 
@@ -190,12 +191,6 @@ def gradients_from(
 
 def tensors_of(value: Any) -> list[Tensor]:
     return [tensor for _, tensor in tensors_in(value)]
-
-
-def _put_in(interjection: Interjection) -> _PutIn:
-    if isinstance(interjection, WrappedForwardBackwardInterjection):
-        return _PutInBothWays(interjection)
-    return _PutIn(interjection)
 
 
 def label_of(interjection: Interjection) -> str:
