@@ -112,30 +112,18 @@ def attach(
         binding.prepare_first_forward()
     else:
         binding.bind(example)
-    return _handle(root, model, attachment, resolution, selectors, binding).switched(enabled)
-
-
-def _handle(
-    root: nn.Module,
-    given: nn.Module,
-    attachment: Attachment,
-    resolution: Resolution,
-    selectors: Sequence[Selector],
-    binding: Binding,
-) -> Handle:
-    """Return the handle of an attachment that is not installed yet."""
     states = States(attachment)
     places = Following(root, attachment, states, resolution, selectors, binding)
     hook_sets: list[HookSet] = [EagerExecution(attachment.notes), attachment, states, places]
     of_places = (spot.module for spot in resolution.spots if spot.kind in ("module", "input"))
     hooked = {id(module) for module in (root, *binding.hooked, *of_places)}
-    late_notes = partial(_model_notes, weakref.ref(root), weakref.ref(given), hooked, binding.needs_function_mode)
+    late_notes = partial(_model_notes, weakref.ref(root), weakref.ref(model), hooked, binding.needs_function_mode)
     kept_when_paused = (attachment, states)
     handle = Handle(
         hook_sets, attachment.paths, attachment.notes, attachment.requested, kept_when_paused, late_notes, places.forget
     )
     binding.missing = handle.remove_silently
-    return handle
+    return handle.switched(enabled)
 
 
 def _model_notes(
