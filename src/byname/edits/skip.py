@@ -15,7 +15,7 @@ from byname.edits.active_steps import ActiveSteps, why_unused
 from byname.edits.patch import Edit, edit
 from byname.edits.selection import SelectedPart, Selection
 from byname.errors import BadArgumentError, InterjectionError
-from byname.model.methods import method_of
+from byname.model.methods import function_of
 from byname.model.where import modules_of, parts_of, unwrapped
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of, namespace_of, parents_of
@@ -100,7 +100,7 @@ def _tensors_alone(modules: dict[str, nn.Module], why: Callable[[nn.Module, str]
 
 def _needs_value(module: nn.Module, kind: str) -> str:
     """Return why a container needs a value, with an example of a function that may take the place of the module."""
-    function = method_of(module, "forward")
+    function = function_of(module, "forward")
     names = function.__code__.co_varnames[1 : function.__code__.co_argcount] if function is not None else ()
     name, count = names[0] if names else "x", items_returned(module)
     items = ", ".join([name, *["None"] * ((count or 2) - 1)]) + "," * (count == 1)
@@ -228,13 +228,16 @@ _DEEPEST = 5
 """The number of modules that are followed, one from the other."""
 
 
-def returned_by(module: nn.Module) -> Returned:
+def returned_by(module: nn.Module, depth: int = 0) -> Returned:
     """Return the kind of value that the forward of a module returns, by its source; nothing runs.
 
     >>> returned_by(nn.LSTM(1, 1)), returned_by(nn.Linear(1, 1)), returned_by(nn.Sequential())
     ('tuple', 'tensor', '')
     """
-    return _of_module(module, 0)
+    if type(module) is nn.Sequential and len(module):
+        return returned_by(module[-1], depth + 1)
+    definition = _definition(module)
+    return "" if definition is None or depth > _DEEPEST else _Forward(module, definition, depth).returned()
 
 
 def items_returned(module: nn.Module) -> int | None:
@@ -259,18 +262,8 @@ def _tuple_length(node: ast.expr | None) -> int | None:
 
 def _definition(module: nn.Module) -> Function | None:
     """Return the syntax tree of a module's forward; None where it has no Python code, or no source."""
-    try:
-        function = method_of(module, "forward")
-    except BadArgumentError:
-        return None
+    function = function_of(module, "forward")
     return None if function is None else definition_of(original_code[function.__code__])
-
-
-def _of_module(module: nn.Module, depth: int) -> Returned:
-    if type(module) is nn.Sequential and len(module):
-        return _of_module(module[-1], depth + 1)
-    definition = _definition(module)
-    return "" if definition is None or depth > _DEEPEST else _Forward(module, definition, depth).returned()
 
 
 class _Forward:
@@ -304,7 +297,7 @@ class _Forward:
             self._seen.add(node.id)
             return _either([self._kind(one) for one in self._assigned(node.id)])
         inner = self._called(node)
-        return _display(node) if inner is None else _of_module(inner, self._depth + 1)
+        return _display(node) if inner is None else returned_by(inner, self._depth + 1)
 
     def _assigned(self, name: str) -> list[ast.expr]:
         assignments = [one for one in self._own if isinstance(one, ast.Assign)]
