@@ -162,6 +162,7 @@ def loaded(program: Program) -> Iterator[None]:
         sys.modules["__main__"], sys.path[:] = before, path
         for name in [name for name in sys.modules if name.split(".")[0] == "helpers"]:
             del sys.modules[name]
+        gc.collect()  # caches of methods are cycles; the next program would be searched among their tensors
 
 
 def _break_cycles() -> None:
