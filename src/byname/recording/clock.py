@@ -8,7 +8,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -20,16 +20,6 @@ from byname.watch.attachment import Event
 from byname.watch.forwards import watch_forwards
 from byname.watch.handle import Handle
 from byname.watch.variables.subscribe import Subscription
-
-
-class ValueNumbers(Protocol):
-    """Numbers the values of one place."""
-
-    def next(self, time: Time, event: Any) -> Any:
-        """Return the number of a value, or what will tell it."""
-
-    def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
-        """Return the numbers of the values of a window, from their iterations and what `next` said of them."""
 
 
 class NumbersInOrder:
@@ -48,6 +38,7 @@ class NumbersInOrder:
         return number
 
     def settled(self, records: Sequence[tuple[Time, Any]]) -> list[int]:
+        """Return the numbers of the values of a window, from their iterations and what `next` said of them."""
         return [number for _, number in records]
 
 
@@ -146,6 +137,9 @@ class StepNumbers:
         for time, key in [one for one in self._places if one[0].iteration != latest]:
             del self._places[time, key]  # what is left waits for a value that is on its way, if a callback flushes
         return numbers
+
+
+ValueNumbers: TypeAlias = NumbersInOrder | BackwardNumbers | StepNumbers
 
 
 class _ThreadTime(threading.local):
