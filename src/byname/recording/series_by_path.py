@@ -59,13 +59,7 @@ class _OfPlaces:
     ) -> xarray.DataArray:
         """Return the values of all places as one array, with ``path`` as its first dimension; needs xarray.
 
-        Args:
-            dims: as in `Series.to_xarray`.
-            fill: as in `Series.to_xarray`.
-            chunks: as in `Series.to_xarray`.
-
-        Raises:
-            BynameError: as there, or the values of the places have different shapes.
+        The arguments are those of `Series.to_xarray`. Values of several shapes are a `BynameError`, as there.
         """
         with needs("to_xarray()", "xarray"):
             import xarray  # noqa: F401 - it is this import that says what is missing
@@ -74,26 +68,13 @@ class _OfPlaces:
         return together({path: series for path, series in self.items() if len(series)}, fill, chunks, dims)
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
-        """Draw the values of all places over iterations, each in a colour, as `Series.plot` does; needs matplotlib.
-
-        Args:
-            ax: what to draw in; a new figure if None.
-
-        Raises:
-            BynameError: there are no numbers to draw.
-        """
+        """Draw the values of all places over iterations, each in a colour, as `Series.plot` does; needs matplotlib."""
         return export.plotted(dict(self.items()), ax)
 
     def dataset(self, *, samples: str = "tokens", shuffle: int | None = None) -> Samples:
         """Return a ``torch.utils.data.Dataset`` of the samples at all places: each is a dict of a tensor for each path.
 
-        Args:
-            samples: as in `Series.dataset`.
-            shuffle: as in `Series.dataset`.
-
-        Raises:
-            BadArgumentError: an argument is invalid.
-            BynameError: the places do not have the same records and samples.
+        The arguments are those of `Series.dataset`. Places without the same records and samples are a `BynameError`.
         """
         return Samples(dict(self.items()), samples=samples, shuffle=shuffle)
 
