@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from byname.errors import BadArgumentError
 from byname.recording.sampling import Time
@@ -161,7 +162,7 @@ class Clock:
     """
 
     def __init__(self, model: nn.Module, count: Any) -> None:
-        if not (count in ("forward", "step") if isinstance(count, str) else _is_optimizer(count)):
+        if not (count in ("forward", "step") if isinstance(count, str) else isinstance(count, Optimizer)):
             raise BadArgumentError(
                 f"count= takes 'forward', 'step' or an optimizer (to count its steps), not {count!r:.60}"
             )
@@ -293,9 +294,3 @@ class Clock:
         if late:
             self._ended()
         return late
-
-
-def _is_optimizer(given: object) -> bool:
-    from torch.optim import Optimizer
-
-    return isinstance(given, Optimizer)
