@@ -119,7 +119,18 @@ class Results(Mapping[str, Any]):
             NotInstalledError: if xarray is not installed.
             BynameError: if nearly all of an array would be padding.
         """
-        return dataset_of(self._figures, self.name)
+        with needs("to_xarray()", "xarray"):
+            import xarray
+        leaves = [*result_leaves(self._figures)]
+        coords = _coordinates(self._figures, leaves)
+        variables: dict[str, Any] = {}
+        masks: dict[str, Any] = {}
+        for figure in self.figures:
+            dims, data, mask = _variable(figure, [leaf for leaf in leaves if leaf.figure == figure], coords)
+            variables[column_name(figure, coords)] = dims, data
+            if mask is not None:
+                masks[f"{figure}_mask"] = dims, mask
+        return xarray.Dataset(variables, {**coords, **masks}, attrs={"analyser": self.name})
 
     def plot(self, figure: str | None = None, *, axes: Axes | None = None, ax: Axes | None = None) -> Axes:
         """Draw one of the figures; needs matplotlib (``pip install "byname[plot]"``).
@@ -161,22 +172,6 @@ MOST = 2**26
 """The number of elements up to which an array may have any share of padding."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def dataset_of(figures: Mapping[str, Mapping[Any, Any]], name: str) -> xarray.Dataset:
-    """Return one variable a figure."""
-    with needs("to_xarray()", "xarray"):
-        import xarray
-    leaves = [*result_leaves(figures)]
-    coords = _coordinates(figures, leaves)
-    variables: dict[str, Any] = {}
-    masks: dict[str, Any] = {}
-    for figure in dict.fromkeys(leaf.figure for leaf in leaves):
-        dims, data, mask = _variable(figure, [leaf for leaf in leaves if leaf.figure == figure], coords)
-        variables[column_name(figure, coords)] = dims, data
-        if mask is not None:
-            masks[f"{figure}_mask"] = dims, mask
-    return xarray.Dataset(variables, {**coords, **masks}, attrs={"analyser": name})
 
 
 def _coordinates(figures: Mapping[str, Any], leaves: list[ResultLeaf]) -> dict[str, list[Any]]:

@@ -152,7 +152,7 @@ class Similarity(Analyser):
         return (
             f"too few samples in a batch: {counted(sums.skipped, 'batch', 'batches')} with "
             f"{counted(sums.count, 'sample')} in all were left out, because a batch needs at least "
-            f"{_fewest(biased=self.biased)}: run larger batches{biased}"
+            f"{sums.fewest}: run larger batches{biased}"
         )
 
     def matrix(self) -> tuple[tuple[str, ...], Tensor]:
@@ -232,6 +232,7 @@ class Alignment(Statistic):
     def __init__(self, *, biased: bool = False, nan: str = "propagate") -> None:
         super().__init__(nan=nan)
         self.biased = biased
+        self.fewest = 2 if biased else 4  # samples that a batch needs for an HSIC
         self.cross = self.own = torch.zeros(0, 0, dtype=torch.float64, device="cpu")  # whatever the default device is
         self.batches = torch.zeros(0, 0, dtype=torch.int64, device="cpu")
 
@@ -239,7 +240,7 @@ class Alignment(Statistic):
         """Take the Gram matrices of one batch, from `gram_of`."""
         first = next(iter(grams.values()))
         self.count += len(first)
-        if len(first) < _fewest(biased=self.biased):
+        if len(first) < self.fewest:
             self.skipped += 1
             return
         together = [gram.to(first.device) for gram in grams.values()]  # two models may be on different ones
@@ -264,11 +265,6 @@ class Alignment(Statistic):
             sums[at[:, None], at] += more
             setattr(self, attribute, sums)
         self.names = every
-
-
-def _fewest(*, biased: bool) -> int:
-    """Return the samples that a batch needs for an HSIC."""
-    return 2 if biased else 4
 
 
 def gram_of(value: Tensor) -> Tensor:

@@ -125,11 +125,7 @@ def _column(series: SeriesRecords) -> AnyArray:
     values = [cropped(value, shape) for value, shape in zip(series.values, series.shapes, strict=True)]
     if all(torch.Size(shape).numel() == 1 for shape in {*series.shapes}):
         return array_from([value.reshape(()) if issubclass(type(value), Tensor) else value for value in values])
-    return objects(_cell(value) for value in values)
-
-
-def _cell(value: Any) -> Any:
-    return numpy_of(value).copy()[()] if issubclass(type(value), Tensor) else value
+    return objects(numpy_of(value).copy()[()] if issubclass(type(value), Tensor) else value for value in values)
 
 
 SPARE = ("mode", "rank", "call", "mean", "type", "shape")

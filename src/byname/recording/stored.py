@@ -185,7 +185,7 @@ class StoredValues(Sequence[Any]):
 
     def __getitem__(self, which: int | slice) -> Any:
         if isinstance(which, slice):
-            return self.taken(which)
+            return StoredValues(self.source, self.types, self.which[which], self.at[which], self.sizes[which])
         number = operator.index(which)
         raw = self.source.read(int(self.at[number]), int(self.sizes[number]))
         return self._value(number, raw)
@@ -197,9 +197,6 @@ class StoredValues(Sequence[Any]):
             for number in range(start, stop):
                 begin = int(self.at[number]) - first
                 yield self._value(number, block[begin : begin + int(self.sizes[number])].copy())
-
-    def taken(self, which: slice | Numbers) -> StoredValues:
-        return StoredValues(self.source, self.types, self.which[which], self.at[which], self.sizes[which])
 
     def __repr__(self) -> str:
         return f"<{len(self)} values in a file>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy
@@ -74,14 +75,6 @@ def _norm(tensor: torch.Tensor) -> torch.Tensor:
     return norm
 
 
-def _least(tensor: torch.Tensor) -> torch.Tensor:
-    return _extreme(tensor, torch.Tensor.amin)
-
-
-def _greatest(tensor: torch.Tensor) -> torch.Tensor:
-    return _extreme(tensor, torch.Tensor.amax)
-
-
 def _extreme(tensor: torch.Tensor, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Return the least or greatest; by way of another dtype where PyTorch compares none of its own (2.13)."""
     if tensor.numel() == 0:
@@ -95,6 +88,8 @@ def _extreme(tensor: torch.Tensor, of: Callable[[torch.Tensor], torch.Tensor]) -
     return of(tensor)
 
 
+_least = partial(_extreme, of=torch.Tensor.amin)
+_greatest = partial(_extreme, of=torch.Tensor.amax)
 _HIGHEST = -(2**63)
 
 
