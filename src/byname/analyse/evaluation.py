@@ -132,7 +132,8 @@ class Evaluation:
             BadArgumentError: if the analyser is not observed on this model, the loader gives no batch, or the pass
                 changes parameters.
         """
-        root = run_of(model)
+        sharded = "_fsdp_wrapped_module" in unwrap_module(model)[1]  # whose inside has no parameters of its own
+        root = model if sharded else unwrapped(model)
         observations = observations_on(root, self.analyser)
         if self._running:
             raise BadArgumentError("this evaluation is already taking a snapshot")
@@ -294,12 +295,6 @@ class Snapshots:
         if kind is None and self.schedule.end and not seen:
             self.take("end")
         self._over = True
-
-
-def run_of(model: Any) -> nn.Module:
-    """Return the module to run: of a model wrapped for several processes the inner one, which does not communicate."""
-    sharded = "_fsdp_wrapped_module" in unwrap_module(model)[1]  # the inside of such a one has no parameters of its own
-    return model if sharded else unwrapped(model)
 
 
 def observations_on(model: nn.Module, analyser: Analyser) -> tuple[Switched, ...]:
