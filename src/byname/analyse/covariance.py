@@ -280,7 +280,6 @@ class Factor(Statistic):
         self._counts, self._shift, self._rows, self._spoilt = whole.clone(), kept.clone(), rows, spoilt
 
     def _kept(self) -> tuple[Tensor, Tensor]:
-        """Return the shift and the factor of all rows."""
         shift = known(self._shift)
         return shift, _triangular([shift.new_zeros(0, len(shift) + 1), *self._rows])
 

@@ -225,7 +225,6 @@ class TopK(Statistic):
         return rows[better.reshape(len(values), better.shape[1:].numel()).any(1)]
 
     def _take(self, values: Tensor, indices: Tensor, spoilt: Tensor | None) -> None:
-        """Take in values of later samples."""
         if self._values is not None and self._indices is not None:
             values = torch.cat([self._values.to(values.dtype), values])
             indices = torch.cat([self._indices, indices])
@@ -238,7 +237,6 @@ class TopK(Statistic):
             self._spoilt = spoilt.to(values.device) | (False if self._spoilt is None else self._spoilt)
 
     def _none(self, kind: torch.dtype) -> float:
-        """Return the value for a missing entry."""
         return torch.nan if kind.is_floating_point else end_of(kind, lowest=self.largest)
 
     def _merge(self, other: TopK) -> None:

@@ -306,7 +306,6 @@ def _parameter_name(sample: Sample) -> str | None:
 
 
 def _followed(module: nn.Module, name: str | None) -> list[Tensor]:
-    """Return the parameter of a name, or all own parameters of a module."""
     held = module.__dict__.get("_parameters", {})
     found = held.values() if name is None else [held.get(name)]
     own = [one.detach() for one in found if one is not None and not nn.parameter.is_lazy(one)]

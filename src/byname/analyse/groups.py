@@ -177,7 +177,6 @@ def _checked(analyser: Analyser) -> Analyser:
 
 
 def _kind_and_settings(analyser: Analyser) -> dict[str, Any]:
-    """Return the settings of an analyser inside another one."""
     kind = type(analyser)
     name = saved_class_name(kind)
     return {dotted(name) if name.startswith("byname.analyse:") else kind.__qualname__: analyser.settings()}

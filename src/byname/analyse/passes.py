@@ -125,7 +125,6 @@ def _numbers(targets: Any) -> Tensor | None:
 
 
 def _classes_in(batch: Mapping[Any, Any]) -> Tensor | None:
-    """Return the class numbers in a dict, one a sample."""
     for key in ("labels", "targets", "label"):
         found = batch.get(key)
         if isinstance(found, Tensor) and found.ndim == 1 and not (found.is_floating_point() or found.is_complex()):

@@ -111,7 +111,6 @@ class Quantile(Statistic):
         sketch.add(values, None if part is None else self._lines(part).to(values.device))
 
     def _shape_of(self, samples: Tensor) -> list[int]:
-        """Return the shape of the quantiles, if the batch fits."""
         if self.channel is None:
             shape = list(samples.shape[1:])
         elif -samples.ndim <= self.channel < samples.ndim:

@@ -238,7 +238,6 @@ _NEAR = 3
 
 
 def _listed(items: Sequence[PlaceDiff]) -> Iterator[str]:
-    """Yield which places were not compared."""
     for state in (*ONLY, UNCOMPARED):
         found = [f"`{one.path}`" for one in items if one.state == state]
         if found:

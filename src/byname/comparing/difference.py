@@ -204,7 +204,6 @@ def errors(a: Array, b: Array, allowed: Allowed) -> Errors:
 
 
 def _add(found: Errors, a: Array, b: Array, allowed: Allowed) -> None:
-    """Add the errors of some elements of each record."""
     unequal = (a != b) & ((a == a) | (b == b))
     rows = np.flatnonzero(unequal.any(axis=1))
     if not len(rows):

@@ -166,7 +166,6 @@ class Comparison:
         return every[order], at[:, order], lacking[:, order]
 
     def _difference(self, path: str, a: Series, b: Series, every: Array, at: Array, number: int) -> PlaceDiff:
-        """Return how two series differ at a moment."""
         mode, rank, iteration, call = every[number].tolist()
         in_a, in_b = at[:, number].tolist()
         if min(in_a, in_b) < 0:

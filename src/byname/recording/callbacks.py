@@ -163,7 +163,6 @@ def values_called(callbacks: Callbacks, path: str, value: Any, iteration: int) -
 
 @contextmanager
 def _noted(callback: _Callback, moment: str, path: str) -> Iterator[None]:
-    """Have errors say where they come from."""
     try:
         yield
     except Exception as error:

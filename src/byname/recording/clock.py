@@ -217,7 +217,6 @@ class Clock:
         self._step()
 
     def _step(self) -> None:
-        """Count a step: the next values belong to the next iteration."""
         with self._counting:
             self._steps += 1
         self.latest = Time(self.latest.mode, self._steps)

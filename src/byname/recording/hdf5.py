@@ -73,7 +73,6 @@ def _modes() -> Any:
 
 @lru_cache(maxsize=64)
 def _elements(kind: ValueType) -> Any:
-    """Return the HDF5 type of the elements of values."""
     from h5py import h5t
 
     dtype = dtype_named(kind.dtype) if kind.kind == "tensor" else None
@@ -334,7 +333,6 @@ def _attributes(place: StoredPlace, types: Sequence[ValueType], layout: str) -> 
 
 
 def _layout(values: StoredValues) -> str:
-    """Return how the values of a place lie in the file."""
     types, first = values.types, values.types[0]
     if len({(kind.kind, kind.dtype, len(kind.shape)) for kind in types}) > 1 or first.bytes is None:
         return "bytes"

@@ -222,7 +222,6 @@ class LogStore(Store):
 
 
 def _level_of(compression: Any) -> int | None:
-    """Return the level of gzip that ``compression=`` means, None for none."""
     name, level = compression if type(compression) is tuple and len(compression) == 2 else (compression, 4)
     if name is None and compression is None:
         return None

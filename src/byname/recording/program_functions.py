@@ -186,7 +186,6 @@ def _put(node: Namespace, names: list[str], raw: Any) -> None:
 
 
 def _function_of(spot: Spot) -> FunctionType:
-    """Return the function of a place; a BadArgumentError if it cannot be observed."""
     function = method_of(spot.module, spot.method)
     assert function is not None, "it was found"
     return function

@@ -173,7 +173,6 @@ _ONE_WINDOW = (
 
 
 def _check(to: Any, gather_every: Any, keep: Any, **callbacks: Callbacks) -> None:
-    """Refuse invalid arguments before anything is installed or written."""
     if gather_every is not None and (type(gather_every) is not int or gather_every < 1):
         raise BadArgumentError(f"gather_every= takes an integer of at least 1, not {gather_every!r}")
     if gather_every is not None and keep is not None:

@@ -352,7 +352,6 @@ class Receiving(Gatherer):
         return lambda: self._moves != moves
 
     def _open(self) -> list[int]:
-        """Return the ranks that may send more."""
         return [one for one, reached in self._reached.items() if reached < math.inf]
 
     def _run(self, peer: int) -> None:

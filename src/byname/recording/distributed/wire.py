@@ -123,7 +123,6 @@ def unpacked(windows: int, body: Tensor) -> list[tuple[int, dict[str, Series]]]:
 
 
 def _kept(series: Series, stacked: bool) -> Series:
-    """Return a series with its values in memory."""
     values = [*series.values]
     return series.replace(values=torch.stack(values) if stacked else values)
 

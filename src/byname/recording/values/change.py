@@ -147,7 +147,6 @@ def same_bits(value: Any, copy: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value can be compared as it is."""
     if type(value) in PLAIN:
         if is_ordinary(value):
             return True
