@@ -83,7 +83,7 @@ class FeatureStatistics(ChannelAnalyser):
             "channel_sparsity": zeros / known,
             "samples": kept["zeros"].count,
             "nans": channels.nans,
-            **kept["layout"].figures(),
+            **kept["layout"].result(),
         }
 
     def _takes_features(self, kept: Any, shape: tuple[int, ...]) -> bool:
@@ -178,7 +178,7 @@ class Outliers(ChannelAnalyser):
             "channel_kurtosis": moments.kurtosis(),
             "samples": peaks.count,
             "nans": peaks.nans,
-            **kept["layout"].figures(),
+            **kept["layout"].result(),
         }
 
 
@@ -336,7 +336,7 @@ class DeadUnits(ChannelAnalyser):
         """Return the counts."""
         firings, fired = kept["firings"], kept["firings"].result()
         dead = int((fired == 0).sum()) if firings.count else 0
-        counts = {"samples": firings.count, "nans": firings.nans, **kept["layout"].figures()}
+        counts = {"samples": firings.count, "nans": firings.nans, **kept["layout"].result()}
         return {"dead": dead, "total": len(fired), "fired": fired, **counts}
 
     def _asked(self, value: Tensor) -> Tensor:

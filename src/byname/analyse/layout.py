@@ -70,11 +70,7 @@ class Layout(Statistic):
         self.count += 1
         return dim
 
-    def result(self) -> tuple[int | None, int | None]:
-        """Return the dimension of the channels, and how many they are."""
-        return self.channel_dim, self.channels
-
-    def figures(self) -> dict[str, int]:
+    def result(self) -> dict[str, int]:
         """Return the dimension of the channels; nothing if there was no choice."""
         return {} if self.channel_dim is None else {"channel_dim": self.channel_dim}
 

@@ -109,7 +109,7 @@ class OfMatrices(ChannelAnalyser):
 
     def _sizes(self, kept: Any) -> dict[str, Any]:
         rows, columns = kept["matrix"].shape
-        return {"dimension": columns, "samples": rows, "nans": kept["matrix"].nans, **kept["layout"].figures()}
+        return {"dimension": columns, "samples": rows, "nans": kept["matrix"].nans, **kept["layout"].result()}
 
 
 def _eps(values: Tensor) -> float:

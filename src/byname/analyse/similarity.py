@@ -136,7 +136,7 @@ class Similarity(Analyser):
         figures = {
             path: {
                 "cka": {other: cka[i][j] for j, other in names if i != j and together[i][j]},
-                **(layouts[path].figures() if path in layouts else {}),
+                **(layouts[path].result() if path in layouts else {}),
             }
             for i, path in names
         }
