@@ -260,10 +260,7 @@ def _kind(tensor: torch.Tensor, names: Names) -> str:
 
 
 def _groups(optimizers: Iterable[Any], models: Iterable[nn.Module]) -> dict[int, int]:
-    """Return the parameter group of each tensor of the optimizers, by id.
-
-    A gathered (unsharded) parameter gets the group of its shard.
-    """
+    """Return the parameter group of each tensor of the optimizers, by id; that of its shard for a gathered one."""
     found: dict[int, int] = {}
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):

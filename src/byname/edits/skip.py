@@ -185,10 +185,7 @@ def _given(path: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _cache_layers(module: nn.Module, given: Sequence[Any]) -> Iterator[tuple[Any, int, int]]:
-    """Yield the layers that a module fills, each with its length, of caches of `transformers` among the arguments.
-
-    These have keys, or the cache makes them once it gets some.
-    """
+    """Yield the layers that a module fills of caches of `transformers` among the arguments, each with its length."""
     numbers = {number for one in modules_in(module) if type(number := attributes_of(one).get("layer_idx")) is int}
     for one in given:
         written_in = (namespace_of(kind).get("__module__") for kind in parents_of(type(one)))

@@ -376,10 +376,7 @@ def _keeps_growing(group: Group, history: SizeHistory) -> bool:
 
 
 def _slowed(sizes: Sequence[Size], at: Sequence[int]) -> bool:
-    """Return whether a group grew less than half as fast in the second of two intervals as in the first.
-
-    Within a long second interval it has then probably become full.
-    """
+    """Return whether a group grew less than half as fast in the second interval: it has then probably become full."""
     before, then, now = sizes
     size = _members if now.members > then.members else attrgetter("bytes")
     return bool(2 * (size(now) - size(then)) * (at[1] - at[0]) < (size(then) - size(before)) * (at[2] - at[1]))

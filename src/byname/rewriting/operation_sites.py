@@ -338,10 +338,7 @@ def _after_all(
 def _reported_in_place(
     path: str, sites: Sequence[InterjectionSite], call_inputs: Sequence[Any], func: Any, args: Any, kwargs: Any
 ) -> Any:
-    """Run and report an operation in place while the compiler traces: on a copy, which is then written back.
-
-    What the operation saves for the backward is then not written to a second time.
-    """
+    """Run an operation in place on a copy while the compiler traces: it does not write twice to what it has saved."""
     changed, copied = args[0], args[0].clone()
     func(copied, *args[1:], **kwargs)
     value = _after_all(path, sites, call_inputs, (*args, *kwargs.values()), copied)

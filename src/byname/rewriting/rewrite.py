@@ -148,10 +148,7 @@ def _is_among(key: tuple[str, str], asked: _Calls) -> bool:
 
 
 def _no_match(where: Any, places: Collection[str], calls: Sequence[ModelCall], ran: str) -> NoMatchError:
-    """Return the error for places that the model does not reach; its message names the closest that it does.
-
-    `where` is the part of the argument that means these places, and `ran` says when the calls were made.
-    """
+    """Return the error for places, meant by `where`, that no call reached; `ran` says when the calls were made."""
     asked = f"`{where}`" if isinstance(where, str | Place) else listed([f"`{one}`" for one in places], _NAMED)
     known = list(dict.fromkeys(call.path for call in calls if call.path))
     close = difflib.get_close_matches(str(where), known, n=3, cutoff=0.4)

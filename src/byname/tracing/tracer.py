@@ -253,10 +253,7 @@ class CallTracer(TorchFunctionMode):
         return result
 
     def _other(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return another view of an unchanged input, with its own tensor id.
-
-        Otherwise a later call that uses the result would look like one that uses the input: both are one object.
-        """
+        """Return another view of an input, with its own id: else a call that uses the result seems to use the input."""
         numbers = self.numbers
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or numbers.is_named(tensor):
             return tensor

@@ -210,11 +210,7 @@ class _PlaceOfGradient(ReportedPlace):
             place.report(None, inputs, None, tensor)
 
     def _was_there_before(self, tensor: torch.Tensor, number: Number) -> bool:
-        """Return whether a recomputation has reached a value that the first run has hooked already.
-
-        This happens to the arguments of the checkpoint. In the recomputation they are the same tensors, or other
-        tensors on the same memory whose gradients flow to the first ones.
-        """
+        """Return whether a checkpoint's second run reaches an argument, whose gradient the first run awaits already."""
         call, _, recomputed = number
         if not recomputed:
             self._waiting[call] = weakref.ref(tensor)
@@ -363,10 +359,7 @@ class OutputHook(Hook):
 
 
 def _put(attachment: Attachment, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
-    """Return what replaces an output.
-
-    The caller of a module that works in place may ignore the output and use its argument, so that is overwritten.
-    """
+    """Return what replaces an output. One changed in place is overwritten, since the caller may use the argument."""
     in_place = module.__dict__.get("inplace") is True and args and args[0] is output and is_tensor(output)
     if not in_place:
         return new

@@ -209,10 +209,7 @@ class Binding:
         self._hooks.install()
 
     def _own_what_nests(self) -> None:
-        """Keep the function mode on in each `nn.TransformerEncoder` around an observed `nn.MultiheadAttention`.
-
-        Without it PyTorch makes nested tensors of padded batches, which its fast path alone can compute with.
-        """
+        """Keep the mode on around observed attention: else PyTorch nests padded batches, for its fast path alone."""
         if any(is_multi_head(owner.module) for owner in self._owners.values()):
             for _, module in self._paths.values():
                 if isinstance(module, nn.TransformerEncoder):

@@ -431,10 +431,7 @@ def _check(function: FunctionType, variables: Sequence[str]) -> None:
 
 
 def _weakly(owner: Any, subscription: Subscription) -> Any:
-    """Return a weak reference to the owner, which unsubscribes when the owner is freed.
-
-    Compiled code is not discarded then, since the garbage collector may run at any time, also while the compiler runs.
-    """
+    """Return a weak reference that unsubscribes; compiled code stays: the compiler may run when the owner is freed."""
     itself = weakref.ref(subscription)
 
     def gone(_: Any) -> None:
