@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -56,10 +57,11 @@ def do_nothing(*_: object) -> None:
     """Do nothing; stands for a callback that nobody gave."""
 
 
+@dataclass(eq=False)
 class Iterations:
     """Calls functions when an outermost forward of a model begins and ends.
 
-    Args:
+    Attributes:
         reset: called when an outermost forward begins, and again when it has ended; no call is open at either time.
         ended: called when an outermost forward ended without an error, and all hooks were installed from its beginning
             to its end. It may raise.
@@ -67,23 +69,14 @@ class Iterations:
         follow: called first; returns whether it has installed the hooks again.
     """
 
-    def __init__(
-        self,
-        attachment: Attachment,
-        states: States,
-        reset: Callable[[], None],
-        ended: Callable[[], None],
-        over: Callable[[], object] = do_nothing,
-        follow: Callable[[], bool] = bool,
-    ) -> None:
-        self._attachment = attachment
-        self._states = states
-        self._reset = reset
-        self._ended = ended
-        self._over = over
-        self._follow = follow
-        self._time = 0
-        self._whole = False
+    attachment: Attachment
+    states: States
+    reset: Callable[[], None]
+    ended: Callable[[], None]
+    over: Callable[[], object] = do_nothing
+    follow: Callable[[], bool] = bool
+    _time = 0
+    _whole = False
 
     def install(self) -> None:
         """Begin to report. All hook sets are installed, so forwards that begin from now on are reported completely."""
@@ -96,26 +89,26 @@ class Iterations:
 
     def begin_with(self, hooks: Hooks) -> None:
         """Register the hook that must run before all others of the attachment."""
-        hooks.call(BEFORE, self._attachment.model, self._begin)
+        hooks.call(BEFORE, self.attachment.model, self._begin)
 
     def end_with(self, hooks: Hooks) -> None:
         """Register the hooks that must run after all others of the attachment."""
-        hooks.call(AFTER, self._attachment.model, self._well)
-        hooks.call(ALWAYS, self._attachment.model, self._end)
+        hooks.call(AFTER, self.attachment.model, self._well)
+        hooks.call(ALWAYS, self.attachment.model, self._end)
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if self._attachment.active and self._attachment.enter():
+        if self.attachment.active and self.attachment.enter():
             first = RemovableHandle.next_id
-            again = self._follow()
+            again = self.follow()
             if again:
                 self.install()
-            if self._attachment.begun is not None:
-                self._attachment.begun(self._attachment.iteration)
-            here = self._attachment.thread.state
+            if self.attachment.begun is not None:
+                self.attachment.begun(self.attachment.iteration)
+            here = self.attachment.thread.state
             here.succeeded = False
             here.whole = self._time if self._whole else -1
-            self._reset()
-            self._states.begin()
+            self.reset()
+            self.states.begin()
             return self._catch_up(first, module, args, kwargs) if again else None
         return None
 
@@ -127,20 +120,20 @@ class Iterations:
         return args, kwargs
 
     def _well(self, *_: Any) -> None:
-        here = self._attachment.thread.state
+        here = self.attachment.thread.state
         here.succeeded = here.depth == 1 or here.succeeded
 
     def _end(self, *_: Any) -> None:
-        outermost = self._attachment.leave()
+        outermost = self.attachment.leave()
         if outermost:
-            self._reset()  # calls may be open: another thread may have removed hooks once it knew which are needed
-            self._states.put_back()
-            here = self._attachment.thread.state
+            self.reset()  # calls may be open: another thread may have removed hooks once it knew which are needed
+            self.states.put_back()
+            here = self.attachment.thread.state
             if not here.succeeded:
-                self._attachment.annotate_error(sys.exception())
+                self.attachment.annotate_error(sys.exception())
             else:
                 here.succeeded = False
-                self._states.end()
+                self.states.end()
                 if self._whole and here.whole == self._time:  # otherwise a thread installed or removed it
-                    self._ended()
-            self._over()
+                    self.ended()
+            self.over()

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
@@ -68,6 +69,7 @@ Decide = Callable[["Owner", str, str, Any], Sequence[ReportedPlace]]
 It is called once for each path."""
 
 
+@dataclass(slots=True, eq=False)
 class Owner:
     """A module that calls observed operations.
 
@@ -79,16 +81,13 @@ class Owner:
         decided: what is known of the k-th call of a name in the module, or in a function that it calls.
     """
 
-    __slots__ = ("decided", "explicit", "functions", "idle", "module", "path", "ran")
-
-    def __init__(self, module: nn.Module, path: str, *, explicit: bool = False) -> None:
-        self.module = module
-        self.path = path
-        self.ran = False
-        self.idle = False
-        self.explicit = explicit
-        self.functions: dict[str, CodeKey] = {}
-        self.decided: dict[tuple[str, int], ReportedOperation] = {}
+    module: nn.Module
+    path: str
+    explicit: bool = False
+    ran: bool = False
+    idle: bool = False
+    functions: dict[str, CodeKey] = field(default_factory=dict)
+    decided: dict[tuple[str, int], ReportedOperation] = field(default_factory=dict)
 
 
 class _Frame:

@@ -239,15 +239,13 @@ _MOST_VIEWS = 8
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
+@dataclass(slots=True, eq=False)
 class _BaseGradHook:
     """A pre-hook of the node of a base: it reports the view's part of one of the gradients that the node gets."""
 
-    __slots__ = ("geometry", "receive", "slot")
-
-    def __init__(self, slot: int, geometry: ViewGeometry | Reshaped, receive: OnGradient) -> None:
-        self.slot = slot
-        self.geometry = geometry
-        self.receive = receive
+    slot: int
+    geometry: ViewGeometry | Reshaped
+    receive: OnGradient
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         slot, geometry = self.slot, self.geometry
@@ -288,14 +286,12 @@ class ViewGeometry:
         return gradient.new_empty_strided(self.base_size, self.base_strides).copy_(gradient)
 
 
+@dataclass(slots=True, eq=False)
 class Reshaped:
     """The view geometry of a view that has all elements of its base in the same order, as ``nn.Linear`` returns it."""
 
-    __slots__ = ("base_size", "size")
-
-    def __init__(self, size: torch.Size, base_size: torch.Size) -> None:
-        self.size = size
-        self.base_size = base_size
+    size: torch.Size
+    base_size: torch.Size
 
     def extract(self, gradient: Tensor) -> Tensor:
         return gradient.reshape(self.size)
