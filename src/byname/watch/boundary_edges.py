@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from byname.watch.value_gradients import Reshaped, ViewGeometry, hidden_base_target
 
@@ -92,7 +92,7 @@ class BoundaryNodes:
         """Note an output; return its node to walk from, or None if the call has not made this node."""
         node = output.grad_fn
         if node is None:
-            event = BoundaryNode(_accumulator(output), output)
+            event = BoundaryNode(get_gradient_edge(output).node, output)
             event.outputs.append((0, number, None))
             if id(output) in self.call_inputs.leaves:
                 event.passthrough_edges.append(BoundaryEdge(0, self.call_inputs.leaves[id(output)], None))
@@ -143,8 +143,3 @@ class BoundaryNodes:
         if event is None:
             event = self._events[node] = BoundaryNode(node)
         return event
-
-
-def _accumulator(leaf: Tensor) -> Any:
-    with torch.enable_grad():
-        return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
