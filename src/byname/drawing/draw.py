@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,12 +11,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from byname.drawing.nested_boxes import MARGIN, nest, outline
-from byname.drawing.plan import Shape, add_marks, fold, marks_of, read_flow, read_tree
+from byname.drawing.plan import add_marks, fold, marks_of, read_flow, read_tree
 from byname.drawing.render import Box, DrawnLine, Scene, to_dot, to_mermaid, to_svg
 from byname.drawing.view import View, collapse, view
 from byname.drawing.words import repeated, tooltip
 from byname.errors import BadArgumentError, NotAModuleError
-from byname.model.call_graph import Flow
 from byname.model.module_tree import modules_by_path, unwrap_module
 from byname.model.where import modules_of
 from byname.table import counted
@@ -127,7 +125,12 @@ def draw(
     opened, shut = _paths(model, open), _paths(model, closed)
     shapes = {id(leaf): shape_of(leaf) for leaf in tree_leaves(example)}  # each tensor once
     sizes = [shape for shape in shapes.values() if shape is not None]
-    return Drawing(scene_of(model, flow, sizes, marks_of(model), depth, detail, opened, shut))
+    plan = read_tree(model) if flow is None else read_flow(flow, sizes)
+    add_marks(plan, marks_of(model))
+    if not detail:
+        fold(plan)
+    collapse(plan)
+    return Drawing(_scene_of(view(plan, depth, opened=opened, closed=shut), type(model).__name__))
 
 
 def _paths(model: nn.Module, where: Any) -> set[str]:
@@ -136,31 +139,9 @@ def _paths(model: nn.Module, where: Any) -> set[str]:
     return {path for path, module in modules_by_path(model).items() if id(module) in meant}
 
 
-def scene_of(
-    model: nn.Module,
-    flow: Flow | None,
-    sizes: Sequence[Shape] = (),
-    marks: Mapping[str, Sequence[str]] | None = None,
-    depth: int | None = None,
-    detail: bool = False,
-    opened: Set[str] = frozenset(),
-    closed: Set[str] = frozenset(),
-) -> Scene:
-    """Return the boxes and lines for a model, from one run of it or from its modules alone.
-
-    Args:
-        model, depth, detail: as for `draw`.
-        flow: the run, or None.
-        sizes: the shapes of the inputs, in order, if they are known.
-        marks: the names of the attached callbacks, by the path of the place.
-        opened, closed: the paths of modules that are open at any depth, and of those that are one box.
-    """
-    plan = read_tree(model) if flow is None else read_flow(flow, sizes)
-    add_marks(plan, marks or {})
-    if not detail:
-        fold(plan)
-    collapse(plan)
-    part = view(plan, depth, opened=opened, closed=closed)
+def _scene_of(part: View, title: str) -> Scene:
+    """Lay out the part of a plan to show, and return its boxes and lines."""
+    plan = part.plan
     routes = nest(part) if plan.flowing else outline(part)
     shown = [number for number in part.shown if number]
     numbers = {number: place for place, number in enumerate(shown)}
@@ -176,7 +157,7 @@ def scene_of(
         )
         for link, points in zip(part.links, routes, strict=False)
     )
-    page, title = plan.items[0], type(model).__name__
+    page = plan.items[0]
     return Scene(title, boxes, lines, tuple(plan.notes), round(page.width + MARGIN / 2, 1), round(page.height, 1))
 
 
