@@ -282,9 +282,10 @@ def _longer(
     found = growing_graph(groups, graphs)
     if found is None:
         return ()
-    leak = leak_of(snapshot, found.group, [Size(), found.group.size(snapshot)])
+    group, nodes = found
+    leak = leak_of(snapshot, group, [Size(), group.size(snapshot)])
     remedy = (
-        f"its graph became longer by {counted(found.nodes, 'node')} and still began where it had begun: for a running "
+        f"its graph became longer by {counted(nodes, 'node')} and still began where it had begun: for a running "
         "total, add loss.item() or loss.detach(); for a state that is carried over, detach it at the beginning of each "
         "iteration"
     )

@@ -207,17 +207,11 @@ _ENOUGH = 3
 """Number of snapshots in which a graph must be longer than in the snapshot before."""
 
 
-class GrowingGraph(NamedTuple):
-    """A group whose graph became longer and still begins where it began, with the number of new nodes."""
-
-    group: Group
-    nodes: int
-
-
-def growing_graph(groups: Mapping[Key, Group], graphs: Sequence[Mapping[Key, GraphExtent]]) -> GrowingGraph | None:
+def growing_graph(groups: Mapping[Key, Group], graphs: Sequence[Mapping[Key, GraphExtent]]) -> tuple[Group, int] | None:
     """Return the shortest of the graphs that became longer from snapshot to snapshot and begin where they began.
 
-    Graphs that lead to it grow with it, so the shortest one is the cause. The groups are those of the last snapshot.
+    It is given as its group and the number of new nodes. Graphs that lead to it grow with it, so the shortest one is
+    the cause. The groups are those of the last snapshot.
     """
     histories = {key: _extent_history(key, graphs) for key, group in groups.items() if group.graph and group.firsts}
     growing = {
@@ -228,7 +222,7 @@ def growing_graph(groups: Mapping[Key, Group], graphs: Sequence[Mapping[Key, Gra
     if not growing:
         return None
     key = min(growing, key=lambda one: (growing[one][-1].nodes, one))
-    return GrowingGraph(groups[key], growing[key][-1].nodes - growing[key][0].nodes)
+    return groups[key], growing[key][-1].nodes - growing[key][0].nodes
 
 
 def _extent_history(key: Key, graphs: Sequence[Mapping[Key, GraphExtent]]) -> list[GraphExtent]:
