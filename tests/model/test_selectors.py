@@ -58,11 +58,10 @@ def test_selectors_obey_the_laws_of_sets(a, b, c):
 def test_a_selector_tells_call_by_call_what_it_tells_of_the_whole_run(selector):
     online = selector.online()
     told = [
-        online.see(ModelCall(one.path, one.operation, one.kind, one.module, function=one.function))
-        for one in FLOW.calls
+        online(ModelCall(one.path, one.operation, one.kind, one.module, function=one.function)) for one in FLOW.calls
     ]
     assert {index for index, meant in enumerate(told) if meant} == found(selector)
-    assert [online.see(one) for one in FLOW.calls] == told
+    assert [online(one) for one in FLOW.calls] == told
 
 
 @settings(max_examples=60)

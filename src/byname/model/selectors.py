@@ -19,20 +19,6 @@ Test: TypeAlias = Callable[[ModelCall], bool]
 """Returns whether a place is selected; called once per place, in the order of the run. It may count its calls."""
 
 
-class Online:
-    """Decides for each call of a first run whether a selector selects it, once per place."""
-
-    def __init__(self, test: Test) -> None:
-        self._test = test
-        self._answers: dict[str, bool] = {}
-
-    def see(self, call: ModelCall) -> bool:
-        """Return whether the selector selects this call, whose inputs and outputs may be missing."""
-        if call.path not in self._answers:
-            self._answers[call.path] = self._test(call)
-        return self._answers[call.path]
-
-
 class SelectionCache:
     """The calls of one run for selectors. Caches the result of each selector."""
 
@@ -70,15 +56,22 @@ class Selector:
             )
         return tuple(sorted(found))
 
-    def online(self) -> Online:
-        """Return a test for calls that arrive one by one in the model's first run.
+    def online(self) -> Test:
+        """Return a test for calls that arrive one by one in the model's first run; it decides once per place.
 
         Raises:
             BadArgumentError: the selector needs the whole run.
         """
         if self.needs_example:
             raise BadArgumentError(f"{self} needs a complete run: pass example= with an input of the model")
-        return Online(self._test())
+        test, answers = self._test(), dict[str, bool]()
+
+        def selects(call: ModelCall) -> bool:
+            if call.path not in answers:
+                answers[call.path] = test(call)
+            return answers[call.path]
+
+        return selects
 
     @property
     def looks_inside(self) -> bool:

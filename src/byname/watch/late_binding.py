@@ -21,7 +21,7 @@ from byname.model.families import containing_call_hint
 from byname.model.module_tree import has_forward, modules_by_id, modules_by_path, unwrap_module
 from byname.model.operations import ATTENTIONS, is_leaf_module, is_multi_head, is_part_of_attention
 from byname.model.predicates import depends_on_class_only, means_parts
-from byname.model.selectors import Selector, is_indexed, no_match
+from byname.model.selectors import Selector, Test, is_indexed, no_match
 from byname.model.spot import Resolution, Spot, deduplicate, output_of
 from byname.model.where import calls_of
 from byname.place import NameSegment, parse
@@ -68,7 +68,7 @@ class Binding:
             for pattern, spots in resolution.operations.items()
         }
         self._selectors = list(selectors)
-        self._online: list[tuple[Selector, Any]] = []
+        self._online: list[tuple[Selector, Test]] = []
         self._explicit = explicit
         self._owners: dict[int, Owner] = {}
         self._of_module: dict[int, list[tuple[str, Spot]]] = {}
@@ -177,11 +177,11 @@ class Binding:
         for selector, online in self._online:
             if not selector.only_modules:
                 self._own_all_that(selector)
-                found = [call for call in modules if online.see(call)] if depends_on_class_only(selector) else modules
+                found = [call for call in modules if online(call)] if depends_on_class_only(selector) else modules
             elif is_indexed(selector):  # by the order of the run
-                found = modules if any(map(selector.online().see, modules)) else []
+                found = modules if any(map(selector.online(), modules)) else []
             else:
-                found = [call for call in modules if online.see(call)]
+                found = [call for call in modules if online(call)]
             if not (found if selector.only_modules else modules):
                 raise no_match(selector, modules)
             asked.update((id(call.module), None) for call in found)
@@ -338,7 +338,7 @@ class Binding:
             wanting = [
                 selector
                 for selector, online in self._online
-                if (not inside or _asks_inside(selector, path, call.module)) and online.see(call)
+                if (not inside or _asks_inside(selector, path, call.module)) and online(call)
             ]
         self._note_selected(call, wanting)
         return wanting

@@ -228,7 +228,7 @@ class _Listing:
     def _modules_of(self, selector: Selector) -> list[ModelCall]:
         """Return the calls of modules that a selector selects without a run."""
         calls, online = calls_of(self._modules), selector.online()
-        if found := [call for call in calls if online.see(call)]:
+        if found := [call for call in calls if online(call)]:
             return found
         raise no_match(selector, calls)
 
