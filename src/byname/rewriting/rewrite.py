@@ -23,7 +23,7 @@ from byname.place import NameSegment, Place, parse
 from byname.reading.modules import modules_in
 from byname.reading.quiet import dynamo_skip
 from byname.rewriting.operation_sites import Operations, operations_of, resume_mode, suspend_mode
-from byname.rewriting.sites import InterjectionSite, muted, rewriting_state
+from byname.rewriting.sites import InterjectionSite, rewriting_state
 from byname.source.code import AST_LOCK
 from byname.table import listed
 from byname.tracing.tracer import trace
@@ -90,8 +90,11 @@ def rewrite(model: M, where: Any, interjection: Interjection, *, example: Any = 
 
 
 def _run_of(model: nn.Module, example: Any) -> Flow:
-    with muted():
+    rewriting_state.running.append(model)
+    try:
         return trace(model, example)
+    finally:
+        rewriting_state.running.pop()
 
 
 def _meant(model: nn.Module, where: Any, flow: Flow | None) -> tuple[_Calls, list[Selector]]:

@@ -32,7 +32,7 @@ class _RewritingState(threading.local):
     """The state of one thread.
 
     Attributes:
-        running: the interjections that are running, and blocks of `muted`; what they call themselves is not reported.
+        running: the interjections, and the models with an example, that are running; what they call is not reported.
         parted: while the compiler traces, the inputs of the modules in place that are running.
         open: the calls of modules with gradients requested that have begun.
     """
@@ -44,16 +44,6 @@ class _RewritingState(threading.local):
 
 
 rewriting_state = _RewritingState()
-
-
-class muted:
-    """Run no interjection of a rewritten model in this thread inside the block."""
-
-    def __enter__(self) -> None:
-        rewriting_state.running.append(self)
-
-    def __exit__(self, *_: object) -> None:
-        rewriting_state.running.pop()
 
 
 class InterjectionSite:
