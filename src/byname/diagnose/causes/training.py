@@ -291,8 +291,8 @@ STEPPING: tuple[Cause[FollowedOptimizer], ...] = (
 OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
     Cause("zero-learning-rate", lambda followed: followed.steps == followed.idle, no_extra_facts,
         "the learning rate (lr) is 0 in each of {steps}: they change no parameter",
-        "look at the lr that the optimizer was given and at its scheduler: with LambdaLR the function gives the factor "
-        "of lr, and a division of whole numbers such as epoch // 10 is 0 at first"),
+        "look at the lr that the optimizer was given, and at its scheduler: is scheduler.step() called? With LambdaLR "
+        "look at the function, which gives the factor of lr: a division such as epoch // 10 is 0 at first"),
     Cause("zero-learning-rate",
         lambda followed: followed.done and MANY <= followed.idle < followed.steps <= 4 * followed.idle,
         no_extra_facts,

@@ -281,7 +281,8 @@ def _is_stepped_in_source(schedule: _Schedule) -> bool:
     source = None if code is None else source_of(code)
     if source is None or code is None:
         return False
-    here = [ast.unparse(one) for one in statements_of(code)] if code.co_name != "<module>" else [source.text]
+    lines = _CODE.findall(source.text)
+    here = [ast.unparse(one) for one in statements_of(code)] if code.co_name != "<module>" else lines
     given = [one for text in here for one in re.findall(rf"\w+\(.*\b{name}\b", text)]
     stepping = None if schedule.followed is None else schedule.followed.line.code
     other = source if stepping is None else source_of(stepping) or source
@@ -292,6 +293,7 @@ def _is_stepped_in_source(schedule: _Schedule) -> bool:
 _ACCURACIES = re.compile(r"^(?!.*(loss|err|neg)).*(?<![a-z])(acc|accuracy|auc|auroc|f1|m?iou|reward|r2)(?![a-z])")
 _LOSSES = re.compile(r"^(?!.*(neg|minus|gain|elbo|score)).*(?<![a-z])(loss|error|r?mse|mae|perplexity|ppl)\W*$")
 _SETS_RATE = re.compile(r"^[\w.]+\['lr'\] = ")
+_CODE = re.compile(r"^\s*([^#\s].*)", re.M)
 _STEPS = re.compile(r"([\w.]+)\.step\(")
 
 
