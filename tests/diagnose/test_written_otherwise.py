@@ -1191,7 +1191,27 @@ def codes_of_whole_numbers(right):
     trained_by(lambda: decoder(function.apply(encoder(torch.randn(8, 4)))).square().mean(), encoder, decoder)
 
 
+def loss_of_two_tasks(right):
+    trunk, first, second = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 3)
+
+    def loss_of_both():
+        hidden = torch.tanh(trunk(torch.randn(8, 4)))
+        loss = first(hidden).square().mean()
+        if right:
+            loss += F.cross_entropy(second(hidden), torch.arange(8) % 3)
+            return loss
+        return other_loss(hidden)
+
+    def other_loss(hidden):
+        loss = first(hidden).square().mean()
+        loss = +F.cross_entropy(second(hidden), torch.arange(8) % 3)
+        return loss
+
+    trained_by(loss_of_both, trunk, first, second)
+
+
 PROGRAMS = {
+    loss_of_two_tasks: "loss-overwritten",
     codes_of_whole_numbers: "gradient-count",
     values_of_next_states: "mask-inverted",
     slices_with_a_loss_by_hand: "same-slice",

@@ -300,21 +300,21 @@ def _freezing(frame: FrameType | None, module: nn.Module) -> Site | None:
 
 
 def _overwritten(loss: Loss) -> Iterator[Facts]:
-    """Yield the variable of a loss if a loop overwrites it in each round, and so keeps the last value only.
+    """Yield the variable of a loss if a loop overwrites it in each round, and so keeps the last value only."""
+    for code, name, end in _ends(loss):
+        for last in _kept_of_loops(code, name, end.lineno):
+            site = site_of(code, last, name, code.co_qualname)
+            yield {"name": variable(name), "noticed": site, "backward": loss.line.site}
 
-    The loop is before the call of backward, or in a function that has returned the loss.
-    """
+
+def _ends(loss: Loss) -> Iterator[tuple[CodeType, str, Any]]:
+    """Yield the code, the variable of the loss and the statement of its backward, and of each return that gave it."""
     line = user_line(loss.frame)
-    ends: list[tuple[CodeType, str, int]] = []  # code, variable, line
-    if line.code is not None and line.expr is not None:
-        ends.append((line.code, line.expr.receiver or "", line.expr.site.line))
+    if line.code is not None and line.expr is not None and line.expr.node is not None:
+        yield line.code, line.expr.receiver or "", enclosing_statement(line.expr.node)
     for code in _codes_making(loss) - {line.code}:
         returns = [one for one in statements_of(code) if isinstance(one, ast.Return)]
-        ends += [(code, one.value.id, one.lineno) for one in returns if isinstance(one.value, ast.Name)]
-    for code, name, number in ends:
-        for last in _kept_of_loops(code, name, number):
-            site = site_of(code, last, name, code.co_qualname)
-            yield {"name": variable(name), "noticed": site, "backward": line.site}
+        yield from ((code, one.value.id, one) for one in returns if isinstance(one.value, ast.Name))
 
 
 def _codes_making(loss: Loss) -> set[CodeType]:
@@ -345,22 +345,18 @@ def _is_of_each_round(assignment: ast.Assign | None, loop: ast.For) -> bool:
 
 def _thrown_away(loss: Loss) -> Iterator[Facts]:
     """Yield the variable of a loss that is assigned twice in a row, so that nothing reads its first value."""
-    line = user_line(loss.frame)
-    expr, code = line.expr, line.code
-    if expr is None or code is None or expr.node is None or not (expr.receiver or "").isidentifier():
-        return
-    statement: Any = enclosing_statement(expr.node)
-    name, first = expr.receiver or "", None
-    for one in getattr(statement.parent, "body", ()):
-        if one is statement:
-            return
-        used = [part for part in ast.walk(one) if isinstance(part, ast.Name) and part.id == name]
-        is_set = _assigns(one, name) and len(used) == 1 and isinstance(one.targets[0], ast.Name)
-        if is_set and first is not None:
-            yield {"name": variable(name), "first": first, "noticed": site_of(code, one, name, code.co_qualname)}
-        is_computed = is_set and "(" in ast.unparse(one.value) and not _BEGINS.match(ast.unparse(one.value))
-        if used:
-            first = site_of(code, one, name, code.co_qualname) if is_computed else None
+    for code, name, statement in _ends(loss):
+        first = None
+        for one in getattr(statement.parent, "body", ()) if name.isidentifier() else ():
+            if one is statement:
+                break
+            used = [part for part in ast.walk(one) if isinstance(part, ast.Name) and part.id == name]
+            is_set = _assigns(one, name) and len(used) == 1 and isinstance(one.targets[0], ast.Name)
+            if is_set and first is not None:
+                yield {"name": variable(name), "first": first, "noticed": site_of(code, one, name, code.co_qualname)}
+            is_computed = is_set and "(" in ast.unparse(one.value) and not _BEGINS.match(ast.unparse(one.value))
+            if used:
+                first = site_of(code, one, name, code.co_qualname) if is_computed else None
 
 
 _BEGINS = re.compile(r"torch\.(zeros|ones|tensor|full|empty|as_tensor)|float\(|None")
