@@ -1210,8 +1210,24 @@ def loss_of_two_tasks(right):
     trained_by(loss_of_both, trunk, first, second)
 
 
+def autoencoder_of_a_mean_and_a_sum(right):
+    encoder, decoder = nn.Linear(20, 4), nn.Linear(2, 20)
+
+    def loss():
+        x = torch.randn(8, 20)
+        mean, log_variance = encoder(x).chunk(2, 1)
+        result = decoder(mean + torch.randn_like(mean) * (log_variance / 2).exp())
+        divergence = -0.5 * torch.sum(1 + log_variance - mean.pow(2) - log_variance.exp())
+        if right:
+            return F.mse_loss(result, x, reduction="sum") + divergence
+        return F.mse_loss(result, x) + divergence
+
+    trained_by(loss, encoder, decoder)
+
+
 PROGRAMS = {
     loss_of_two_tasks: "loss-overwritten",
+    autoencoder_of_a_mean_and_a_sum: "sum-beside-mean",
     codes_of_whole_numbers: "gradient-count",
     values_of_next_states: "mask-inverted",
     slices_with_a_loss_by_hand: "same-slice",

@@ -331,6 +331,30 @@ def _swapped_arguments(loss: Loss) -> Iterator[Facts]:
             yield {"loss": kinds[node_kind(node)], "used": loss.site(node)}
 
 
+def _terms(node: Any) -> Iterator[Any]:
+    """Yield the nodes whose results a node adds up or subtracts, also if each is multiplied by a number near 1."""
+    kind, below = node_kind(node), [one for one, _ in node.next_functions if one is not None]
+    with reading_values():
+        held = [one for _, _, one in held_by_nodes([node])] if kind == "MulBackward" and len(below) == 1 else []
+        is_near = all(one.numel() == 1 and can_read(one) and 0.05 < abs(float(one)) < 20 for one in held)
+    is_sum = kind in ("AddBackward", "SubBackward", "NegBackward") or (held and is_near)
+    yield from (term for one in below for term in _terms(one)) if is_sum else [node]
+
+
+def _sum_beside_mean(loss: Loss) -> Iterator[Facts]:
+    """Yield the sum of a KL divergence over all samples, to which the mean of a reconstruction is added."""
+    every = [one for root in loss.context.walk.roots for one in _terms(loss.context.walk.nodes[root])]
+    means = [one for one in every if getattr(one, "_saved_reduction", 0) == 1 or node_kind(one) == "MeanBackward"]
+    for node in [one for one in every if node_kind(one) == "SumBackward" and not hasattr(one, "_saved_dim")]:
+        terms, count = {node_kind(one): one for one in _terms(input_of(node))}, math.prod(shape_of(input_of(node)))
+        square = terms.get("PowBackward") or terms.get("MulBackward")
+        squared = {"NoneType"} if square is None else {node_kind(one) for one, _ in square.next_functions}
+        is_likelihood = squared & {"NoneType", "SubBackward", "DivBackward"}  # as of differences from data
+        for mean in means if terms.keys() & {"ExpBackward", "LogBackward"} and not is_likelihood else ():
+            if (numbers := math.prod(shape_of(mean.next_functions[0][0]))) > count:
+                yield loss.between(node, mean, numbers=numbers)
+
+
 # fmt: off
 ACTIVATIONS: tuple[Cause[Loss], ...] = (
     Cause("double-softmax", is_first, _squashed_twice,
@@ -373,6 +397,10 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "suspicious: {what}{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
         "though the loss expects any numbers",
         "leave it out before the loss"),
+    Cause("sum-beside-mean", is_first, _sum_beside_mean,
+        "suspicious: the KL divergence{given:at} is a sum over all samples, and the reconstruction beside it{used:at} "
+        "a mean over {numbers} numbers, which counts next to nothing: codes soon say nothing (posterior collapse)",
+        "reduce both alike: reduction='sum' for both, or a sum over the features and a mean over the samples"),
     Cause("loss-turned-round", is_first, _swapped_arguments,
         "{loss}{used:at} gets its gradient through its target only, and its first argument has no graph: they seem to "
         "be swapped, the labels first and the prediction as their target",
