@@ -1225,9 +1225,35 @@ def autoencoder_of_a_mean_and_a_sum(right):
     trained_by(loss, encoder, decoder)
 
 
+def epochs_that_return_early(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+
+    def epoch():
+        total = 0.0
+        for (batch,) in loader:
+            loss = model(batch).square().mean()
+            follow(loss, optimizer)
+            total += loss.item()
+        return total
+
+    def epoch_left_too_deep():
+        total = 0.0
+        for (batch,) in loader:
+            loss = model(batch).square().mean()
+            follow(loss, optimizer)
+            total += loss.item()
+            return total
+
+    for _ in range(5):
+        epoch() if right else epoch_left_too_deep()
+
+
 PROGRAMS = {
     loss_of_two_tasks: "loss-overwritten",
     autoencoder_of_a_mean_and_a_sum: "sum-beside-mean",
+    epochs_that_return_early: "first-batch-only",
     codes_of_whole_numbers: "gradient-count",
     values_of_next_states: "mask-inverted",
     slices_with_a_loss_by_hand: "same-slice",

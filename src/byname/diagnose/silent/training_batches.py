@@ -46,6 +46,10 @@ FIRST_BATCH_ONLY = topic_cause("first-batch-only",
     "without shuffle gives the same {size} of {samples} samples first, and is asked for no others",
     "iterate over all: `for batch in {loader.path}:` without a break after the first one, or keep one iterator outside "
     "of the loop, and call next() with it")
+ENDS_EARLY = topic_cause("first-batch-only",
+    "suspicious: each of {times} loops over {loader}{noticed:at} makes one step: `{left.statement}`{left:at} leaves "
+    "it in its first iteration, and the other batches are never used",
+    "move it behind the loop, one level out; it is right if each call should make one step")
 BATCH_NOT_USED = topic_cause("batch-not-used",
     "each of {times} steps uses the same {what}, {name}{noticed:at}: a batch that {loader} gave before, while the loop"
     "{loop:at} gets a new batch each time, which is not used for it", "use the batch of the loop, not {name}")
@@ -89,6 +93,7 @@ class _Loader:
     batches: int = 0
     size: int = 0
     samples: int = 0
+    several: bool = False  # whether there is more than one batch
     regular: int = 0
     steps: int = 0
     shuffled: Drawn | None = None
@@ -158,8 +163,11 @@ class Batches(Topic):
             if type(own.get("sampler")) is RandomSampler and own["sampler"].generator is None:
                 key = str(id(own["dataset"]))
                 known.shuffled = Drawn((0, key), line, key, "DataLoader(..., shuffle=True)", len(own["dataset"]))
-            if type(own.get("sampler")) is SequentialSampler and hasattr(type(own["dataset"]), "__len__"):
-                known.size, known.samples = own["batch_size"] or 0, len(own["dataset"])
+            is_plain = type(own.get("sampler")) in (RandomSampler, SequentialSampler) and own["batch_size"]
+            size, samples = (own["batch_size"], len(own["dataset"])) if is_plain else (0, 0)
+            known.several = samples > size
+            if type(own.get("sampler")) is SequentialSampler:
+                known.size, known.samples = size, samples
         known.regular += made - known.steps == 1 and known.batches == known.iterators
         known.iterators, known.steps, known.line = known.iterators + 1, made, line
         self._iterators[id(iterator)] = known
@@ -273,7 +281,7 @@ class Batches(Topic):
             for known in self._loaders.values() if tensor is not None else ():
                 if any(one() is tensor for one in known.before) and now - same.given >= same.times - 1:
                     name = arg_name(same.line, 0 if key[0] == "inputs" else 1)
-                    loader, loop, is_used = loader_of(known.line)
+                    loader, loop, is_used, _ = loader_of(known.line)
                     facts = {"what": key[0], "times": same.times, "name": name, "loader": loader, "loop": loop}
                     if not is_used:
                         self.report(BATCH_NOT_USED, same.line.site, **facts)
@@ -298,8 +306,12 @@ class Batches(Topic):
         for known in self._loaders.values():
             site, facts = known.line.site, {"size": known.size, "samples": known.samples, "times": known.iterators}
             often = known.regular >= max(_MANY, known.iterators - 2) and known.samples > known.size > 0
+            loader, *_, left = loader_of(known.line)
+            is_left = left and known.several and known.batches == known.iterators >= _EQUAL_IN
             if often and site is not None and not is_library(site.file):
-                self.report(FIRST_BATCH_ONLY, site, loader=loader_of(known.line)[0], **facts)
+                self.report(FIRST_BATCH_ONLY, site, loader=loader, **facts)
+            elif is_left and known.regular >= known.iterators - 2:
+                self.report(ENDS_EARLY, site, left=left, loader=loader, **facts)
 
 
 def _are_apart(first: Drawn, second: Drawn) -> bool:
@@ -308,18 +320,19 @@ def _are_apart(first: Drawn, second: Drawn) -> bool:
     return is_alike and first.key != second.key and first.source != second.source
 
 
-def loader_of(line: Line) -> tuple[Name, Site | None, bool]:
-    """Return the variable of the loader over which a line iterates, the line, and whether a loop uses all it gives."""
+def loader_of(line: Line) -> tuple[Name, Site | None, bool, Site | None]:
+    """Return the loader of a loop on a line, the line, whether it uses all it gets, and the return at its end."""
     expr, code, site = line.expr, line.code, line.site
     node: Any = None if expr is None else expr.node
-    is_used = False
+    is_used, left = False, None
     for one in statements_of(code) if code is not None else ():
         if isinstance(one, ast.For) and site is not None and one.lineno == site.line and code is not None:
             node, site, is_used = one.iter, site_of(code, one, None, code.co_qualname), _uses_all(one)
+            left = site_of(code, one.body[-1], None, "") if isinstance(one.body[-1], ast.Return) else None
     if isinstance(node, ast.Call) and node.args:
         node = node.args[0]
     path = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "the loader"
-    return variable(path), site, is_used
+    return variable(path), site, is_used, left
 
 
 def _uses_all(loop: ast.For) -> bool:
