@@ -1250,10 +1250,39 @@ def epochs_that_return_early(right):
         epoch() if right else epoch_left_too_deep()
 
 
+class Learner(nn.Module):
+    def __init__(self, right):
+        super().__init__()
+        self.online, self.right = nn.Linear(4, 4), right
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            goal = self.target(x + 0.1)
+        return F.mse_loss(self.online(x), goal)
+
+
+def update_by_name(model):
+    for mine, other in zip(model.target.parameters(), model.online.parameters(), strict=True):
+        mine = 0.9 * mine + 0.1 * other
+
+
+def target_inside_of_a_learner(right):
+    model = Learner(right)
+    optimizer = torch.optim.SGD(model.online.parameters(), 1e-2)
+    for _ in range(20):
+        follow(model(torch.randn(8, 4)), optimizer)
+        if right:
+            model.target.load_state_dict(model.online.state_dict())
+        else:
+            update_by_name(model)
+
+
 PROGRAMS = {
     loss_of_two_tasks: "loss-overwritten",
     autoencoder_of_a_mean_and_a_sum: "sum-beside-mean",
     epochs_that_return_early: "first-batch-only",
+    target_inside_of_a_learner: "target-never-updated",
     codes_of_whole_numbers: "gradient-count",
     values_of_next_states: "mask-inverted",
     slices_with_a_loss_by_hand: "same-slice",

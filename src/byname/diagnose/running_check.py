@@ -121,9 +121,9 @@ class RunningCheck:
         self._leaf_losses = self._has_backward = self._over = False
         self._unfrozen = [0]  # parameters unfrozen so far, at the first times that some were
         self._schedules, self._units, self._evaluation = Schedules(self), Units(self), EvaluationMode(self)
-        self._inputs = Scales(self)
-        kinds = (Loading, WeightCopies, Clipping, Batches, Aliases, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
-        topics = [self._schedules, self._units, self._evaluation, self._inputs]
+        self._inputs, self._copies = Scales(self), WeightCopies(self)
+        kinds = (Loading, Clipping, Batches, Aliases, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
+        topics = [self._schedules, self._units, self._evaluation, self._inputs, self._copies]
         self._topics: list[Topic] = [*topics, *(kind(self) for kind in kinds)]
         self._applying = [one.applied for one in self._topics if type(one).applied is not Topic.applied]
         self._running = [one.ran for one in self._topics if type(one).ran is not Topic.ran]
@@ -176,6 +176,8 @@ class RunningCheck:
             return
         if not is_graded:
             is_enough = depth > 0 or self._is_enough(module, frame)
+            if depth == 1 and self.steps <= _LOOKED_INTO:  # a target inside a learner
+                safely(self._copies.evaluated, ObservedCall(module, args, kwargs, frame))
         else:
             is_enough = self.steps > (
                 _LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN

@@ -53,7 +53,7 @@ UNTIED = topic_cause("weights-untied",
     "right if each should learn by itself")
 # fmt: on
 
-_TARGETS_AT, _AVERAGED_AT = (32, 64, 128, 256), (8, 16, 32)
+_TARGETS_AT, _AVERAGED_AT = (16, 32, 64, 128, 256), (8, 16, 32)
 _NO_AVERAGE = 0.05
 """An average that differs from the weights by less than this share of the last step is called a copy."""
 _MOST_NUMBERS = 1 << 20
@@ -221,7 +221,9 @@ class WeightCopies(Topic):
         self._targets = [one for one in self._targets if one[1] is not followed]
         every = [(one, one.parameters) for one in self._modules.values() if one.parameters]
         owned = self.owned()
-        trained = [mine for _, mine in every if not followed.keys.isdisjoint(map(id, mine))]
+        parts = [part for one, _ in every for part in attributes_of(one.module())["_modules"].values()]
+        sets = [*(mine for _, mine in every), *(parameters_in(part) for part in parts if part is not None)]
+        trained = [mine for mine in sets if not followed.keys.isdisjoint(map(id, mine))]
         for called, mine in every:
             twins = [one for one in trained if [two.shape for two in one] == [two.shape for two in mine]]
             if not twins or not owned.isdisjoint(map(id, mine)):
@@ -249,7 +251,8 @@ class WeightCopies(Topic):
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         for called, followed, facts in self._targets:
-            if any(sum_of(one) == called.total for one in called.parameters[:1]):  # none of a copy that is gone
+            last = [sum_of(one) for one in called.parameters[:1]]  # none of a copy that is gone
+            if called.total in last or (facts["unused"] and not last and not followed.parameters()):
                 self.report(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
 
 
