@@ -1278,11 +1278,48 @@ def target_inside_of_a_learner(right):
             update_by_name(model)
 
 
+class ShiftsItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(9, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 9)
+
+    def forward(self, ids, labels):
+        scores = self.out(self.rnn(self.embed(ids))[0])
+        return F.cross_entropy(scores[:, :-1].reshape(-1, 9), labels[:, 1:].reshape(-1))
+
+
+def labels_that_are_shifted_twice(right):
+    model = ShiftsItself()
+
+    def loss():
+        words = torch.randint(0, 9, (6, 8))
+        return model(words[:, :-1], words[:, :-1] if right else words[:, 1:])
+
+    trained_by(loss, model)
+
+
+class SignalEmbedding(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.conv, self.dim = nn.Conv1d(1, 4, 3), dim
+
+    def forward(self, signals):
+        return F.normalize(self.conv(signals).mean(-1), dim=self.dim)
+
+
+def embeddings_of_triplets(right):
+    model = SignalEmbedding(1 if right else 0)
+    loss = nn.TripletMarginLoss()
+    trained_by(lambda: loss(*(model(torch.randn(10, 1, 9)) for _ in range(3))), model)
+
+
 PROGRAMS = {
     loss_of_two_tasks: "loss-overwritten",
     autoencoder_of_a_mean_and_a_sum: "sum-beside-mean",
     epochs_that_return_early: "first-batch-only",
     target_inside_of_a_learner: "target-never-updated",
+    labels_that_are_shifted_twice: "target-not-shifted",
+    embeddings_of_triplets: "samples-mix",
     codes_of_whole_numbers: "gradient-count",
     values_of_next_states: "mask-inverted",
     slices_with_a_loss_by_hand: "same-slice",

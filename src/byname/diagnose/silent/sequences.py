@@ -75,6 +75,10 @@ NOT_SHIFTED = topic_cause("target-not-shifted",
     "suspicious: the targets of {loss}(){noticed:at} are the inputs themselves, and each position sees itself "
     "and what comes before it: it is given the word that it must predict",
     "shift them by one: inputs ids[:, :-1], targets ids[:, 1:]")
+SHIFTED_TWICE = topic_cause("target-not-shifted",
+    "suspicious: the targets{noticed:at} are the labels that the model is given, shifted by one, and these are its "
+    "inputs, shifted by one already: each position predicts the word after the next",
+    "shift once: labels=input_ids for a model that shifts them itself, as those of transformers do")
 COPIES_WORDS = topic_cause("mask-inverted",
     "suspicious: the targets of {loss}(){noticed:at} that count are the inputs at their own positions, and those where "
     "the input is {value} instead, inside of the rows, are ignored: no masked word is ever predicted",
@@ -236,15 +240,10 @@ class Sequences(Topic):
         """Note that the targets are the inputs shifted by one along a dimension, at a line."""
         same = [one for one in self._ids if torch.equal(one.flatten(), values.flatten())]  # forward(x, targets)
         alone = self._several - len(same) == 1 or given is self._series
-        for dim, length in enumerate(given.shape) if distinct(given) > 2 else ():
-            later, cut = given.narrow(dim, 1, length - 1), values.numel() == given.numel() // length * (length - 1)
-            if length > 2 and (cut or values.numel() == given.numel()) and (dim or given is not self._series):
-                aligned = values.reshape(later.shape if cut else given.shape)
-                first = aligned.narrow(dim, 0, length - 1)
-                ignored = (first < 0) & (first.dtype == torch.long)  # as padding is, by -1 or -100
-                is_shifted = torch.equal(first.where(~ignored, later), later) and ignored.float().mean() < 0.75
-                if is_shifted and (cut or not torch.equal(aligned, given)):
-                    self._shifted, self._length, self._cut = (line, given, alone), length, cut
+        is_first = self._shifted is None or self._shifted[0].place == line.place  # of several losses
+        for dim, length in enumerate(given.shape) if is_first and distinct(given) > 2 else ():
+            if (dim or given is not self._series) and _is_shifted(given, values, dim):
+                self._shifted, self._length, self._cut = (line, given, alone), length, values.numel() < given.numel()
 
     def _look_for_padding(self, ids: torch.Tensor, target: torch.Tensor, site: Any, of: str = "") -> None:
         value, count = _padding(ids), target.numel()
@@ -305,7 +304,8 @@ class Sequences(Topic):
 
     def _look_at_statistics(self, loss: Loss) -> None:
         """Look for samples that a module combines with a number of the whole batch, in front of a layer."""
-        batch = self._batch or (self._shape[0] if len(self._shape) == 4 else 0)  # of images
+        shapes = [tuple(node._saved_input.shape) for node in loss.of_kinds(("ConvolutionBackward",))]
+        batch = self._batch or (self._shape[0] if len(self._shape) == 4 or self._shape in shapes else 0)  # of images
         is_first = batch > 1 and self._shape[:2].count(batch) == 1
         for node, statistic in statistics_in(loss, batch) if is_first else ():
             what = node_kind(statistic).removesuffix("Backward").removeprefix("LinalgVector").lower()
@@ -326,6 +326,8 @@ class Sequences(Topic):
 
     def _look_for_the_future(self, loss: Loss, shifted: Line, given: torch.Tensor, alone: bool) -> None:
         """Tell of what sees later positions of the shifted inputs; an encoder may see all of its own."""
+        if given is not self._series and any(_is_shifted(one, given) for one in self._ids):
+            self.report(SHIFTED_TWICE, shifted.site)
         known = computed_from(loss, given)
         known = {*loss.context.nodes} if known is None and alone else known or set()
         for node, is_next in seeing_later(loss, self._length):
@@ -394,6 +396,19 @@ class Sequences(Topic):
 
 _COPIES = re.compile("copy|copie|identity|echo|autoenc|recon|denois", re.I)
 _OTHER_COPIES = {"copy", "copy_", "deepcopy", "Identity"}
+
+
+def _is_shifted(given: torch.Tensor, values: torch.Tensor, dim: int = 1) -> bool:
+    """Return whether some values are others shifted by one along a dimension, but for those ignored, by -1 or -100."""
+    later, length = given.narrow(dim, 1, given.shape[dim] - 1), given.shape[dim]
+    cut = values.numel() == later.numel()
+    if length < 3 or not (cut or values.numel() == given.numel()):
+        return False
+    aligned = values.reshape(later.shape if cut else given.shape)
+    first = aligned.narrow(dim, 0, length - 1)
+    ignored = (first < 0) & (first.dtype == torch.long)  # as padding is
+    is_shifted = torch.equal(first.where(~ignored, later), later) and bool(ignored.float().mean() < 0.75)
+    return is_shifted and (cut or not torch.equal(aligned, given))
 
 
 def _speaks_of_copies(frame: FrameType) -> bool:
