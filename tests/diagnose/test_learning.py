@@ -408,15 +408,15 @@ def the_wrong_side_under_no_grad():
     return online, target, optimizer
 
 
-def a_loss_that_is_replaced():
+def a_loss_that_is_left_out():
     body, head, other = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters(), *other.parameters()], 0.1)
 
     def loss(x, y):
         hidden = body(x)
         total = F.mse_loss(head(hidden), y)
-        total = +0.5 * F.mse_loss(other(hidden), y)
-        return total
+        weighted = 0.5 * F.mse_loss(other(hidden), y)
+        return weighted if total > 0 else total
 
     trained(optimizer, loss, 2 * STEPS)
     return body, head, other, optimizer
@@ -478,7 +478,7 @@ LINEAR = ["model.bias", "model.weight"]
         (squares_by_hand, "broadcast-loss", []),
         (distances_by_hand, "broadcast-loss", []),
         (the_wrong_side_under_no_grad, "never-learns", ["online.bias", "online.weight"]),
-        (a_loss_that_is_replaced, "never-learns", ["head.bias", "head.weight"]),
+        (a_loss_that_is_left_out, "never-learns", ["head.bias", "head.weight"]),
         (a_checkpoint_of_the_first_block, "never-learns", ["stem.bias", "stem.weight"]),
     ],
 )
@@ -577,7 +577,7 @@ def test_it_says_why_nothing_is_learnt(program, said):
     ("program", "line", "remedy"),
     [
         (the_wrong_side_under_no_grad, "mine = online(x)", "outside of that block"),
-        (a_loss_that_is_replaced, "total = F.mse_loss(head(hidden), y)", "use them in the loss, too"),
+        (a_loss_that_is_left_out, "total = F.mse_loss(head(hidden), y)", "use them in the loss, too"),
         (a_checkpoint_of_the_first_block, "checkpoint(stem, x", "use_reentrant=False"),
     ],
 )
