@@ -38,6 +38,23 @@ def test_the_state_of_a_parameter_that_is_used_late_is_no_growth():
     assert [row.name for row in growth] == []
 
 
+def test_the_steps_that_lbfgs_remembers_are_no_growth():
+    layer, x = nn.Linear(3, 3), torch.randn(20, 3)
+    optimizer = torch.optim.LBFGS(layer.parameters(), lr=0.1, max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (layer(x).sin() - x).square().sum()
+        loss.backward()
+        return loss
+
+    with byname.growth() as growth:
+        for _ in range(8):
+            optimizer.step(closure)
+            growth.mark()
+    assert [row.name for row in growth] == []
+
+
 def test_the_states_of_optimizers_that_are_made_anew_and_kept_are_growth():
     layer, optimizers = nn.Linear(3, 3), []
     with byname.growth() as growth:

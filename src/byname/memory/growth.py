@@ -362,7 +362,7 @@ def _keeps_growing(group: Group, history: SizeHistory) -> bool:
 
     It must be largest at the end, have grown more than once, and have grown lately: in the last quarter of the steps,
     where these are known, and not much more slowly than before. A cache that is full has stopped growing. So has an
-    optimizer's state, one entry for each parameter, although a parameter that is used late gets its entry late.
+    optimizer's state, an entry for each parameter (or step, of LBFGS), although one that is used late gets it late.
     """
     if _is_state_of_parameters(group):
         return False
@@ -389,7 +389,9 @@ def _is_state_of_parameters(group: Group) -> bool:
     passed = {id(one): one for named in group.paths for one in named.path.passed}
     optimizers: list[Any] = [one for one in passed.values() if issubclass(type(one), torch.optim.Optimizer)]
     parameters = {id(parameter) for one in optimizers for part in one.param_groups for parameter in part["params"]}
-    return len({id(one) for one in group.tensors}) <= len(parameters)
+    only = optimizers[0].param_groups if len(optimizers) == 1 else []
+    most = max([len(parameters), *(int(part.get("history_size", 0)) for part in only)])  # of LBFGS
+    return len({id(one) for one in group.tensors}) <= most
 
 
 def _order(group: Group, before: Size, now: Size) -> tuple[int, int, int, int, Key]:
