@@ -199,7 +199,7 @@ _SWITCHES = {
 _OUTSIDE = "compute what the loss depends on outside of that block (a decorator of the function is one, too)"
 _COMPARISONS = "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isclose isnan isfinite logical_and".split()
 _POSITIONS = "argmax argmin argsort nonzero argwhere searchsorted bucketize multinomial".split()
-_POSITIONS += "max min topk sort median nanmedian mode kthvalue cummax cummin".split()  # their values have gradients
+_BESIDE_VALUES = "max min topk sort median nanmedian mode kthvalue cummax cummin".split()
 NUMBERS = "item tolist numpy __array__ __float__ __int__ __bool__ __index__ __complex__".split()
 DETACHES, _DETACHED = ["detach", "data", "detach_"], "is detached from the graph"
 
@@ -224,6 +224,9 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
     (_POSITIONS, "is a position or a choice, which has no gradient",
         "compute the loss from the scores themselves (cross_entropy takes logits), or multiply what is chosen by its "
         "score, as a gate does; positions are for metrics"),
+    (_BESIDE_VALUES, "is a position or a choice, which has no gradient",
+        "take the values that the call gives beside the positions, [0] or .values, which have a gradient; or multiply "
+        "what is chosen by its score, as a gate does"),
     (NUMBERS, "is converted to plain numbers outside of PyTorch",
         "keep the tensor for the loss, without .item() or float() (torch.stack joins several); numbers are for logs"),
     ("tensor as_tensor asarray array from_numpy".split(),

@@ -183,7 +183,7 @@ OVERFLOW = (
 )
 DIVERGING = "lower the learning rate, normalise the inputs and targets, or clip the gradients before each step"
 _GENERAL = "keep its inputs away from points where the operation, or its slope, is infinite or undefined"
-_LOG_REMEDY = "keep its input above 0: x.clamp_min(eps), torch.log1p, or log_softmax instead of log of softmax"
+_LOG_REMEDY = "keep its input above 0: x.clamp_min(eps), log1p, log_softmax or logsigmoid; x.abs() of a determinant"
 _LINEAR = "keep its input strictly between -1 and 1: x.clamp(-1 + eps, 1 - eps)"
 _DISTINCT = (
     "its gradient divides by differences of these values: keep them distinct, as by a little random noise on the "
