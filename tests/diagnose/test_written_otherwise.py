@@ -1050,6 +1050,56 @@ class SharedOnPurpose(Stacked):
         self.layers = nn.ModuleList([layer for _ in range(3)])
 
 
+class StackedOfAnother(Stacked):
+    def __init__(self, layer, number, copied):
+        super().__init__()
+        self.layers = nn.ModuleList([layer] * number)
+        if copied:
+            self.layers = nn.ModuleList([copy.deepcopy(layer) for _ in range(number)])
+
+
+def layers_of_one_argument(right):
+    model = StackedOfAnother(nn.Linear(4, 4), 3, right)
+    trained_by(lambda: model(torch.randn(16, 4)).square().mean(), model)
+
+
+def head_that_is_tied_too_late(right):
+    embedding, head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+    head.weight = embedding.weight if right else head.weight
+    optimizer = torch.optim.SGD([*embedding.parameters(), *head.parameters()][: 1 if right else 2], 0.1)
+    head.weight = embedding.weight
+    for _ in range(10):
+        words = torch.randint(9, (8,))
+        follow(F.cross_entropy(head(embedding(words)), words.roll(1)), optimizer)
+
+
+def decoder_without_its_encoder(right):
+    encoder, embedding, cell, head = nn.GRU(3, 4), nn.Embedding(9, 4), nn.GRUCell(4, 4), nn.Linear(4, 9)
+
+    def translate():
+        words, (_, state) = torch.randint(9, (5, 8)), encoder(torch.randn(6, 8, 3))
+        hidden, token, loss = state[0] if right else torch.zeros(8, 4), words[0], 0
+        for t in range(1, 5):
+            hidden = cell(embedding(token), hidden)
+            logits = head(hidden)
+            loss = loss + F.cross_entropy(logits, words[t])
+            token = logits.argmax(1)  # of what the loss uses, and no way to the encoder
+        return loss
+
+    trained_by(translate, encoder, embedding, cell, head)
+
+
+def speech_of_logits(right):
+    recurrent, head = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 5)
+
+    def recognise():
+        scores = head(recurrent(torch.randn(8, 12, 4))[0]).transpose(0, 1)
+        lengths = torch.full((8,), 12), torch.full((8,), 3)
+        return F.ctc_loss(scores.log_softmax(-1) if right else scores, torch.randint(1, 5, (8, 3)), *lengths)
+
+    trained_by(recognise, recurrent, head)
+
+
 def layers_of_one(right):
     model = SharedOnPurpose() if right else Stacked()
     trained_by(lambda: model(torch.randn(16, 4)).square().mean(), model)
@@ -1329,6 +1379,10 @@ PROGRAMS = {
     ratio_of_one: "zero-gradient",
     clamped_below_its_bounds: "zero-gradient",
     layers_of_one: "same-module",
+    layers_of_one_argument: "same-module",
+    head_that_is_tied_too_late: "never-learns",
+    decoder_without_its_encoder: "never-learns",
+    speech_of_logits: "no-log-probabilities",
     shallow_copy_as_target: "same-module",
     sorted_by_class: "sorted-by-class",
     layer_of_a_variable_of_forward: "not-in-optimizer",

@@ -102,7 +102,10 @@ def summed(node: Any) -> tuple[int, ...]:
 
 
 def activation_of(node: Any) -> str:
-    """Return the kind of a node, and that of ``softmax`` where it divides exponentials by their sum."""
+    """Return the kind of a node, also of a softmax that divides exponentials by their sum, and of a linear layer."""
+    added = [node_kind(one) for one, _ in node.next_functions[1:]] if node_kind(node) == "AddBackward" else []
+    if added == ["AccumulateGrad"] and node_kind(input_of(node)) == "MmBackward":
+        return "AddmmBackward"
     return "SoftmaxBackward" if node_kind(node) == "DivBackward" and summed(node) else node_kind(node)
 
 
@@ -143,6 +146,7 @@ def _is_normalising(node: Any, given: Any) -> bool:
 def _no_logarithms(loss: Loss) -> Iterator[Facts]:
     """Yield the operation that gives no log-probabilities to a loss that expects them."""
     found = [("nll_loss", node, input_of(node)) for node in loss.of_kinds(_TAKES_LOGARITHMS)]
+    found += [("ctc_loss", node, input_of(node)) for node in loss.of_kinds(("CtcLossBackward",))]
     for node in loss.of_kinds(NORMS):
         given = next((one for one, _ in node.next_functions[1:] if activation_of(one) in _NO_LOGARITHM), None)
         call = None if given is None else loss.context.lookup.call(node)

@@ -216,17 +216,23 @@ def _repeated(loss: Loss) -> Iterator[Facts]:
             parts = [one for _, one in snapshot(attributes_of(held)["_modules"])] if is_list else []
             if len(parts) > 1 and all(one is parts[0] for one in parts) and parameters_in(parts[0]):
                 for one in statements_of(init.__code__) if type(init) is FunctionType else ():
-                    if f"self.{name}" in names_bound(one) and any(map(_multiplies, ast.walk(one))):
+                    given = init.__code__.co_varnames[1 : init.__code__.co_argcount]
+                    is_meant = _SHARED.search(f"{type(outer).__name__} {ast.unparse(one)}")
+                    is_other = is_meant or f"self.{name}" not in names_bound(one)
+                    if not is_other and any(_multiplies(part, given) for part in ast.walk(one)):
                         site = site_of(init.__code__, one, None, init.__qualname__)
                         facts = {"list": variable(f"self.{name}"), "kind": type(parts[0]).__name__}
                         yield {"times": len(parts), "assigned": site, **facts}
 
 
-def _multiplies(part: ast.AST) -> bool:
-    """Return whether an expression multiplies a list of modules that it makes; others may be shared on purpose."""
+_SHARED = re.compile(r"shar|tied|recur|universal|albert", re.I)
+
+
+def _multiplies(part: ast.AST, arguments: Collection[str]) -> bool:
+    """Return whether an expression multiplies a list of modules that it makes or was given, maybe not to be shared."""
     if not (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) and isinstance(part.left, ast.List)):
         return False
-    return any(isinstance(one, ast.Call) for one in part.left.elts)
+    return any(isinstance(one, ast.Call) or ast.unparse(one) in arguments for one in part.left.elts)
 
 
 def _paths_in(frame: FrameType) -> Iterator[tuple[str, Any]]:

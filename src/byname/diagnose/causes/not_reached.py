@@ -181,6 +181,7 @@ class _Evidence:
         # A block under no_grad right before the first node may be an evaluation: its number does not tell.
         self._recent = [cut for cut in every if cut.number > begin or (cut.number == begin and not cut.reason)]
         self._uses = _last_uses(log, log.steps[-1].number if log.steps else 0)
+        self._used = {node._sequence_nr() for node in context.nodes}
 
     def cuts_behind(self, parameter: torch.Tensor) -> tuple[list[DetachPoint], str]:
         """Return the calls that can have cut a parameter off, and how sure that is."""
@@ -188,7 +189,7 @@ class _Evidence:
         if direct:
             return direct[:1], IS
         used = self._uses.get(id(parameter))
-        later = [cut for cut in self._carried if used is not None and _comes_after(cut, used)]
+        later = [cut for cut in self._carried if used is not None and self._may_cut(cut, used)]
         known = [cut for cut in later if _depends(cut, parameter)]
         if known:
             return known[:1], IS
@@ -196,10 +197,15 @@ class _Evidence:
         likely += [cut for shape, cut in self._anew.items() if shape == fact(parameter, "shape")]  # of fast weights
         if likely:
             return likely[:1], PROBABLY
-        possible = [cut for cut in self._recent if _takes(cut, parameter) or (used and _comes_after(cut, used))]
+        possible = [cut for cut in self._recent if _takes(cut, parameter) or (used and self._may_cut(cut, used))]
         likely = [cut for cut in possible if _depends(cut, parameter) is not False and not _is_of_copy(cut)]
         distinct = list({cut.line.place: cut for cut in likely}.values())
         return (distinct if len(distinct) <= MOST_PLACES else []), MAY_BE
+
+    def _may_cut(self, cut: DetachPoint, used: Call) -> bool:
+        """Return whether a call comes after the use of a parameter, and cuts off what the loss does not use itself."""
+        made = any(number >= used.before and number not in self._used for _, number in cut.inputs)
+        return cut.number >= used.after and made
 
 
 def _is_of_library(cut: DetachPoint) -> bool:
@@ -249,11 +255,6 @@ def _converts(cut: DetachPoint, parameter: torch.Tensor) -> bool:
     here, body = enclosing_statement(node), definition_of(code)
     reading = [one for one in ast.walk(body or here) if isinstance(one, ast.Attribute) and ast.unparse(one) == path]
     return bool(reading) and all(enclosing_statement(one) is here for one in reading)
-
-
-def _comes_after(cut: DetachPoint, used: Call) -> bool:
-    """Return whether a detach point comes after the use of a parameter, and cuts off something made since."""
-    return cut.number >= used.after and any(number >= used.before for _, number in cut.inputs)
 
 
 def _depends(cut: DetachPoint, parameter: torch.Tensor) -> bool | None:

@@ -95,10 +95,10 @@ def _is_of_a_call(name: Name) -> bool:
 
 def _is_stray(context: FailureContext, leaf: Leaf) -> bool:
     """Return whether no module has a parameter, and nothing reads its gradient: only an optimizer can change it."""
-    return id(leaf.tensor) not in context.once(_registered) and _is_idle(context, leaf)
+    return id(leaf.tensor) not in context.once(registered_ids) and _is_idle(context, leaf)
 
 
-def _registered(context: FailureContext) -> set[int]:
+def registered_ids(_: object = None) -> set[int]:
     """Return the ids of the parameters of all living modules."""
     return {id(one) for module in living(nn.Module) for one in own_parameters(module)}
 
@@ -175,7 +175,7 @@ def _orphaned(context: FailureContext) -> Iterator[Facts]:
     strangers, outside = context.once(_foreign_parameters), context.once(_left_out_of)
     named = () if outside.lost else outside.names
     newcomers = [leaf for leaf in context.once(_leaves) if leaf.name in named]
-    newcomers = [leaf for leaf in newcomers if id(leaf.tensor) in context.once(_registered)]
+    newcomers = [leaf for leaf in newcomers if id(leaf.tensor) in context.once(registered_ids)]
     shapes = {leaf.card.shape for leaf in newcomers}
     found = zip(context.names(strangers), strangers, strict=True) if strangers else ()
     gone = [(name, one) for name, one in found if ".param_groups[" in name.path or _shape(one) in shapes]

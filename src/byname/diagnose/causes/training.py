@@ -20,6 +20,7 @@ from byname.diagnose.cause import Cause, Facts, always, no_extra_facts, render
 from byname.diagnose.causes.cuts import remedy_of, why_cut
 from byname.diagnose.causes.flat import DRAWN
 from byname.diagnose.causes.not_reached import Use
+from byname.diagnose.causes.ownership import registered_ids
 from byname.diagnose.causes.readers import reads_gradients
 from byname.diagnose.followed_optimizer import CARRIED, ENOUGH, MOVED, PUT_BACK, FollowedOptimizer
 from byname.naming.name import Name, at
@@ -82,6 +83,10 @@ def _why_no_gradients(followed: FollowedOptimizer) -> Iterator[Facts]:
 
 def _unused(followed: FollowedOptimizer) -> Iterator[Facts]:
     names = followed.without_gradient
+    if all(".param_groups[" in name.path for name in names) and followed.without.keys().isdisjoint(registered_ids()):
+        how = render(". No module has {names:it|them}: another weight seems to have come in its place", names=names)
+        yield {"how": how, "used": None, "remedy": "build the optimizer after the last change, or tie, of the weights"}
+        return
     used, remedy = _used(followed.use, names)
     otherwise = render("otherwise leave {names:it|them} out, or requires_grad_(False) says so", names=names)
     remedy = f"{remedy}; {otherwise}"
