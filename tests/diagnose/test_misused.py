@@ -230,6 +230,17 @@ loss = [model(row).sum() for row in x]
 loss.backward()
 """
 
+COMPLEX = """
+h = torch.fft.ifft(torch.fft.rfft(model(x)) * 2, n=2)
+h.square().mean().backward()
+"""
+SPARSE = """
+words = nn.Embedding(9, 3, sparse=True)
+adam = torch.optim.Adam([*words.parameters(), *model.parameters()])
+model(words(torch.arange(4))).sum().backward()
+adam.step()
+"""
+
 CASES = [  # program, PyTorch's words, cause, words of the message, old text, text of the remedy that replaces it
     (FEW, "incorrect number of gradients", "gradient-count", "`Scale.backward` returned 1 gradient at program.py:16",
      "return gradient * ctx.factor", "return gradient * ctx.factor, None"),
@@ -267,6 +278,10 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
      "return given[0] / 2", "return (given[0] / 2,)"),
     (AVERAGED, "changed the size of value", "hook-result", "the backward hook `average` at program.py:9 cannot replace",
      "gradient.mean(0)", "gradient.mean(0, keepdim=True).expand_as(gradient)"),
+    (COMPLEX, "real scalar outputs", "complex-loss", "as the results of fft() and ifft() at program.py:9 are",
+     "fft.ifft", "fft.irfft"),
+    (SPARSE, "sparse gradients", "sparse-gradient", "the gradients of `words.weight` are sparse",
+     "sparse=True", "sparse=False"),
     (LONELY, "Expected more than 1 value", "one-value-norm", "the BatchNorm1d `net[1]` is in training mode, and at",
      "x.split(3)", "x.split(3)[:1]"),
     (HOOKED_FROZEN, "cannot register a hook", "input-without-grad", "`h`, which does not require grad",

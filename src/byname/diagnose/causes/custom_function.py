@@ -1,4 +1,4 @@
-"""Custom function: errors of the gradients that a custom function or a hook returns, or that an operation has not."""
+"""Custom function: errors of gradients that a custom function or a hook returns, or that an operation has not."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from inspect import Parameter, signature
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch.utils.hooks import BackwardHook
 
 from byname.diagnose.cause import Cause, Facts, Raised
@@ -16,6 +17,7 @@ from byname.diagnose.causes.loss import Loss, is_first
 from byname.diagnose.context import FailureContext
 from byname.naming.name import Name
 from byname.reading.frames import locals_of
+from byname.reading.modules import parameters_of
 from byname.reading.objects import found_in
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import statements_of
@@ -129,6 +131,13 @@ def _without_derivative(context: FailureContext) -> Iterator[Facts]:
 _MATH = "call it under `with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):`, which has one; or "
 
 
+def _sparse(context: FailureContext) -> Iterator[Facts]:
+    """Yield the parameters of an optimizer whose gradients are sparse."""
+    optimizer = next(context.selves(torch.optim.Optimizer))
+    sparse = [one for one in parameters_of(optimizer) if one.grad is not None and one.grad.is_sparse]
+    yield {"names": tuple(context.names(sparse)), "kind": type(optimizer).__name__}
+
+
 # fmt: off
 CUSTOM_FUNCTIONS: tuple[Cause[FailureContext], ...] = (
     Cause("gradient-count",
@@ -150,6 +159,10 @@ CUSTOM_FUNCTIONS: tuple[Cause[FailureContext], ...] = (
         "PyTorch has no {order}derivative of {operation}(){given}{called:at}, through which this gradient has to pass",
         "{other}compute it by operations that have one; give it values without a graph, as by x.detach(), if no "
         "gradient has to pass; or write a torch.autograd.Function with its derivative"),
+    Cause("sparse-gradient", Raised(RuntimeError, r"does not support sparse gradients"), _sparse,
+        "the gradients of {names} are sparse, as those of an nn.Embedding(..., sparse=True), and {kind}{noticed:at} "
+        "takes dense ones only",
+        "leave out sparse=True; or give {names:it|them} to a torch.optim.SparseAdam, and all others to another one"),
     Cause("hook-result",
         Raised(RuntimeError, r"hook '(.*)' has changed the \w+ of|Backward (pre )?hook returned an invalid number"),
         _result_of_hook,

@@ -29,13 +29,25 @@ from byname.table import bytes_text, counted
 from byname.tracking.log import logs
 
 
+def _outputs(context: FailureContext) -> list[torch.Tensor]:
+    """Return the tensors that a failed backward was called on."""
+    return [one for frame in context.frames("_make_grads") for one in frame.get("outputs", ()) if is_tensor(one)]
+
+
 def _several_elements(context: FailureContext) -> Iterator[Facts]:
-    outputs = next((found["outputs"] for found in context.frames("_make_grads") if "outputs" in found), ())
-    several = [one for one in outputs if is_tensor(one) and fact(one, "grad_fn") is not None and one.numel() != 1]
+    several = [one for one in _outputs(context) if fact(one, "grad_fn") is not None and one.numel() != 1]
     for root in several[:1]:
         loss, elements = context.name(root), counted(root.numel(), "element")
         facts = {"loss": loss, "made": made_at(root), "elements": elements, "shape": str(tuple(root.shape))}
         yield {**facts, "it": _variable(loss) or "loss"}
+
+
+def _complex(context: FailureContext) -> Iterator[Facts]:
+    """Yield the complex loss, and the line of a complex Fourier transform behind it."""
+    for graph in [FailureContext([one]) for one in _outputs(context) if one.is_complex()][:1]:
+        found = (graph.walk.numbers[one] for one in graph.nodes if type(one).__name__.startswith("FftC2C"))
+        facts = {"transformed": next(map(graph.site, found), None), "made": made_at(graph.roots[0])}
+        yield {"loss": context.name(graph.roots[0]), **facts}
 
 
 def _variable(name: Name) -> str:
@@ -353,6 +365,10 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "single number, unless it is given a gradient for each element",
         "make it one number first: {it}.mean().backward() or {it}.sum().backward(); a loss function does so with "
         "reduction='mean'"),
+    Cause("complex-loss", Raised(RuntimeError, r"implicitly created only for real scalar outputs"), _complex,
+        "backward{noticed:at} starts from {loss}{made:-}, which is complex, as the results of fft() and ifft()"
+        "{transformed:at} are: a loss has to be real",
+        "take torch.fft.irfft as the inverse of rfft, .real of a result, or .abs() of a difference before its square"),
     Cause("backward-of-no-tensor",
         Raised(AttributeError, r"^'(float\d*|int\d*|ndarray|list|tuple|dict|NoneType|\w*Loss|\w*Output)' object has no "
             r"attribute 'backward'"),
