@@ -13,22 +13,63 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 __version__ = "0.2.0"
 
-with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as _stub:  # noqa: PTH123 - pathlib is slow to import
-    _MODULES = {name: module for module, name in re.findall(r"from (byname\.\S+) import (\w+)", _stub.read())}
-"""The public names, with the modules that have them: `__init__.pyi` says it to type checkers, and here."""
+_PLACES = {
+    "byname.analyse.observe": "observe",
+    "byname.autograd.graph": "Graph graph path",
+    "byname.autograd.leaves": "Leaf Leaves leaves",
+    "byname.autograd.saved": "Saved SavedTensor saved",
+    "byname.comparing.diff": "Diff diff",
+    "byname.diagnose.check": "check",
+    "byname.diagnose.explain": "explain",
+    "byname.diagnose.explaining": "explaining",
+    "byname.diagnose.finding": "Explanation Finding",
+    "byname.drawing.draw": "Drawing draw",
+    "byname.edits.ablate": "ablate",
+    "byname.edits.capture": "Capture capture",
+    "byname.edits.edited": "edited",
+    "byname.edits.patch": "patch steer",
+    "byname.edits.skip": "skip",
+    "byname.edits.summary": "Summary summary",
+    "byname.edits.sweep": "Sweep sweep",
+    "byname.errors": "BynameError",
+    "byname.memory.census": "Census census",
+    "byname.memory.growth": "Growth growth",
+    "byname.memory.holders": "Holder holders",
+    "byname.model.select": "select",
+    "byname.model.selectors": "Selector",
+    "byname.naming.name": "Name tag",
+    "byname.naming.names": "name names",
+    "byname.recording.callbacks": "stack stack_padded",
+    "byname.recording.distributed.assemble": "assembled",
+    "byname.recording.finish": "finish repair",
+    "byname.recording.record": "record",
+    "byname.recording.recorder": "Recorder",
+    "byname.recording.recording": "Recording open",
+    "byname.recording.series": "Series",
+    "byname.reporting.page": "report",
+    "byname.rewriting.rewrite": "rewrite",
+    "byname.source.location": "Site",
+    "byname.tracking.tracker": "Tracker track",
+    "byname.watch.attach": "attach",
+    "byname.watch.interject": "ForwardInterjection WrappedForwardBackwardInterjection "
+    "WrappedForwardInterjection interject",
+    "byname.watch.points": "Points points",
+    "byname.watch.replace": "replace",
+}
+"""The public names, by the module that has them; `__init__.pyi` says the same to type checkers."""
 
-_PARTS = ("analyse", "plug", "watch")
-"""Parts of the package that are reached as attributes."""
-
+_MODULES = {name: module for module, names in _PLACES.items() for name in names.split()}
 __all__ = sorted(_MODULES)
 _MODULES["load_ipython_extension"] = "byname.plug.magics"
 # What the rewritten code of a watched method calls, wherever that code is.
 _MODULES |= dict.fromkeys(("_enter", "_shown", "_traced"), "byname.watch.variables.subscribe")
+
+_PARTS = ("analyse", "plug", "watch")
+"""Parts of the package that are reached as attributes."""
 
 
 def __getattr__(name: str) -> Any:
