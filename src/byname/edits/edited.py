@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from byname.errors import BadArgumentError, NotAModuleError
+from byname.errors import BadArgumentError
 from byname.model.methods import content_of
 from byname.model.module_tree import is_script
 from byname.model.where import unwrapped
@@ -48,12 +48,10 @@ def edited(model: M, *edits: Callable[[M], Handle]) -> M:
         BadArgumentError: an edit changes the model itself, or does not return a handle; or the model cannot be copied,
             or holds a function, such as a hook, that has one of its modules as a variable.
     """
-    if not isinstance(model, nn.Module):
-        raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
+    root = unwrapped(model)
     if wrong := [type(one).__name__ for one in edits if not callable(one)]:
         raise BadArgumentError(f"an edit is a function such as lambda view: byname.skip(view, 'h.3'), not {wrong[0]}")
-    view = view_of(model)
-    root, done = unwrapped(model), list[Handle]()
+    view, done = view_of(model), list[Handle]()
     before = _changes_of(root)
     try:
         for make in edits:
