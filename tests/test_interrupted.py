@@ -31,6 +31,7 @@ from torch import nn
 import byname
 from byname import Recorder
 from byname.cli.watcher import Calls
+from byname.undo import Undo
 
 
 def cases(kinds, *whole):
@@ -288,7 +289,7 @@ class TestContexts:
 @pytest.mark.parametrize("throw", [at_a_line, by_signal])
 def test_the_search_for_the_model_of_a_program_begins_and_ends_as_a_whole(throw, everything_as_before):
     def searched(calls):
-        calls.begin()
+        calls.begin(Undo())
         calls.end()
 
     for moment in range(len(lines_of(lambda: searched(Calls(lambda *_: False))))):

@@ -240,9 +240,12 @@ def test_a_program_that_calls_no_module_is_told_so_and_keeps_its_exit_code(files
         (["--overwrite"], "--overwrite needs --record"),
         (["--record", "a..b", "--to", "x.h5"], "--record: not a path: 'a..b'"),
         (["--record", "A:x", "--record", "B:x", "--to", "x.h5"], "one file records one model"),
-        (["--record", "forward", "--to", "missing/run.h5"], "--to missing/run.h5: there is no directory missing"),
-        (["--record", "forward", "--to", "folder"], "--to folder: this is a directory"),
-        (["--record", "forward", "--to", "facts.py"], "--to facts.py: the file exists; --overwrite replaces it"),
+        (["--record", "forward", "--to", "missing/run.h5"], "--to: there is no directory /"),
+        (["--record", "forward", "--to", "folder"], "--to: folder is a directory"),
+        (
+            ["--record", "forward", "--to", "facts.py"],
+            "--to: facts.py exists already and was not changed; --overwrite replaces it",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_the_program_starts(options, sentence, files, forks):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from byname.cli.watcher import Calls
+from byname.undo import Undo
 
 CALL = nn.Module.__dict__["__call__"]
 
@@ -23,7 +24,7 @@ def seen():
         return False
 
     calls = Calls(look)
-    calls.begin()
+    calls.begin(Undo())
     yield found
     calls.end()
     assert nn.Module.__dict__["__call__"] is CALL
@@ -56,7 +57,7 @@ def test_what_is_hooked_when_a_call_is_shown_runs_in_that_call():
         return True
 
     calls = Calls(look)
-    calls.begin()
+    calls.begin(Undo())
     model(torch.ones(1, 2))
     assert log == ["before", "after"]
     assert nn.Module.__dict__["__call__"] is CALL
@@ -110,7 +111,7 @@ def test_in_a_forked_process_nothing_is_shown(seen):
 
 def test_a_program_that_puts_its_own_call_in_place_keeps_it():
     calls = Calls(lambda *_: True)
-    calls.begin()
+    calls.begin(Undo())
     ours = nn.Module.__dict__["__call__"]
     log = []
 

@@ -25,11 +25,11 @@ from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.recording.program_functions import ProgramFunctions
 from byname.recording.record import record
-from byname.recording.recording_file import needs_h5py
+from byname.recording.recording_file import needs_h5py, target
 from byname.source.code import definition_of, original_code
 from byname.table import counted
 from byname.text import printable
-from byname.undo import Patch
+from byname.undo import Patch, Undo
 
 if TYPE_CHECKING:
     from byname.recording.recorder import Recorder
@@ -59,11 +59,15 @@ class Recorded(Watcher):
             places = [parse(path) for path in self._paths]
         except BynameError as error:
             raise CommandError(f"--record: {error}", exit_code=2) from None
-        _check_file(Path(to), overwrite=bool(options.get("overwrite")))
+        needs_h5py("--record")  # now, and not when the model is found, which may be hours later
+        try:
+            self.file = target(to, overwrite=bool(options.get("overwrite")))
+        except BynameError as error:
+            words = str(error).replace("overwrite=True", "--overwrite")
+            raise CommandError(f"--to: {words}", exit_code=2) from None
         self._near: list[str] = []
         self._functions = None if self._kind else self._find_functions(program, places)
-        super().__init__(Calls(self._look) if self._functions is None else self._functions)
-        self.file = Path(to).absolute()  # wherever the program goes
+        super().__init__((self._functions or Calls(self._look)).begin)
         self._to, self._options = to, options
         self._recorder: Recorder | None = None
         self._refused: dict[int, weakref.ref[nn.Module]] = {}
@@ -155,17 +159,6 @@ class Recorded(Watcher):
 _CLASS = re.compile(r"([^\W\d]\w*):")
 
 
-def _check_file(file: Path, *, overwrite: bool) -> None:
-    """Raise the errors of the file before the program starts, and not at the first call of its model."""
-    needs_h5py("--record")  # now, and not when the model is found, which may be hours later
-    if not file.parent.is_dir():
-        raise CommandError(f"--to {file}: there is no directory {file.parent}", exit_code=2)
-    if file.exists() and not file.is_file():
-        raise CommandError(f"--to {file}: this is a directory, a device or a pipe", exit_code=2)
-    if file.exists() and not overwrite:
-        raise CommandError(f"--to {file}: the file exists; --overwrite replaces it", exit_code=2)
-
-
 _LOADER: Any = next(one for one in SourceFileLoader.__mro__ if "get_code" in vars(one))
 
 
@@ -202,14 +195,12 @@ class FunctionTemplates:
             return str(error)
         return ""
 
-    def begin(self) -> None:
+    def begin(self, undo: Undo) -> None:
         """Have functions made with the code of their templates."""
+        undo.add(self._patch.remove)
         self._patch.install()
+        undo.add(self._program.changes.clear)
         self._program.changes.append(self._changed)
-
-    def end(self) -> None:
-        self._patch.remove()
-        self._program.changes.clear()
 
     def _loading(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def get_code(loader: Any, name: str) -> Any:

@@ -15,10 +15,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -69,8 +68,7 @@ def answer_remotely() -> None:
         answer_request(request, next(own, None))
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadNow:
+class ThreadNow(NamedTuple):
     """A thread at this moment; `str` returns it as text.
 
     Attributes:
@@ -95,8 +93,7 @@ class ThreadNow:
         return "\n".join([f"{self.name or 'a thread that Python did not start'}:", *lines])
 
     def facts(self) -> dict[str, Any]:
-        sites = [site_facts(site) for site in self.sites]
-        return {"name": self.name, "sites": sites, "module": self.module, "library": self.library}
+        return self._asdict() | {"sites": [site_facts(site) for site in self.sites]}
 
 
 def _threads(frame: FrameType | None) -> Iterator[ThreadNow]:

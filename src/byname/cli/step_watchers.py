@@ -32,7 +32,7 @@ class CensusShown(Watcher):
 
     def __init__(self, every: int | None, top: int, lines: JsonLines | None) -> None:
         self._top, self._lines = top, lines
-        super().__init__(*([] if every is None else [_Steps(lambda step: step % every == 0, self._after)]))
+        super().__init__(*([] if every is None else [_Steps(lambda step: step % every == 0, self._after).begin]))
 
     def at_end(self, error: BaseException | None) -> None:
         """Show what is alive, also in the functions that failed."""
@@ -59,7 +59,7 @@ class GrowthShown(Watcher):
 
     def __init__(self, every: int | None, top: int, lines: JsonLines | None) -> None:
         self._every, self._top, self._lines = every, top, lines
-        super().__init__(_Steps(self._is_due, self._after), Calls(self._called))
+        super().__init__(_Steps(self._is_due, self._after).begin, Calls(self._called).begin)
         self._calls = itertools.count(1)
         self._stepped = False
         self._growth: Growth | None = None
@@ -118,9 +118,8 @@ class _Steps:
         self._numbers = itertools.count(1)
         self._looking = threading.Lock()
         self._process = os.getpid()
-        self._hooks = Undo()
 
-    def begin(self) -> None:
+    def begin(self, undo: Undo) -> None:
         @dynamo_skip
         def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
             number = next(self._numbers)
@@ -132,7 +131,4 @@ class _Steps:
                 finally:
                     self._looking.release()
 
-        self._hooks.register(register_optimizer_step_post_hook, stepped)
-
-    def end(self) -> None:
-        self._hooks()
+        undo.register(register_optimizer_step_post_hook, stepped)

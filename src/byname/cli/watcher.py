@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, FunctionType, MethodType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.fx  # keeps for its traces the call of a module as it is now, so that none of theirs is shown
@@ -48,26 +48,17 @@ def call_guarded(
         report(printable(f"could not look at the program: {type(error).__name__}: {error}"))
 
 
-class Hooked(Protocol):
-    """Something that calls back between `begin` and `end`."""
-
-    def begin(self) -> None:
-        """Start to call back."""
-
-    def end(self) -> None:
-        """Call back no more."""
-
-
 class Watcher:
     """A block in which a program runs, with something to do when the program ends: `at_end`.
 
     An error of `at_end` is reported, and the program ends as without it. A fork of the process is another program: if
-    it ends inside the block, nothing is done. Inside the block the hooks call back.
+    it ends inside the block, nothing is done. Each function of `begin` is called at the beginning of the block, and
+    notes how to undo what it does at the end.
     """
 
-    def __init__(self, *hooks: Hooked) -> None:
+    def __init__(self, *begin: Callable[[Undo], None]) -> None:
         preload()
-        self._hooks = hooks
+        self._at_begin, self._undo = begin, Undo()
         self._process = os.getpid()
 
     def at_end(self, error: BaseException | None) -> None:
@@ -79,14 +70,17 @@ class Watcher:
         return os.getpid() == self._process
 
     def __enter__(self) -> None:
-        for one in self._hooks:
-            one.begin()
+        try:
+            for begin in self._at_begin:
+                begin(self._undo)
+        except BaseException:
+            self._undo()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for one in self._hooks:
-            one.end()
+        self._undo()
         if self.in_its_process():
             call_guarded(lambda: self.at_end(error), say, also=KeyboardInterrupt)
 
@@ -178,18 +172,15 @@ class Calls:
         self._undo = Undo()
         self._found = False
 
-    def begin(self) -> None:
+    def begin(self, undo: Undo) -> None:
         def compiled() -> None:
             """Do nothing when a compiled function is called."""
 
-        try:
-            self._undo.add(EAGERLY.release, compiled)
-            EAGERLY.hold(compiled)
-            self._undo.add(self._patch.remove)
-            self._patch.install()
-        except BaseException:
-            self._undo()
-            raise
+        undo.add(self.end)
+        self._undo.add(EAGERLY.release, compiled)
+        EAGERLY.hold(compiled)
+        self._undo.add(self._patch.remove)
+        self._patch.install()
 
     def _shown(self, before: Callable[..., Any]) -> Callable[..., Any]:
         @dynamo_skip
