@@ -112,15 +112,33 @@ def end_of(code):
     try:
         exec(code, sys.modules["__main__"].__dict__)
     except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return (error.code or 0) & 255
-        print(error.code, file=sys.stderr)
-        return 1
+        return status_of(error)
     except BaseException as error:
-        here = error.__traceback__
-        sys.excepthook(type(error), error.with_traceback(here.tb_next), here.tb_next)
-        return 1 if not isinstance(error, KeyboardInterrupt) else signal.SIGINT.name
-    return 0
+        failed = error.with_traceback(error.__traceback__.tb_next)
+    else:
+        return 0
+    sys.last_type, sys.last_value, sys.last_traceback = told = type(failed), failed, failed.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = failed
+    try:
+        sys.excepthook(*told)
+    except SystemExit as error:
+        return status_of(error)
+    except BaseException as another:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        another = another.with_traceback(another.__traceback__.tb_next)
+        sys.__excepthook__(type(another), another, another.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(failed), failed, failed.__traceback__)
+    return signal.SIGINT.name if type(failed) is KeyboardInterrupt else 1
+
+
+def status_of(error):
+    """Returns the exit status for a `SystemExit`."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 255
+    print(error.code, file=sys.stderr)
+    return 1
 
 
 def leave(status):

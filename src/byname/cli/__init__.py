@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from byname.cli.ask import StatusCommand
 from byname.cli.command import Command, CommandError, cause, say
+from byname.cli.program import end_with
 from byname.cli.run import CensusCommand, RunCommand
 from byname.cli.show import DiffCommand, FinishCommand, ReportCommand, ShowCommand
 from byname.errors import BynameError
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.parser.refuse(unknown)
     command: Command = options.command
     try:
-        return command.run(options)
+        ended = command.run(options)
     except BrokenPipeError:  # the reader of the standard output has closed it, as ``| head`` does
         with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -122,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CommandError, BynameError, OSError) as error:
         say(str(error))
         return error.exit_code if isinstance(error, CommandError) else 1
+    return ended if isinstance(ended, int) else end_with(ended)
 
 
 class _Parser(argparse.ArgumentParser):

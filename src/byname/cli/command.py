@@ -25,8 +25,8 @@ class Command(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of the command to its parser."""
 
-    def run(self, options: argparse.Namespace) -> int:
-        """Run the command, and return the exit code."""
+    def run(self, options: argparse.Namespace) -> int | BaseException:
+        """Run the command, and return the exit code, or the error that its program failed with."""
 
 
 class CommandError(Exception):

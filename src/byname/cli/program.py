@@ -19,7 +19,7 @@ from functools import partial
 from importlib.machinery import PathFinder, SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from byname.cli.command import CommandError
@@ -152,56 +152,29 @@ def run_to_end(program: Program, watchers: Sequence[AbstractContextManager[objec
         return error
 
 
-def report(error: BaseException) -> int:
-    """Report the error of a program as Python does, to `sys.excepthook`, and return the exit code.
-
-    Raises:
-        KeyboardInterrupt: it was that; Python then ends by the signal, and shells stop their loops.
-    """
+def end_with(error: BaseException) -> NoReturn:
+    """Raise the error that a program failed with: Python reports it, with the traceback it has now, and ends by it."""
     for stream in (sys.stderr, sys.stdout):
         with suppress(OSError, ValueError, AttributeError):  # as Python: closed, gone or replaced, the end comes anyway
             stream.flush()
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    if sys.version_info >= (3, 12):
-        sys.last_exc = error
-    _call_hook(error)
-    if type(error) is KeyboardInterrupt:
-        _end_interrupted(error)
-    return 1
+    hook, traceback = getattr(sys, "excepthook", _hook_missing), error.__traceback__
 
-
-def _call_hook(error: BaseException) -> None:
-    """Call the program's `sys.excepthook`; if it fails, report both errors in the words of Python."""
-    hook = getattr(sys, "excepthook", None)
-    if hook is None:
-        print("sys.excepthook is missing", file=sys.stderr)
-        return _show(error)
-    try:
-        hook(type(error), error, error.__traceback__)
-    except SystemExit:
-        raise
-    except BaseException as another:  # noqa: BLE001 - the program's hook
-        strip_byname_frames(another)
-        print("Error in sys.excepthook:", file=sys.stderr)
-        _show(another)
-        print("\nOriginal exception was:", file=sys.stderr)
-        _show(error)
-
-
-def _show(error: BaseException) -> None:
-    sys.__excepthook__(type(error), error, error.__traceback__)
-
-
-def _end_interrupted(error: KeyboardInterrupt) -> NoReturn:
-    """Raise an interrupt that was reported, so that Python does not report it again."""
-    hook, traceback = sys.excepthook, error.__traceback__
-
-    def reported(*_: object) -> None:
+    def report(*_: object) -> None:
         sys.excepthook = hook
-        error.__traceback__ = sys.last_traceback = traceback
+        sys.last_traceback = error.__traceback__ = traceback
+        try:
+            hook(type(error), error, traceback)
+        except BaseException as another:  # reported as the program's own hook's
+            strip_byname_frames(another)
+            raise
 
-    sys.excepthook = reported
+    sys.excepthook = report
     raise error
+
+
+def _hook_missing(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    print("sys.excepthook is missing", file=sys.stderr)
+    sys.__excepthook__(kind, error, traceback)
 
 
 _RUNPY = runpy.run_module.__code__.co_filename

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from byname.cli.ask import add_pid, print_answer
 from byname.cli.command import CommandError, cause, positive
-from byname.cli.program import Program, module, report, run_to_end, script
+from byname.cli.program import Program, module, run_to_end, script
 
 if TYPE_CHECKING:
     from byname.cli.json_lines import FindingsFile
@@ -67,7 +67,7 @@ class RunCommand:
         parser.add_argument("--report", metavar="HTML", help="at the end, write a page of findings and recordings")
         add_program(parser)
 
-    def run(self, options: argparse.Namespace) -> int:
+    def run(self, options: argparse.Namespace) -> int | BaseException:
         return run_program(options, _watchers)
 
 
@@ -165,7 +165,7 @@ class CensusCommand:
         add_pid(parser)
         add_program(parser)
 
-    def run(self, options: argparse.Namespace) -> int:
+    def run(self, options: argparse.Namespace) -> int | BaseException:
         if options.pid is None:
             return run_program(options, _looks)
         if options.json not in (None, "-"):
@@ -193,8 +193,8 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 def run_program(
     options: argparse.Namespace, watchers_of: Callable[[argparse.Namespace], list[AbstractContextManager[object]]]
-) -> int:
-    """Run the program to its end, inside the contexts that the options ask for, and return the exit code.
+) -> int | BaseException:
+    """Run the program to its end, inside the contexts that the options ask for, and return 0 or its error.
 
     The contexts, the outermost first, import what they need before the program runs, since that may change `sys.path`.
     """
@@ -205,8 +205,7 @@ def run_program(
 
         answer_signals()
     program.take_place()
-    error = run_to_end(program, watchers)
-    return 0 if error is None else report(error)
+    return run_to_end(program, watchers) or 0
 
 
 def _program(options: argparse.Namespace) -> Program:
