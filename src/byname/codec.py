@@ -6,11 +6,10 @@ Files of bytes are written whole or not at all.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from errno import EEXIST
 from pathlib import Path
@@ -63,16 +62,6 @@ def bytes_of(tensor: Tensor) -> numpy.ndarray[Any, Any]:
     """Return the elements of a CPU tensor as bytes, in order; a contiguous tensor is not copied."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy()
-
-
-def _tensor_of(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Return a tensor of this shape that owns its memory, made from the bytes of its elements."""
-    raw = numpy.frombuffer(data, numpy.uint8)
-    if raw.size != math.prod(shape) * dtype.itemsize:
-        raise RecordingError(f"{raw.size} bytes do not fit {dtype} and shape {tuple(shape)}")
-    if not raw.size:
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    return torch.frombuffer(bytearray(raw), dtype=dtype).view(tuple(shape))
 
 
 def encoded(value: Any) -> tuple[str, list[Tensor]]:
@@ -161,7 +150,9 @@ def _tensor(inside: Any, data: memoryview) -> Tensor:
     length = math.prod(shape) * dtype.itemsize
     if start + length > len(data):
         raise ValueError("a tensor beyond the stored bytes")
-    return _tensor_of(data[start : start + length], dtype, shape)
+    if not length:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(bytearray(data[start : start + length]), dtype=dtype).view(shape)  # which owns its memory
 
 
 def _dict(inside: Any, data: memoryview) -> dict[Any, Any]:
@@ -176,20 +167,13 @@ def _complex(inside: Any, data: memoryview) -> complex:
     return complex(real, imaginary)
 
 
-def _bytes(inside: Any, data: memoryview) -> bytes:
-    try:
-        return base64.b64decode(inside, validate=True)
-    except binascii.Error as wrong:
-        raise ValueError("not base64") from wrong
-
-
 _READERS: dict[str, Callable[[Any, memoryview], Any]] = {
     "tensor": _tensor,
     "tuple": lambda inside, data: tuple(_untagged(one, data) for one in inside),
     "dict": _dict,
     "float": lambda inside, data: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[inside],
     "int": lambda inside, data: int(inside, 16),
-    "bytes": _bytes,
+    "bytes": lambda inside, data: base64.b64decode(inside, validate=True),
     "complex": _complex,
     "dtype": lambda inside, data: _dtype(inside),
     "device": lambda inside, data: torch.device(inside),
