@@ -247,9 +247,7 @@ def storages_of(tensor: torch.Tensor) -> Iterator[Any]:
     try:
         storage = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse: no storage of its own, as an opaque layout
-        watched = torch._C._len_torch_dispatch_stack()  # a mode of the program would see the calls for the parts
-        for part in () if watched else _PARTS.get(tensor.layout, ()):
-            yield getattr(torch.Tensor, part)(tensor).untyped_storage()
+        yield from (part.untyped_storage() for part in parts_of(tensor).values())
         return
     if type(tensor) in PLAIN or storage_address(storage):
         yield storage
