@@ -130,17 +130,9 @@ def locals_of(frame: FrameType) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in values if type(name) is str and not name.startswith(HIDDEN)]
 
 
-_LOCALS_LOCK = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """Replace the lock in a forked process, where the thread that held it does not exist."""
-    global _LOCALS_LOCK
-    _LOCALS_LOCK = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_LOCALS_LOCK: Any = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a forked process does not have the thread that held it
+    os.register_at_fork(after_in_child=_LOCALS_LOCK._at_fork_reinit)
 
 
 def _traced(frame: FrameType) -> bool:
@@ -240,7 +232,9 @@ def helper_caller(frame: FrameType) -> Instruction | None:
         if code is not MODULE_CALL_CODE:
             return _found_outwards(frame, back)
         return None
-    return _called_from_inside(frame)
+    if back is None or frame.f_code.co_name == "<module>" or back.f_code.co_filename != frame.f_code.co_filename:
+        return None
+    return helper_caller(back)
 
 
 _NO_FUNCTIONS = frozenset({"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
@@ -250,13 +244,6 @@ _NO_FUNCTIONS = frozenset({"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", 
 def is_function(frame: FrameType) -> bool:
     """Return whether a frame is that of a function, and not of a module's body or a comprehension."""
     return frame.f_code.co_name not in _NO_FUNCTIONS
-
-
-def _called_from_inside(frame: FrameType) -> Instruction | None:
-    back = frame.f_back
-    if back is None or frame.f_code.co_name == "<module>" or back.f_code.co_filename != frame.f_code.co_filename:
-        return None
-    return helper_caller(back)
 
 
 def _found_outwards(frame: FrameType, back: FrameType | None) -> Instruction | None:

@@ -89,8 +89,7 @@ def logged_function(function: Any, kind: int) -> Any:
 
 
 class DetachPoint(NamedTuple):
-    """A detach point: one call with inputs that require grad and a result that does not. Fields are as those of a
-    `Call`.
+    """A call with inputs that require grad and a result that does not. Other fields are as those of a `Call`.
 
     Attributes:
         number: the thread's sequence number at the call.
@@ -111,9 +110,7 @@ class DetachPoint(NamedTuple):
 
 
 class OptimizerStep(NamedTuple):
-    """One step, such as ``SGD.step``: the thread's sequence number when it began, and the program's line that led to
-    it.
-    """
+    """A step, such as ``SGD.step``: the thread's sequence number when it began, and the program's line for it."""
 
     number: int
     line: Line

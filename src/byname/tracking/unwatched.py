@@ -18,9 +18,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,8 +34,7 @@ from byname.tracking.mode import TrackingMode
 from byname.undo import Patch
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     frame: FrameType
     name: str
     line: Line
@@ -142,8 +140,7 @@ _SWITCH = "_maybe_set_eval_frame"
 """Name of the function by which PyTorch's compiler switches itself on for a call, and off after it (2.7 to 2.13)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Region:
+class _Region(NamedTuple):
     frame: FrameType
     tracking_modes: list[TrackingMode]
     modes: list[Any]
