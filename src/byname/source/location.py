@@ -25,6 +25,7 @@ from byname.source.code import (
     statements_of,
 )
 from byname.source.tracebacks import is_byname, shown_file
+from byname.table import Alias
 from byname.text import printable
 
 if TYPE_CHECKING:
@@ -78,10 +79,7 @@ class Located:
     __slots__ = ()
     site: Site | None
 
-    @property
-    def made_at(self) -> Site | None:
-        """The site, under the name of the table's column."""
-        return self.site
+    made_at = Alias[Site | None]("site")
 
     @property
     def statement(self) -> str | None:
