@@ -33,7 +33,7 @@ class Program:
     Attributes:
         folder: where its modules are searched first; also under ``python -P`` if the program `is_folder`.
         run: runs it as ``__main__``, in which nothing has run yet; what it raises comes out.
-        code: returns the code of its script or main module; None where that is not known before it runs.
+        code: returns the code of its script or main module, None if it is not known; raises what compiling it raises.
         changes: what its script's code goes through before it runs.
     """
 
@@ -73,8 +73,8 @@ def script(path: str, arguments: Sequence[str]) -> Program:
         raise CommandError(f"{path} is compiled, but byname runs only source; python {path} runs it", exit_code=2)
     folder = os.path.dirname(os.path.realpath(file))  # noqa: PTH120 - as text, like the others
     changes: list[Callable[[CodeType], CodeType]] = []
-    code = partial(_compiled, source, file)
-    return Program(argv, folder, partial(_run_source, source, file, changes), False, code, changes)
+    compiled: Callable[[], CodeType] = partial(compile, source, file, "exec", dont_inherit=True)
+    return Program(argv, folder, partial(_run_source, compiled, file, changes), False, compiled, changes)
 
 
 def module(name: str, arguments: Sequence[str]) -> Program:
@@ -82,13 +82,6 @@ def module(name: str, arguments: Sequence[str]) -> Program:
     argv = ["-m", *arguments]  # the first becomes the module's file when that is found
     folder = str(Path.cwd())
     return Program(argv, folder, partial(_run_as_main, name, True), False, partial(_code_of, name, folder))
-
-
-def _compiled(source: bytes, file: str) -> CodeType | None:
-    try:
-        return compile(source, file, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):  # which are seen when it runs
-        return None
 
 
 def _code_of(name: str, folder: str) -> CodeType | None:
@@ -114,10 +107,10 @@ def codes_of(parts: Sequence[str], folders: Sequence[str]) -> Iterator[tuple[str
         path = spec.submodule_search_locations
 
 
-def _run_source(source: bytes, file: str, changes: Sequence[Callable[[CodeType], CodeType]]) -> None:
+def _run_source(compiled: Callable[[], CodeType], file: str, changes: Sequence[Callable[[CodeType], CodeType]]) -> None:
     variables = vars(sys.modules["__main__"])
     variables.update(__loader__=SourceFileLoader("__main__", file), __file__=file, __cached__=None)
-    code = compile(source, file, "exec", dont_inherit=True)
+    code = compiled()
     for change in changes:
         code = change(code)
     exec(code, variables)

@@ -7,6 +7,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
@@ -175,7 +176,9 @@ class FunctionTemplates:
         self._templates: dict[tuple[str, str, int], FunctionType] = {}
         self._program = program
         self._patch = Patch(_LOADER, "get_code", self._loading)
-        main = program.code()
+        main = None
+        with suppress(SyntaxError, ValueError):  # which are seen when it runs
+            main = program.code()
         if main is not None:
             self._fill(self.root, main)
         for names in [[one.plain for one in place.segments if isinstance(one, NameSegment)] for place in places]:

@@ -13,10 +13,8 @@ from byname.cli.command import CommandError, cause, positive
 from byname.cli.program import Program, module, run_to_end, script
 
 if TYPE_CHECKING:
-    from byname.cli.json_lines import FindingsFile
     from byname.cli.recorded import Recorded
     from byname.cli.reported import Reported
-    from byname.cli.watcher import PrintedFindings
     from byname.diagnose.finding import Finding
 
 
@@ -72,7 +70,8 @@ class RunCommand:
 
 
 def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
-    from byname.cli.spawned import Spawned
+    from byname.cli.json_lines import FindingsFile
+    from byname.cli.spawned import same_options_in_spawned
     from byname.cli.watcher import PrintedFindings
     from byname.diagnose.explaining import Explaining
     from byname.diagnose.handbook import filter_ignored
@@ -82,8 +81,6 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
     recorded = _recorded(options)
     files: list[FindingsFile | Reported | PrintedFindings] = []
     if options.json is not None:
-        from byname.cli.json_lines import FindingsFile
-
         files.append(FindingsFile(options.json))
     if options.report is not None:
         from byname.cli.reported import Reported
@@ -104,7 +101,8 @@ def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object
         watchers.append(track(allocations=True))
     checked, non_finite = (report_finding if wanted else None for wanted in (options.check, options.non_finite))
     watchers.append(Explaining(checked=checked, non_finite=non_finite))
-    watchers.append(Spawned({name: getattr(options, name) for name in ("check", "non_finite", "ignore")}))
+    given = {name: getattr(options, name) for name in ("check", "non_finite", "ignore")}
+    watchers.append(same_options_in_spawned(given))
     return watchers if recorded is None else [*watchers, recorded]
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import multiprocessing.spawn
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -34,21 +34,18 @@ class _Begin:
         return exec, (_BEGIN.format(self._options), {})
 
 
-class Spawned:
-    """A block in which processes that a program starts by ``spawn`` or ``forkserver`` begin with the same options."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._patch = Patch(multiprocessing.spawn, "get_preparation_data", self._made)
-        self._options = options
-
-    def _made(self, prepared: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
-        return lambda name: {**prepared(name), "byname": _Begin(self._options)}
-
-    def __enter__(self) -> None:
-        self._patch.install()
-
-    def __exit__(self, *_: object) -> None:
-        self._patch.remove()
+@contextmanager
+def same_options_in_spawned(options: dict[str, Any]) -> Iterator[None]:
+    """Have processes that the program starts by ``spawn`` or ``forkserver`` in the block begin with these options."""
+    begin = _Begin(options)
+    patch = Patch(
+        multiprocessing.spawn, "get_preparation_data", lambda data: lambda name: {**data(name), "byname": begin}
+    )
+    patch.install()
+    try:
+        yield
+    finally:
+        patch.remove()
 
 
 def run_inside(watchers_of: Callable[[], Sequence[AbstractContextManager[object]]]) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, FunctionType, MethodType, TracebackType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -77,9 +77,7 @@ class Watcher:
             self._undo()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._undo()
         if self.in_its_process():
             call_guarded(lambda: self.at_end(error), say, also=KeyboardInterrupt)
