@@ -211,12 +211,6 @@ class Line(NamedTuple):
 NO_LINE = Line()
 
 
-def user_instruction(frame: FrameType | None) -> tuple[CodeType | None, int]:
-    """Return the code object and the instruction of the user's frame."""
-    user, _ = find_user_frame(frame)
-    return (None, -1) if user is None else (user.f_code, user.f_lasti)
-
-
 def helper_caller(frame: FrameType) -> Instruction | None:
     """Return the code that called the function of a user's frame, or None if that function is not a helper.
 

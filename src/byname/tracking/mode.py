@@ -25,7 +25,6 @@ from byname.reading.frames import (
     is_function,
     is_optimizer_frame,
     reported_frame,
-    user_instruction,
     user_line,
 )
 from byname.reading.functions import (
@@ -329,7 +328,7 @@ class TrackingMode(TorchFunctionMode):
         with DisableTorchFunction():
             if not requires_grad(tensor):
                 if trainable:
-                    self.log.frozen.append((*user_instruction(user), weakref.ref(tensor)))
+                    self.log.frozen.append((*user_line(user)[:2], weakref.ref(tensor)))
             else:
                 self.log.unfrozen += not trainable and issubclass(type(tensor), torch.nn.Parameter)
                 if user is frame or result is tensor:
@@ -339,7 +338,7 @@ class TrackingMode(TorchFunctionMode):
         """Record that the program reads a gradient that PyTorch does not keep."""
         with DisableTorchFunction():
             if not fact(tensor, "is_leaf") and not fact(tensor, "retains_grad"):
-                self.log.grad_reads.append((*user_instruction(frame), weakref.ref(tensor)))
+                self.log.grad_reads.append((*user_line(frame)[:2], weakref.ref(tensor)))
 
     def _note_changes(
         self, function: Any, targets: Sequence[torch.Tensor], versions: tuple[int | None, ...], frame: FrameType

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -43,9 +42,7 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self._blocks.enter(self.begin)
 
-    def __exit__(
-        self, kind: Any, error: BaseException | None, traceback: TracebackType | None, left: Any = None
-    ) -> None:
+    def __exit__(self, *_: object, left: Any = None) -> None:
         try:
             left = self._blocks.last()
             self._blocks.leave(left)
