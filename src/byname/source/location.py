@@ -25,7 +25,6 @@ from byname.source.code import (
     statements_of,
 )
 from byname.source.tracebacks import is_byname, shown_file
-from byname.table import Alias
 from byname.text import printable
 
 if TYPE_CHECKING:
@@ -79,7 +78,10 @@ class Located:
     __slots__ = ()
     site: Site | None
 
-    made_at = Alias[Site | None]("site")
+    @property
+    def made_at(self) -> Site | None:
+        """The site, under the name of the table's column."""
+        return self.site
 
     @property
     def statement(self) -> str | None:
