@@ -166,10 +166,8 @@ class Expression(NamedTuple):
         statement = enclosing_statement(self.node)
         heads = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
         names = [node for head in heads for node in ast.walk(head) if isinstance(node, ast.Name)]
-        found = {node.id for node in names if isinstance(node.ctx, ast.Load)}
-        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-            found.add(statement.target.id)
-        return frozenset(found)
+        changes = isinstance(statement, ast.AugAssign)
+        return frozenset(node.id for node in names if changes or isinstance(node.ctx, ast.Load))
 
 
 _HIDDEN_CONSTRUCTORS = frozenset({"Parameter", "Buffer", "from_numpy", "frombuffer", "from_dlpack", "load"})
@@ -365,10 +363,9 @@ def _assigned_by(statement: ast.Assign, node: ast.AST) -> tuple[str, bool]:
         for one, its_value in zip(target.elts, value.elts, strict=True):  # type: ignore[attr-defined]
             if its_value is node:
                 return ast.unparse(one), True
-    text = ast.unparse(target)
     if isinstance(target, ast.Tuple | ast.List):
         return ", ".join(map(ast.unparse, target.elts)), False
-    return text, node is value
+    return ast.unparse(target), node is value
 
 
 def _dotted(node: ast.expr) -> str | None:
