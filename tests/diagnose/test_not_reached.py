@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import byname
@@ -59,6 +60,18 @@ def test_what_sample_draws_from_a_result_is_the_cut_though_it_draws_from_views()
         (finding,) = byname.check(head(drawn).mean(), model=nn.ModuleList([encoder, head]))
     assert "The path is cut here: `drawn`" in finding.message and "is drawn by sample()" in finding.message
     assert "rsample()" in finding.remedy and finding.sites[0].statement.startswith("drawn = ")
+
+
+def test_a_detach_on_the_wrong_side_of_a_distillation_is_told_though_the_loss_uses_what_it_detaches():
+    student, teacher, x = nn.Linear(3, 4), nn.Linear(3, 4), torch.randn(8, 3)
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    with byname.explaining():
+        logits = student(x)
+        distilled = F.kl_div(logits.detach().log_softmax(-1), teacher(x).softmax(-1), reduction="batchmean")
+        loss = nn.functional.cross_entropy(logits, torch.randint(4, (8,))) + distilled
+        (finding,) = byname.check(loss, model=nn.ModuleList([student, teacher]), optimizer=optimizer)
+    assert finding.cause == "not-in-optimizer" and "Beside it" in finding.message
+    assert any(site.statement.startswith("distilled = ") for site in finding.sites)
 
 
 def test_a_view_made_under_no_grad_is_the_tensor_of_the_graph():

@@ -181,7 +181,7 @@ class _Evidence:
         # A block under no_grad right before the first node may be an evaluation: its number does not tell.
         self._recent = [cut for cut in every if cut.number > begin or (cut.number == begin and not cut.reason)]
         self._uses = _last_uses(log, log.steps[-1].number if log.steps else 0)
-        self._used = {node._sequence_nr() for node in context.nodes}
+        self._used, self._reached = {one._sequence_nr() for one in context.nodes}, {*map(id, context.leaves)}
 
     def cuts_behind(self, parameter: torch.Tensor) -> tuple[list[DetachPoint], str]:
         """Return the calls that can have cut a parameter off, and how sure that is."""
@@ -189,7 +189,7 @@ class _Evidence:
         if direct:
             return direct[:1], IS
         used = self._uses.get(id(parameter))
-        later = [cut for cut in self._carried if used is not None and self._may_cut(cut, used)]
+        later = [cut for cut in self._carried if used is not None and self._cuts(cut, used, parameter)]
         known = [cut for cut in later if _depends(cut, parameter)]
         if known:
             return known[:1], IS
@@ -197,15 +197,17 @@ class _Evidence:
         likely += [cut for shape, cut in self._anew.items() if shape == fact(parameter, "shape")]  # of fast weights
         if likely:
             return likely[:1], PROBABLY
-        possible = [cut for cut in self._recent if _takes(cut, parameter) or (used and self._may_cut(cut, used))]
+        possible = [
+            one for one in self._recent if _takes(one, parameter) or (used and self._cuts(one, used, parameter))
+        ]
         likely = [cut for cut in possible if _depends(cut, parameter) is not False and not _is_of_copy(cut)]
         distinct = list({cut.line.place: cut for cut in likely}.values())
         return (distinct if len(distinct) <= MOST_PLACES else []), MAY_BE
 
-    def _may_cut(self, cut: DetachPoint, used: Call) -> bool:
-        """Return whether a call comes after the use of a parameter, and cuts off what the loss does not use itself."""
-        made = any(number >= used.before and number not in self._used for _, number in cut.inputs)
-        return cut.number >= used.after and made
+    def _cuts(self, cut: DetachPoint, used: Call, parameter: torch.Tensor) -> bool:
+        """Return whether a call after the use of a parameter cuts off what was made since, and no loss uses."""
+        ways = () if id(parameter) in self._reached else self._used
+        return cut.number >= used.after and any(one >= used.before and one not in ways for _, one in cut.inputs)
 
 
 def _is_of_library(cut: DetachPoint) -> bool:
