@@ -225,8 +225,7 @@ _KINDS: Sequence[tuple[Sequence[str], str, str]] = (
         "compute the loss from the scores themselves (cross_entropy takes logits), or multiply what is chosen by its "
         "score, as a gate does; positions are for metrics"),
     (_BESIDE_VALUES, "is a position or a choice, which has no gradient",
-        "take the values that the call gives beside the positions, [0] or .values, which have a gradient; or multiply "
-        "what is chosen by its score, as a gate does"),
+        "take the values beside it, [0] or .values, which have a gradient, or multiply what is chosen by its score"),
     (NUMBERS, "is converted to plain numbers outside of PyTorch",
         "keep the tensor for the loss, without .item() or float() (torch.stack joins several); numbers are for logs"),
     ("tensor as_tensor asarray array from_numpy".split(),

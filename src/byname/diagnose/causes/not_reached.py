@@ -189,7 +189,7 @@ class _Evidence:
         if direct:
             return direct[:1], IS
         used = self._uses.get(id(parameter))
-        later = [cut for cut in self._carried if used is not None and self._cuts(cut, used, parameter)]
+        later = [cut for cut in self._carried if self._cuts(cut, used, parameter)]
         known = [cut for cut in later if _depends(cut, parameter)]
         if known:
             return known[:1], IS
@@ -197,17 +197,16 @@ class _Evidence:
         likely += [cut for shape, cut in self._anew.items() if shape == fact(parameter, "shape")]  # of fast weights
         if likely:
             return likely[:1], PROBABLY
-        possible = [
-            one for one in self._recent if _takes(one, parameter) or (used and self._cuts(one, used, parameter))
-        ]
+        possible = [cut for cut in self._recent if _takes(cut, parameter) or self._cuts(cut, used, parameter)]
         likely = [cut for cut in possible if _depends(cut, parameter) is not False and not _is_of_copy(cut)]
         distinct = list({cut.line.place: cut for cut in likely}.values())
         return (distinct if len(distinct) <= MOST_PLACES else []), MAY_BE
 
-    def _cuts(self, cut: DetachPoint, used: Call, parameter: torch.Tensor) -> bool:
+    def _cuts(self, cut: DetachPoint, used: Call | None, parameter: torch.Tensor) -> bool:
         """Return whether a call after the use of a parameter cuts off what was made since, and no loss uses."""
         ways = () if id(parameter) in self._reached else self._used
-        return cut.number >= used.after and any(one >= used.before and one not in ways for _, one in cut.inputs)
+        made = [number for _, number in cut.inputs if number not in ways]
+        return used is not None and cut.number >= used.after and max(made, default=-1) >= used.before
 
 
 def _is_of_library(cut: DetachPoint) -> bool:
