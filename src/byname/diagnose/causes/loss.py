@@ -146,7 +146,7 @@ def _is_normalising(node: Any, given: Any) -> bool:
 def _no_logarithms(loss: Loss) -> Iterator[Facts]:
     """Yield the operation that gives no log-probabilities to a loss that expects them."""
     found = [("nll_loss", node, input_of(node)) for node in loss.of_kinds(_TAKES_LOGARITHMS)]
-    found += [("ctc_loss", node, input_of(node)) for node in loss.of_kinds(("CtcLossBackward",))]
+    found += [("ctc_loss", node, input_of(node)) for node in loss.of_kinds(("CtcLossBackward", "CudnnCtcLossBackward"))]
     for node in loss.of_kinds(NORMS):
         given = next((one for one, _ in node.next_functions[1:] if activation_of(one) in _NO_LOGARITHM), None)
         call = None if given is None else loss.context.lookup.call(node)
