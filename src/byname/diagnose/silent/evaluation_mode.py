@@ -15,10 +15,12 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer, has_modes, is_training
+from byname.diagnose.nonfinite.reasons import sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, copy_values, on_call, topic_cause
 from byname.naming.name import Name
 from byname.reading.frames import NO_LINE, Line, find_user_frame, user_line
 from byname.reading.modules import modules_in, parameters_in
+from byname.reading.tensor import is_tensor
 from byname.source.code import enclosing_statement
 from byname.source.location import Site, is_library
 from byname.tracking.log import logs
@@ -28,8 +30,7 @@ from byname.undo import Undo
 TRAINS_IN_VALIDATION = topic_cause("evaluated-in-training-mode",
     "suspicious: {modal} of {module} {modal:is|are} in training mode in the forwards {which}{noticed:at}, "
     "after {after}. In this mode a dropout drops values, and a batch norm uses and keeps batch statistics",
-    "call {module.path}.eval() before the evaluation and {module.path}.train() after it; it is right for Monte Carlo "
-    "dropout")
+    "call {module.path}.eval() {when}; it is right for Monte Carlo dropout")
 STAYS_IN_EVALUATION = topic_cause("left-in-evaluation",
     "suspicious: {module} and its {modal} are in evaluation mode in all {steps} steps{stepped:at}, as in the forwards "
     "without gradients{noticed:at} before them: no dropout, and fixed statistics, as after {module.path}.eval()"
@@ -63,7 +64,7 @@ class _Forwards:
     """The forwards without gradients on a line: an evaluation in training mode, unless the program means that.
 
     It does if a forward repeats the input of the one before, is a part of each step as pseudo-labels are, or has no
-    module in training mode.
+    module in training mode. A teacher that stays as it is may be a part of each step, and should not drop anything.
     """
 
     line: Line
@@ -73,6 +74,7 @@ class _Forwards:
     last: tuple[int, Any] = (-2, None)  # the steps before it, and its input's shape and sum
     is_intended: bool = False
     has_gradients: bool = False
+    totals: set[float] | None = None  # sums of a parameter of what may be a teacher: one that no line changes
 
 
 @dataclass
@@ -95,7 +97,7 @@ class EvaluationMode(Topic):
         super().__init__(watch)
         self._lines: dict[Any, _Forwards] = {}
         self._early: dict[int, _Early] = {}
-        self._loaded: dict[int, weakref.ref[nn.Module]] = {}
+        self._loaded: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # and whether it follows another model
         self._put_at: dict[int, Line] = {}  # where a module was last put into evaluation mode
 
     def begin(self, block: Undo) -> None:
@@ -104,11 +106,17 @@ class EvaluationMode(Topic):
         on_call(block, nn.Module, "load_state_dict", self._loads)
 
     def _loads(self, call: ObservedCall, result: Any) -> None:
-        self._loaded[id(call.args[0])] = weakref.ref(call.args[0])
+        state: Any = call.given(1, "state_dict")
+        first: Any = next(iter(state.values()), None) if issubclass(type(state), dict) else None
+        cuts = [cut for log in logs() for cut in log.detaches_of(first)] if is_tensor(first) else []
+        sources = [cut.inputs[0][0]() for cut in cuts]
+        follows = id(call.args[0]) in self._loaded or any(isinstance(one, nn.Parameter) for one in sources)
+        self._loaded[id(call.args[0])] = weakref.ref(call.args[0]), follows
 
     def _put(self, call: ObservedCall, result: Any) -> None:
         line, trains, early = call.programs_line, call.given(1, "mode", True), self._early.get(id(call.args[0]))
-        if trains:  # as to adapt the statistics of its norms
+        is_alone = call.frame.f_code is not call.called.__code__  # else it is inside of another
+        if trains and is_alone:  # as to adapt the statistics of its norms
             self._loaded.pop(id(call.args[0]), None)
         if not trains:
             self._put_at[id(call.args[0])] = line
@@ -119,7 +127,7 @@ class EvaluationMode(Topic):
             return
         elif early is not None:
             early.is_intended = early.is_intended or trains or (beside and not early.was_set)
-        elif not trains and call.frame.f_code is not call.called.__code__:  # else it is inside of another
+        elif not trains and is_alone:
             early = self._note_early(call.args[0], line)
             early.was_set, drops = True, any("Norm" not in one.path for one in early.modal)
             early.is_intended = early.is_intended or (beside and not drops)
@@ -134,10 +142,13 @@ class EvaluationMode(Topic):
         known = self._lines.get(call.line.place)
         if known is None:
             owners = self._owners(call.called)
-            loaded = self._loaded.get(id(call.called))
-            if not owners and (loaded is None or loaded() is not call.called):
+            reference, follows = self._loaded.get(id(call.called), (None, True))
+            is_loaded = reference is not None and reference() is call.called
+            if not owners and not is_loaded:
                 return
-            known = self._lines[call.line.place] = _Forwards(call.line, [*owners, None][0])
+            is_fixed = not any(one.requires_grad for one in parameters_in(call.called)) if owners else not follows
+            known = _Forwards(call.line, [*owners, None][0], totals=set() if is_fixed else None)
+            self._lines[call.line.place] = known
         self._note(known, call)
 
     def graded(self, call: ObservedCall) -> bool:
@@ -159,7 +170,10 @@ class EvaluationMode(Topic):
         steps = self._watch.steps if known.owner is None else known.owner.steps
         now = steps, None if values is None else (values.shape, float(values.double().sum()))
         repeats = now == known.last and values is not None
-        known.is_intended = repeats or now[0] - known.last[0] == 1 or not modal
+        if known.totals is not None and modal:
+            known.totals.add(sum_of(parameters_in(call.called)[0]))
+        is_part = now[0] - known.last[0] == 1 and (known.totals is None or len(known.totals) > 1)
+        known.is_intended = repeats or is_part or not modal
         known.modal, known.looks, known.last = known.modal or sorted(modal), known.looks + 1, now
 
     def _owners(self, module: nn.Module) -> list[FollowedOptimizer]:
@@ -220,12 +234,14 @@ class EvaluationMode(Topic):
             has_norms, owner = any("Norm" in one for one in known.modal), known.owner
             # one forward of a model that is not trained may be one of several, as of Monte Carlo dropout
             is_known = known.looks > 1 or has_norms if owner is None else owner.steps > 1
-            if not known.is_intended and is_known and (known.has_gradients or evaluates(known.line)):
+            teaches = known.totals is not None and len(known.totals) == 1 and known.looks > ENOUGH
+            if not known.is_intended and is_known and (known.has_gradients or teaches or evaluates(known.line)):
                 name = variable(callee_text(known.line) or "model")
                 modal = tuple(map(variable, known.modal))
                 which = "that no backward follows" if known.has_gradients else "without gradients"
                 after = "load_state_dict()" if known.owner is None else "training steps"
-                named = {"modal": modal, "module": name, "which": which, "after": after}
+                when = f"before the evaluation and {name.path}.train() after it" if known.owner else "before it is used"
+                named = {"modal": modal, "module": name, "which": which, "after": after, "when": when}
                 self.report(TRAINS_IN_VALIDATION, known.line.site, **named)
 
 
