@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -43,6 +44,10 @@ SORTED = topic_cause("sorted-by-class",
 ZERO_FOR_MINUS_ONE = topic_cause("targets-of-zero",
     "{loss}(){noticed:at} expects targets of 1 and -1, and {zeros} of the first {all} are 0, none is -1: a 0 does not "
     "stand for -1 there", "make them 1 and -1: 2 * target - 1")
+SEVERAL_ONES = topic_cause("target-out-of-reach",
+    "suspicious: the targets of cross_entropy(){noticed:at} are 0 and 1, and {share} of the samples have several ones: "
+    "the probabilities of its softmax sum up to 1, and cannot all be reached",
+    "binary_cross_entropy_with_logits(), which has a sigmoid for each output; it is right if they share one")
 WEIGHTS_BY_FREQUENCY = topic_cause("weights-by-frequency",
     "suspicious: the weights that {loss}(){noticed:at} is given are proportional to how often each class occurs: class "
     "{common} is {often:.1%} of the first {count} targets and has weight {most:.3g}, class {rare} is {seldom:.1%} and "
@@ -57,6 +62,7 @@ _DONE = re.compile(r"(is_)?(dones?|terminals?|terminated|terminations?)")
 _MOST_CLASSES, _COUNTED, _OF_A_CLASS, _ALIKE = 1000, 32, 20, 1.5
 _INVERSE = "weight = counts.sum() / (len(counts) * counts)"
 _INVERSE_OF_TWO = "pos_weight = (number of negatives) / (number of positives)"
+_FEW_CLASSES, _SHARE = 32, 0.25
 _CALLS, _FEWEST = 8, 4
 """Calls of a loss, and targets of each, with which samples can be said to be sorted."""
 
@@ -70,12 +76,28 @@ class Labels(Topic):
         self._signs: dict[Any, list[float]] = {}
         self._weighted: dict[Any, tuple[Line, str, torch.Tensor, torch.Tensor]] = {}
         self._looked_at: set[Any] = set()
+        self._given: Any = None  # a reference to the inputs
         self._single: dict[Any, tuple[Line, list[int]]] = {}  # of each call the class of all its targets; -1 of several
+
+    def ran(self, call: ObservedCall) -> None:
+        if not call.depth and call.tensors:
+            self._given = weakref.ref(call.tensors[0])
+
+    def _look_at_ones(self, call: ObservedCall, targets: torch.Tensor) -> None:
+        """Report targets of 0 and 1 of which several are 1 for many samples; those of many items share one softmax."""
+        values = copy_values(targets) if self._given is None or self._given() is not targets else None
+        shape = tuple(call.given(0, "input").shape)
+        is_of_classes = len(shape) > 1 and shape == tuple(targets.shape) and shape[0] != shape[1] <= _FEW_CLASSES
+        if values is not None and is_of_classes and bool(((values == 0) | (values == 1)).all()):
+            share = float((values.sum(1) > 1).double().mean())
+            if share > _SHARE:
+                self.report(SEVERAL_ONES, call.line.site, share=f"{share:.0%}")
 
     def applied(self, call: ObservedCall) -> None:
         is_of_words = call.called is F.cross_entropy and call.kwargs.get("ignore_index", -100) < 0
         if is_of_words and call.targets is not None and torch.is_grad_enabled():
             self._note_classes(call, call.targets)
+            self._look_at_ones(call, call.targets)
         if call.called in (F.cross_entropy, F.binary_cross_entropy_with_logits) and torch.is_grad_enabled():
             self._note_weights(call)
         if call.targets is not None and call.line.place not in self._looked_at:
