@@ -12,6 +12,7 @@ import torch
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.causes.loss import Loss, node_kind, shape_of
 from byname.diagnose.nonfinite.reasons import reading_values
+from byname.diagnose.silent.topic import distinct
 
 
 def statistics_in(loss: Loss, batch: int) -> Iterator[tuple[Any, Any]]:
@@ -238,3 +239,23 @@ def leaves_out_the_last(loss: Loss, length: int) -> bool:
     cut = [one for one in loss.of_kinds(("SliceBackward",)) if length in tuple(one._saved_self_sym_sizes)[:2]]
     kept = [one for one in cut if one._saved_dim < 2 and one._saved_self_sym_sizes[one._saved_dim] == length]
     return bool(kept) and all(one._saved_start == 0 and one._saved_end in (length - 1, (1 << 64) - 1) for one in kept)
+
+
+def numbered(series: torch.Tensor | None) -> list[torch.Tensor]:
+    """Return a number for each position of some series of numbers, and 0 for one with only zeros."""
+    if series is None or series.dim() != 3:
+        return []
+    return [(series != 0).any(-1).long() * (torch.arange(series.shape[1], device=series.device) % 7 + 1)]
+
+
+def padding_of(ids: torch.Tensor) -> int | None:
+    """Return the number that fills the ends of rows of different lengths, and occurs nowhere else."""
+    if ids.dim() != 2 or ids.shape[0] < 2 or ids.shape[1] < 3:
+        return None
+    value = int(ids[:, -1].mode().values)
+    filled = ids == value
+    lengths = (~filled).sum(1)
+    runs = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]
+    several = distinct(lengths) > 1 and distinct(ids[~filled]) > 2
+    many = 2 * int(filled[:, -1].sum()) >= len(ids) and int((~filled).sum(1).min()) + 2 <= ids.shape[1]
+    return value if value >= 0 and several and many and bool((filled == runs).all()) else None

@@ -26,6 +26,8 @@ from byname.diagnose.silent.mixing import (
     leaves_out_the_last,
     mixes_channels,
     mixes_heads,
+    numbered,
+    padding_of,
     reaches_later,
     seeing_later,
     statistics_in,
@@ -71,6 +73,9 @@ LAYER_MIXES = topic_cause("batch-as-time",
 FUTURE_LEAKS = topic_cause("future-leak",
     "the targets{shifted:at} are the inputs shifted by one, and {what}{noticed:at} lets a position see later ones: it "
     "sees the next one, its own target{how}", "{remedy}")
+ENDS_WITH_TARGET = topic_cause("future-leak",
+    "suspicious: the targets of {loss}(){noticed:at} begin with the last values of the series that the model is given: "
+    "it sees what it must predict", "end the inputs one before: x = series[i : i + n], and targets from i + n on")
 NOT_SHIFTED = topic_cause("target-not-shifted",
     "suspicious: the targets of {loss}(){noticed:at} are the inputs themselves, and each position sees itself "
     "and what comes before it: it is given the word that it must predict",
@@ -98,8 +103,8 @@ MASK_ADDED = topic_cause("mask-without-effect",
     "and leaves nothing out", "give it a mask of bool, True where nothing is to be seen, or one of 0 and -inf")
 # fmt: on
 
-_STEPS, _MASKED = 2, 8
-"""Steps in which sequences are looked at; the fewest masked words."""
+_STEPS, _MASKED, _SAMPLES = 2, 8, 4
+"""Steps in which sequences are looked at; the fewest masked words; more samples than these are not equal by chance."""
 _BY_TIME = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _MASKS = ("key_padding_mask", "src_key_padding_mask", "memory_key_padding_mask", "tgt_key_padding_mask")
 _ADDED = ("attn_mask", "mask", "src_mask", "tgt_mask")
@@ -136,7 +141,7 @@ class Sequences(Topic):
         self._batch = 0
         self._several, self._is_graph = 0, False
         self._shifted: tuple[Line, torch.Tensor, bool] | None = None  # the inputs, and whether there are no others
-        self._length = 0
+        self._length = self._ends = 0  # and the losses whose targets begin with the end of a series
         self._copied: tuple[Line, str, torch.Tensor] | None = None  # the inputs that are the targets
         self._sums: dict[int, float] = {}  # of the inputs of the first steps
         self._targets: list[torch.Tensor] = []
@@ -159,7 +164,7 @@ class Sequences(Topic):
             self._several = len(several)
             numbers = [one for one in several if one.is_floating_point() and one.dim() in (2, 3)]
             self._series = copy_values(numbers[0]) if len(numbers) == 1 else None
-            self._filled = _numbered(self._series)
+            self._filled = numbered(self._series)
         if given and issubclass(type(call.called), _BY_TIME):
             own = attributes_of(call.called)
             is_first = attributes_of(own["_modules"].get("self_attn", call.called)).get("batch_first")
@@ -205,12 +210,18 @@ class Sequences(Topic):
         series = [self._series] if self._series is not None and values.is_floating_point() else []
         for given in [*self._ids, *series] if values.dtype == torch.long or series else ():
             self._look_for_shift(given, values, call.line)
+        for one in [one for one in series if one.dim() == 3 and len(one) == len(values) > _SAMPLES]:
+            first, ends = values.reshape(len(values), -1)[:, 0], one[:, -1].unbind(1)
+            is_end = values.numel() < one.numel() and distinct(first) > _SAMPLES and not _speaks_of_copies(call.frame)
+            self._ends += is_end and any(torch.equal(first, end) for end in ends)
+            if self._ends == _STEPS:
+                self.report(ENDS_WITH_TARGET, call.line.site, loss=call.called.__name__)
         of = f" of {call.called.__name__}()"
         for filled in self._filled if series and reduction == "mean" else ():
             if values.numel() == filled.numel():
                 self._look_for_padding(filled, values.reshape(filled.shape), call.line.site, of)
         if values.dtype != torch.long:
-            self._targets += _numbered(values) if reduction == "none" else []
+            self._targets += numbered(values) if reduction == "none" else []
             return
         is_of_words = call.called in (F.cross_entropy, F.nll_loss)
         if is_of_words and self._ids and distinct(values) > 2:
@@ -224,7 +235,7 @@ class Sequences(Topic):
         self._targets += [values] if reduction == "none" else []
         for ids in [one for one in self._ids if one.shape[1] > 2]:
             rows = next((one for one in (ids, ids[:, 1:]) if one.numel() == values.numel()), None)
-            takes_all = call.kwargs.get("ignore_index") != _padding(ids) and call.kwargs.get("weight") is None
+            takes_all = call.kwargs.get("ignore_index") != padding_of(ids) and call.kwargs.get("weight") is None
             if rows is not None and is_of_words and reduction == "mean" and takes_all:
                 self._look_for_padding(rows, values.reshape(rows.shape), call.line.site, of)
 
@@ -246,7 +257,7 @@ class Sequences(Topic):
                 self._shifted, self._length, self._cut = (line, given, alone), length, values.numel() < given.numel()
 
     def _look_for_padding(self, ids: torch.Tensor, target: torch.Tensor, site: Any, of: str = "") -> None:
-        value, count = _padding(ids), target.numel()
+        value, count = padding_of(ids), target.numel()
         padded = 0 if value is None else int((target == value).sum())
         if padded >= 0.15 * count and bool((target[ids.eq(value or 0)].eq(value or 0)).all()):
             self.report(PADDING_LEARNED, site, padded=padded, all=count, value=value, of=of)
@@ -376,7 +387,7 @@ class Sequences(Topic):
                 if known is not None:
                     self._compare(known, loss.site(node))
                     shape = shape_of(node)
-                    padded = [one == value for one in self._ids if (value := _padding(one)) is not None]
+                    padded = [one == value for one in self._ids if (value := padding_of(one)) is not None]
                     squares = [one for one in padded if one.shape == mask.shape == shape[-2:] and len(one) == shape[0]]
                     if len(shape) > 2 and any(torch.equal(one, mask) or torch.equal(~one, mask) for one in squares):
                         self.report(WRONG_BROADCAST, loss.site(node), shape=str((*mask.shape,)), all=str(shape))
@@ -384,7 +395,7 @@ class Sequences(Topic):
     def _compare(self, kept: torch.Tensor, site: Any) -> None:
         known = [("target", one) for one in self._targets] + [("input", one) for one in (*self._ids, *self._filled)]
         for of, values in known:
-            value = _padding(values) if kept.numel() == values.numel() else None
+            value = padding_of(values) if kept.numel() == values.numel() else None
             if value is not None and (kept.dim() == 1 or kept.squeeze().shape == values.shape):
                 with reading_values():
                     kept = kept.cpu().reshape(values.shape)
@@ -434,13 +445,6 @@ def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
     return is_layer and all(after[:2] != tuple(ids.shape) or before == after for after, before in shapes)
 
 
-def _numbered(series: torch.Tensor | None) -> list[torch.Tensor]:
-    """Return a number for each position of some series of numbers, and 0 for one with only zeros."""
-    if series is None or series.dim() != 3:
-        return []
-    return [(series != 0).any(-1).long() * (torch.arange(series.shape[1], device=series.device) % 7 + 1)]
-
-
 def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
     """Return where an operation keeps values; None of ``torch.where(mask, x, y)``, which keeps values of both."""
     first, *others = [one for one, _ in node.next_functions]
@@ -448,16 +452,3 @@ def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
         return None
     leaves_out = node_kind(node) == "MaskedFillBackward" or (node_kind(node) == "WhereBackward" and first is None)
     return ~mask if leaves_out else mask
-
-
-def _padding(ids: torch.Tensor) -> int | None:
-    """Return the number that fills the ends of rows of different lengths, and occurs nowhere else."""
-    if ids.dim() != 2 or ids.shape[0] < 2 or ids.shape[1] < 3:
-        return None
-    value = int(ids[:, -1].mode().values)
-    filled = ids == value
-    lengths = (~filled).sum(1)
-    runs = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]
-    several = distinct(lengths) > 1 and distinct(ids[~filled]) > 2
-    many = 2 * int(filled[:, -1].sum()) >= len(ids) and int((~filled).sum(1).min()) + 2 <= ids.shape[1]
-    return value if value >= 0 and several and many and bool((filled == runs).all()) else None
