@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from byname.diagnose.cause import variable
+from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, has_equal_rows, on_call, topic_cause
@@ -38,6 +39,10 @@ ONE_RECORD = topic_cause("entries-are-one-tensor",
 KEPT_REFERENCES = topic_cause("entries-are-one-tensor",
     "{entries} results of {call}{noticed:at}, with steps between them, are one tensor, {name}: they share its memory, "
     "and all are equal to its latest values", "keep a copy of each: x{call}.clone()")
+KEPT_GRADIENTS = topic_cause("entries-are-one-tensor",
+    "{entries} entries of containers are the one gradient of {name}, to which the backward{noticed:at} adds in place: "
+    "they share its memory, and all are equal to its latest values",
+    "store a copy: {name.path}.grad.clone()")
 # fmt: on
 
 _MANY, _AGAIN, _ENTRIES, _FRAMES, _REFERENCES, _FIRST = 8, 2, 16, 3, 3, 3
@@ -97,6 +102,14 @@ class Aliases(Topic):
                     if self._records == _AGAIN:
                         facts = {"entries": len(held), "name": variable(name), "kind": type(first).__name__}
                         self.report(ONE_RECORD, call.line.site, made=site_of_tensor(call.tensors[0]), **facts)
+
+    def backward(self, loss: Loss) -> None:
+        """Report a gradient that is in several lists, though each backward changes it."""
+        for leaf in loss.context.leaves[-1:]:
+            grad = fact(leaf, "grad")
+            entries = _entries(grad)[0] if grad is not None and sys.getrefcount(grad) > _REFERENCES else 0
+            if entries >= _REFERENCES:
+                self.report(KEPT_GRADIENTS, loss.line.site, entries=entries, name=FailureContext().names([leaf])[0])
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         if followed.is_sampled_step:
