@@ -121,9 +121,9 @@ class RunningCheck:
         self._leaf_losses = self._has_backward = self._over = False
         self._unfrozen = [0]  # parameters unfrozen so far, at the first times that some were
         self._schedules, self._units, self._evaluation = Schedules(self), Units(self), EvaluationMode(self)
-        self._inputs, self._copies = Scales(self), WeightCopies(self)
-        kinds = (Loading, Clipping, Batches, Aliases, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
-        topics = [self._schedules, self._units, self._evaluation, self._inputs, self._copies]
+        self._inputs, self._copies, self._loading = Scales(self), WeightCopies(self), Loading(self)
+        kinds = (Clipping, Batches, Aliases, Sequences, Shuffles, Ranks, Unused, Seeds, Labels)
+        topics = [self._schedules, self._units, self._evaluation, self._inputs, self._copies, self._loading]
         self._topics: list[Topic] = [*topics, *(kind(self) for kind in kinds)]
         self._applying = [one.applied for one in self._topics if type(one).applied is not Topic.applied]
         self._running = [one.ran for one in self._topics if type(one).ran is not Topic.ran]
@@ -192,6 +192,8 @@ class RunningCheck:
                 safely(note, call)
         elif is_graded and not depth and self.steps & (self.steps - 1) == 0:
             safely(self._inputs.ran, ObservedCall(module, args, kwargs, frame))
+        elif is_graded and not depth and self._loading.uncalled:
+            safely(self._loading.ran, ObservedCall(module, args, kwargs, frame))
 
     def _is_enough(self, module: nn.Module, frame: FrameType) -> bool:
         """Return whether calls of an outermost module without gradients were looked at on a line: of many, each 2^k-th.

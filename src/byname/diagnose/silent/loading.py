@@ -23,10 +23,10 @@ from byname.diagnose.context import FailureContext, value_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, callee_text, on_call, topic_cause
-from byname.naming.name import at
-from byname.reading.frames import Line, caller, reported_frame, variables_of
-from byname.reading.modules import parameters_in, state_of
-from byname.reading.objects import snapshot
+from byname.naming.name import Name, at
+from byname.reading.frames import NO_LINE, Line, caller, reported_frame, variables_of
+from byname.reading.modules import modules_in, parameters_in, state_of
+from byname.reading.objects import living, snapshot
 from byname.reading.tensor import is_tensor, memory_of
 from byname.source.code import enclosing_statement
 from byname.source.location import Site, assignments, is_library
@@ -82,8 +82,8 @@ REPLACED_AFTER_LOAD = topic_cause("overwritten-after-loading",
 # fmt: on
 
 _OVERWRITES = frozenset("normal_ uniform_ kaiming_uniform_ constant_ zero_ fill_ exponential_ bernoulli_ eye_".split())
-_FEW = 0.1
-"""The share of a model's tensors below which a load with ``strict=False`` is reported, if a prefix would load more."""
+_FEW, _MOST = 0.1, 16
+"""The share of a model's tensors below which a load with ``strict=False`` is reported; the loads that are noted."""
 
 
 @dataclass
@@ -97,15 +97,30 @@ class _Load:
     line: Line
     twin: Line | None = None
     keys: frozenset[int] = frozenset()
+    model: Name | None = None  # of the twin
+
+    def note_twin(self, module: nn.Module, line: Line) -> None:
+        """Note a module that is like the loaded one, and has none of its weights."""
+        mine = parameters_in(module) if self.twin is None and type(module) is self.kind else []
+        is_another = bool(mine) and {*map(id, mine)}.isdisjoint(id(one()) for one in self.parameters)
+        if is_another and [one.shape for one in mine] == self.shapes and self.totals.isdisjoint(map(sum_of, mine)):
+            self.twin, self.keys = line, frozenset(map(id, mine))
+            parts = re.split(r"(?=[.\[])", FailureContext().names(mine[:1])[0].path)  # of a parameter in it
+            path = "".join(parts[: -1 - next(iter(dict(state_of(module)))).count(".")])
+            self.model = variable(callee_text(line) or path or "model")
 
 
 class Loading(Topic):
-    """Watches what ``load_state_dict`` is given, and whether it stays."""
+    """Watches what ``load_state_dict`` is given, and whether it stays.
+
+    Attributes:
+        uncalled: what was loaded, and not called since then.
+    """
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._loads: dict[int, tuple[weakref.ref[nn.Module], Line, dict[int, int], list[tuple[Any, ...]]]] = {}
-        self._uncalled: list[_Load] = []
+        self.uncalled: list[_Load] = []
         self._others: dict[int, tuple[Any, Line, list[DetachPoint]]] = {}  # loads of other values, the cuts before
         self._at: Counter[Any] = Counter()  # loads of a model's own tensors, by line
         self._given_at: set[Any] = set()  # calls of `state_dict`, by line
@@ -151,26 +166,24 @@ class Loading(Topic):
             held = [(weakref.ref(one), sum_of(one), key, one.shape) for key, one in large]
             if _renamed(own, given):
                 self._note_missed(module, own, given, line)
-            every = [] if self._watch.steps else parameters_in(module)  # a later load may end a run
-            if every:
+            every = parameters_in(module)
+            if every and not self._watch.steps:  # a later load may end a run
                 self._loads[id(module)] = weakref.ref(module), line, changes_so_far(), held
-            if len(every) > 1:
+            if len(every) > 1 and len(self.uncalled) < _MOST:
                 shapes, references = [one.shape for one in every], [weakref.ref(one) for one in every]
                 totals = {total for _, total, *_ in held}
-                self._uncalled.append(_Load(type(module), shapes, references, totals, line))
+                self.uncalled.append(_Load(type(module), shapes, references, totals, line))
         elif entries and own and not by_hooks:
             self._note_missed(module, own, entries, line)
 
     def ran(self, call: ObservedCall) -> None:
         """Note a call of a module that was loaded, or of one of the same shapes."""
-        mine = parameters_in(call.called) if self._uncalled and not (call.depth and self._watch.steps) else []
+        mine = parameters_in(call.called) if self.uncalled and not (call.depth and self._watch.steps) else []
         keys = set(map(id, mine))
-        loaded = [any(id(one()) in keys for one in load.parameters) for load in self._uncalled]
-        self._uncalled = [load for load, is_used in zip(self._uncalled, loaded, strict=True) if not is_used]
-        for load in self._uncalled if not any(loaded) and not self._watch.steps else ():
-            is_twin = type(call.called) is load.kind and [one.shape for one in mine] == load.shapes
-            if is_twin and load.totals.isdisjoint(map(sum_of, mine)):
-                load.twin, load.keys = load.twin or call.line, frozenset(keys)
+        loaded = [any(id(one()) in keys for one in load.parameters) for load in self.uncalled]
+        self.uncalled = [load for load, is_used in zip(self.uncalled, loaded, strict=True) if not is_used]
+        for load in self.uncalled if not any(loaded) and not self._watch.steps else ():
+            load.note_twin(call.called, call.line)
 
     def evaluated(self, call: ObservedCall) -> None:
         """Note a call of a module that was loaded: what was loaded is used then, and may be overwritten after it."""
@@ -285,6 +298,11 @@ class Loading(Topic):
                 self._look_for_overwriting(*load[1:])
                 self._look_for_replacing(dict(state_of(module)), followed.keys, load[1].site, load[3])
         self.end([])
+        if followed.steps == 1 < self._watch.steps and self.uncalled:  # a whole model may be that of another run
+            whole = [one for one in living(nn.Module) if not followed.keys.isdisjoint(map(id, parameters_in(one)))]
+            for part in [inner for one in whole for inner in modules_in(one) if inner is not one]:
+                for one in self.uncalled:
+                    one.note_twin(part, NO_LINE)
         if followed.is_sampled_step and followed.steps > 1:
             self._look_for_best(followed)
 
@@ -326,11 +344,12 @@ class Loading(Topic):
             if reference() is not None:
                 self.report(LOADS_NOTHING, **facts)
         self._missed = {}
-        for load in self._uncalled:
-            use = "trained" if load.keys & self.owned() else "called in training"
+        for load in self.uncalled:
+            used = "part of a model that is trained" if load.twin is NO_LINE else "called in training"
+            use = "trained" if load.keys & self.owned() else used
             steps = [one.steps for one in every if use != "trained" or load.keys & one.keys]
             if load.twin is not None and any(steps):
-                facts = {"use": use, "model": variable(callee_text(load.twin) or "model"), "called": load.twin.site}
+                facts = {"use": use, "model": load.model, "called": load.twin.site}
                 self.report(LOADS_ANOTHER, load.line.site, kind=load.kind.__name__, **facts)
 
 
