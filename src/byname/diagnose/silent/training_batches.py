@@ -38,6 +38,7 @@ from byname.source.code import names_bound, statements_of
 from byname.source.location import Site, is_library, site_of, statements_binding
 from byname.source.tracebacks import walk_frames
 from byname.tracking.log import logs
+from byname.tracking.lookup import site_of_tensor
 from byname.undo import Undo
 
 # fmt: off
@@ -66,7 +67,7 @@ OVERLAPS = topic_cause("same-slice",
     "{start} counts batches, not samples, so that most of the {samples} samples are never used",
     "multiply it, as in [{start.path} * n : ({start.path} + 1) * n], or iterate over range(0, {samples}, n)")
 EQUAL_SAMPLES = topic_cause("equal-samples",
-    "all {size} inputs of each batch {name} that {module} is given{noticed:at} are identical, {how}: {why}",
+    "all {size} inputs of each batch {name}{made:at} that {module} is given{noticed:at} are identical, {how}: {why}",
     "{remedy}")
 # fmt: on
 
@@ -129,12 +130,16 @@ class _Same(NamedTuple):
 
 
 class _Input(NamedTuple):
-    """The input of a module: how many samples it has if all are equal, or 0; its draw, the module, the line."""
+    """The input of a module: how many samples it has if all are equal, or 0; its draw, the module, the line.
+
+    `made` is the line that made it.
+    """
 
     equal: int
     drawn: Drawn | None
     module: str
     line: Line
+    made: Site | None
 
 
 class Batches(Topic):
@@ -201,7 +206,7 @@ class Batches(Topic):
             self._is_zero = len(call.tensors) == 1 and values[0].numel() > _FRAMES and not bool(values.any())
             is_long = self._is_zero or (values.is_floating_point() and distinct(values[0]) >= 3)
             equal = len(values) if has_equal_rows(values) and is_long else 0
-        return _Input(equal, self._draw_of(given), type(call.called).__name__, call.line)
+        return _Input(equal, self._draw_of(given), type(call.called).__name__, call.line, site_of_tensor(given))
 
     def _draw_of(self, tensor: torch.Tensor) -> Drawn | None:
         """Return the draw by which a tensor was indexed, or by which a loader shuffled it."""
@@ -262,7 +267,7 @@ class Batches(Topic):
             self._equal += one.equal > 0
             if self._equal == _EQUAL_IN:
                 name = arg_name(one.line, 0, "without a name")
-                facts = {"size": one.equal, "name": name, "module": one.module, "how": self._how}
+                facts = {"size": one.equal, "name": name, "made": one.made, "module": one.module, "how": self._how}
                 why, remedy = "a batch seems to repeat one sample", _STACKED
                 if self._is_zero:
                     why = "all their numbers are 0, as after // 255 or long() of fractions, or where nothing fills them"
