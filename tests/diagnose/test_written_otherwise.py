@@ -1348,6 +1348,17 @@ def labels_that_are_shifted_twice(right):
     trained_by(loss, model)
 
 
+def probabilities_in_ctc_loss(right):
+    model = nn.Linear(4, 6)
+
+    def loss():
+        scores = model(torch.randn(8, 5, 4)).permute(1, 0, 2)
+        scores = scores.log_softmax(2) if right else scores.softmax(2)
+        return F.ctc_loss(scores, torch.randint(1, 6, (8, 2)), torch.full((8,), 5), torch.full((8,), 2))
+
+    trained_by(loss, model)
+
+
 class SignalEmbedding(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -1363,6 +1374,100 @@ def embeddings_of_triplets(right):
     trained_by(lambda: loss(*(model(torch.randn(10, 1, 9)) for _ in range(3))), model)
 
 
+def teacher_that_drops(right):
+    def network():
+        return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 3))
+
+    teacher, student = network(), network()
+    teacher.load_state_dict(network().state_dict())
+    both = nn.ModuleDict({"teacher": teacher, "student": student})
+    both.train()
+    if right:
+        teacher.eval()
+
+    def loss():
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            goal = teacher(x)
+        return F.mse_loss(student(x), goal)
+
+    trained_by(loss, student)
+
+
+def teacher_that_was_trained(right):
+    teacher, student = (nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)) for _ in range(2))
+    trained_by(lambda: teacher(torch.randn(8, 4)).square().mean(), teacher)
+    teacher.requires_grad_(False).train(not right)
+
+    def loss():
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            goal = teacher(x)
+        return F.mse_loss(student(x), goal)
+
+    trained_by(loss, student)
+
+
+def tags_of_one_cross_entropy(right):
+    model, loss_of = nn.Linear(4, 6), F.binary_cross_entropy_with_logits if right else F.cross_entropy
+    trained_by(lambda: loss_of(model(torch.randn(16, 4)), (torch.rand(16, 6) < 0.4).float()), model)
+
+
+def windows_that_end_with_the_target(right):
+    rnn, head, series = nn.GRU(1, 8, batch_first=True), nn.Linear(8, 1), torch.randn(200)
+
+    def forecast(x, y):
+        return F.mse_loss(head(rnn(x)[0][:, -1])[:, 0], y)
+
+    def loss():
+        starts = torch.randint(0, 190, (12,)).tolist()
+        x = torch.stack([series[one : one + 8, None] for one in starts])
+        return forecast(x, torch.stack([series[one + 8 - (not right)] for one in starts]))
+
+    trained_by(loss, rnn, head)
+
+
+def gradients_of_several_clients(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        received = []
+        for _ in range(4):
+            optimizer.zero_grad(set_to_none=False)
+            model(torch.randn(8, 4)).square().mean().backward()
+            received.append([one.grad.clone() if right else one.grad for one in model.parameters()])
+        for one, grads in zip(model.parameters(), zip(*received, strict=True), strict=True):
+            one.grad = torch.stack(grads).mean(0)
+        optimizer.step()
+
+
+class Encoding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Probe(nn.Module):
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder, self.head = encoder.requires_grad_(False), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+def probe_of_another_encoder(right):
+    trained = Encoding()
+    trained_by(lambda: trained(torch.randn(8, 4)).square().mean(), trained, steps=70)
+    encoder = Encoding()
+    encoder.load_state_dict({key: one.clone() for key, one in trained.state_dict().items()})
+    probe = Probe(encoder if right else Encoding())
+    trained_by(lambda: F.cross_entropy(probe(torch.randn(8, 4)), torch.arange(8) % 3), probe.head)
+
+
 PROGRAMS = {
     loss_of_two_tasks: "loss-overwritten",
     autoencoder_of_a_mean_and_a_sum: "sum-beside-mean",
@@ -1370,6 +1475,13 @@ PROGRAMS = {
     target_inside_of_a_learner: "target-never-updated",
     labels_that_are_shifted_twice: "target-not-shifted",
     embeddings_of_triplets: "samples-mix",
+    probabilities_in_ctc_loss: "no-log-probabilities",
+    teacher_that_drops: "evaluated-in-training-mode",
+    teacher_that_was_trained: "evaluated-in-training-mode",
+    tags_of_one_cross_entropy: "target-out-of-reach",
+    windows_that_end_with_the_target: "future-leak",
+    gradients_of_several_clients: "entries-are-one-tensor",
+    probe_of_another_encoder: "loads-another-model",
     codes_of_whole_numbers: "gradient-count",
     values_of_next_states: "mask-inverted",
     slices_with_a_loss_by_hand: "same-slice",
@@ -1900,3 +2012,140 @@ def test_a_backward_before_that_of_a_library_is_to_be_left_out(fit):
     with pytest.raises(RuntimeError) as error, byname.explaining():
         fit(training_step, torch.optim.SGD(model.parameters(), 0.1), 1)
     assert "remedy: leave out `loss.backward()` at" in error.value.__notes__[0]
+
+
+def follows_a_student(_):
+    student, teacher = (nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)) for _ in range(2))
+    teacher.load_state_dict(nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)).state_dict())
+    optimizer = torch.optim.Adam(student.parameters())
+    for _ in range(20):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            goal = teacher(x)
+        follow(F.mse_loss(student(x), goal), optimizer)
+        with torch.no_grad():
+            for mine, its in zip(teacher.parameters(), student.parameters(), strict=True):
+                mine.lerp_(its, 0.1)
+
+
+def target_of_a_network_with_dropout(_):
+    online, target = (nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.1), nn.Linear(16, 2)) for _ in range(2))
+    target.load_state_dict(online.state_dict())
+    optimizer = torch.optim.Adam(online.parameters())
+    for number in range(40):
+        x, following = torch.randn(8, 4), torch.randn(8, 4)
+        with torch.no_grad():
+            goal = 1 + 0.9 * target(following).max(1).values
+        follow(F.mse_loss(online(x).max(1).values, goal), optimizer)
+        if number % 30 == 29:
+            target.load_state_dict(online.state_dict())
+
+
+def put_into_training_on_purpose(_):
+    teacher, student = (nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)) for _ in range(2))
+    teacher.load_state_dict({key: one.clone() for key, one in teacher.state_dict().items()})
+    teacher.train()
+    optimizer = torch.optim.Adam(student.parameters())
+    for _ in range(20):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            goal = teacher(x)
+        follow(F.mse_loss(student(x), goal), optimizer)
+
+
+def clicks_of_an_autoencoder(_):
+    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 12))
+
+    def loss():
+        clicks = (torch.rand(16, 12) < 0.3).float()
+        return F.cross_entropy(model(clicks), clicks)
+
+    trained_by(loss, model)
+
+
+def positives_of_a_batch(_):
+    model = nn.Linear(4, 8)
+
+    def loss():
+        labels, z = torch.arange(12) % 3, F.normalize(model(torch.randn(12, 4)), dim=1)
+        return F.cross_entropy(z @ z.T / 0.2, (labels[:, None] == labels).float())
+
+    trained_by(loss, model)
+
+
+def shares_of_several_tags(_):
+    model = nn.Linear(4, 6)
+
+    def loss():
+        tags = (torch.rand(16, 6) < 0.5).float()
+        return F.cross_entropy(model(torch.randn(16, 4)), tags / tags.sum(1, keepdim=True).clamp(min=1))
+
+    trained_by(loss, model)
+
+
+def series_in_reverse(_):
+    rnn, head = nn.GRU(1, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forecast(x, y):
+        return F.mse_loss(head(rnn(x)[0]), y)
+
+    def loss():
+        x = torch.randn(12, 6, 1)
+        return forecast(x, x.flip(1))
+
+    trained_by(loss, rnn, head)
+
+
+def echo_of_the_last(_):
+    rnn, head = nn.GRU(1, 8, batch_first=True), nn.Linear(8, 1)
+
+    def echo(x, y):
+        return F.mse_loss(head(rnn(x)[0][:, -1]), y)
+
+    def loss():
+        x = torch.randn(12, 6, 1)
+        return echo(x, x[:, -1])
+
+    trained_by(loss, rnn, head)
+
+
+def gradients_in_one_list(_):
+    model, norms = nn.Linear(4, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(12):
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.randn(8, 4)).square().mean().backward()
+        grads = [one.grad for one in model.parameters()]
+        norms.append(torch.stack([one.norm() for one in grads]).norm())
+        optimizer.step()
+
+
+def best_of_each_fold(_):
+    kept = []
+    for _ in range(3):
+        model = Probe(Encoding())
+        trained_by(lambda model=model: F.cross_entropy(model(torch.randn(8, 4)), torch.arange(8) % 3), model.head)
+        best = Probe(Encoding())
+        best.load_state_dict({key: one.clone() for key, one in model.state_dict().items()})
+        kept.append(best)
+
+
+def two_towers_of_which_one_was_trained_before(_):
+    trained = Encoding()
+    trained_by(lambda: trained(torch.randn(8, 4)).square().mean(), trained, steps=70)
+    towers = nn.ModuleDict({"left": Encoding(), "right": Encoding()})
+    towers["left"].load_state_dict({key: one.clone() for key, one in trained.state_dict().items()})
+    trained_by(lambda: (towers["left"](torch.randn(8, 4)) * towers["right"](torch.randn(8, 4))).mean(), towers)
+
+
+RIGHT = (
+    *(follows_a_student, target_of_a_network_with_dropout, put_into_training_on_purpose, clicks_of_an_autoencoder),
+    *(positives_of_a_batch, shares_of_several_tags, series_in_reverse, echo_of_the_last, gradients_in_one_list),
+    *(best_of_each_fold, two_towers_of_which_one_was_trained_before),
+)
+
+
+@pytest.mark.grid(fast=4)
+@pytest.mark.parametrize("program", RIGHT, ids=[one.__name__ for one in RIGHT])
+def test_nothing_is_said_of_what_is_right_and_looks_alike(program):
+    assert [str(one) for one in findings_of(program, right=True)] == []
