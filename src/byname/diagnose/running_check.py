@@ -179,9 +179,8 @@ class RunningCheck:
             if depth == 1 and self.steps <= _LOOKED_INTO:  # a target inside a learner
                 safely(self._copies.evaluated, ObservedCall(module, args, kwargs, frame))
         else:
-            is_enough = self.steps > (
-                _LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN
-            )
+            most = _LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN
+            is_enough = self.steps > most
         if is_graded and self.steps and not depth:
             place = _place_of(frame)
             if self._graded.get(place, True) and self._has_parameters(module):
@@ -196,11 +195,8 @@ class RunningCheck:
             safely(self._loading.ran, ObservedCall(module, args, kwargs, frame))
 
     def _is_enough(self, module: nn.Module, frame: FrameType) -> bool:
-        """Return whether calls of an outermost module without gradients were looked at on a line: of many, each 2^k-th.
-
-        Before the first step only the first call of each module counts.
-        """
-        if not self.steps:
+        """Return whether calls of a module without gradients were looked at on a line; of many, each 2^k-th is."""
+        if not self.steps:  # only the first call of each module counts
             return id(module) in self._modules and self._modules[id(module)][0]() is module
         place = _place_of(frame)
         number = self._ungraded[place] = self._ungraded.get(place, 0) + 1

@@ -248,6 +248,19 @@ def numbered(series: torch.Tensor | None) -> list[torch.Tensor]:
     return [(series != 0).any(-1).long() * (torch.arange(series.shape[1], device=series.device) % 7 + 1)]
 
 
+def is_shifted(given: torch.Tensor, values: torch.Tensor, dim: int = 1) -> bool:
+    """Return whether some values are others shifted by one along a dimension, but for those ignored, by -1 or -100."""
+    later, length = given.narrow(dim, 1, given.shape[dim] - 1), given.shape[dim]
+    cut = values.numel() == later.numel()
+    if length < 3 or not (cut or values.numel() == given.numel()):
+        return False
+    aligned = values.reshape(later.shape if cut else given.shape)
+    first = aligned.narrow(dim, 0, length - 1)
+    ignored = (first < 0) & (first.dtype == torch.long)  # as padding is
+    is_later = torch.equal(first.where(~ignored, later), later) and bool(ignored.float().mean() < 0.75)
+    return is_later and (cut or not torch.equal(aligned, given))
+
+
 def padding_of(ids: torch.Tensor) -> int | None:
     """Return the number that fills the ends of rows of different lengths, and occurs nowhere else."""
     if ids.dim() != 2 or ids.shape[0] < 2 or ids.shape[1] < 3:

@@ -21,6 +21,7 @@ from byname.diagnose.silent.mixing import (
     attending,
     compares_only,
     computed_from,
+    is_shifted,
     is_summed_up,
     leads,
     leaves_out_the_last,
@@ -253,7 +254,7 @@ class Sequences(Topic):
         alone = self._several - len(same) == 1 or given is self._series
         is_first = self._shifted is None or self._shifted[0].place == line.place  # of several losses
         for dim, length in enumerate(given.shape) if is_first and distinct(given) > 2 else ():
-            if (dim or given is not self._series) and _is_shifted(given, values, dim):
+            if (dim or given is not self._series) and is_shifted(given, values, dim):
                 self._shifted, self._length, self._cut = (line, given, alone), length, values.numel() < given.numel()
 
     def _look_for_padding(self, ids: torch.Tensor, target: torch.Tensor, site: Any, of: str = "") -> None:
@@ -337,7 +338,7 @@ class Sequences(Topic):
 
     def _look_for_the_future(self, loss: Loss, shifted: Line, given: torch.Tensor, alone: bool) -> None:
         """Tell of what sees later positions of the shifted inputs; an encoder may see all of its own."""
-        if given is not self._series and any(_is_shifted(one, given) for one in self._ids):
+        if given is not self._series and any(is_shifted(one, given) for one in self._ids):
             self.report(SHIFTED_TWICE, shifted.site)
         known = computed_from(loss, given)
         known = {*loss.context.nodes} if known is None and alone else known or set()
@@ -407,19 +408,6 @@ class Sequences(Topic):
 
 _COPIES = re.compile("copy|copie|identity|echo|autoenc|recon|denois", re.I)
 _OTHER_COPIES = {"copy", "copy_", "deepcopy", "Identity"}
-
-
-def _is_shifted(given: torch.Tensor, values: torch.Tensor, dim: int = 1) -> bool:
-    """Return whether some values are others shifted by one along a dimension, but for those ignored, by -1 or -100."""
-    later, length = given.narrow(dim, 1, given.shape[dim] - 1), given.shape[dim]
-    cut = values.numel() == later.numel()
-    if length < 3 or not (cut or values.numel() == given.numel()):
-        return False
-    aligned = values.reshape(later.shape if cut else given.shape)
-    first = aligned.narrow(dim, 0, length - 1)
-    ignored = (first < 0) & (first.dtype == torch.long)  # as padding is
-    is_shifted = torch.equal(first.where(~ignored, later), later) and bool(ignored.float().mean() < 0.75)
-    return is_shifted and (cut or not torch.equal(aligned, given))
 
 
 def _speaks_of_copies(frame: FrameType) -> bool:
