@@ -2042,7 +2042,8 @@ def target_of_a_network_with_dropout(_):
 
 
 def put_into_training_on_purpose(_):
-    teacher, student = (nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)) for _ in range(2))
+    teacher = nn.Sequential(nn.Linear(4, 24), nn.BatchNorm1d(24), nn.Linear(24, 3))
+    student = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))
     teacher.load_state_dict({key: one.clone() for key, one in teacher.state_dict().items()})
     teacher.train()
     optimizer = torch.optim.Adam(student.parameters())
@@ -2051,6 +2052,11 @@ def put_into_training_on_purpose(_):
         with torch.no_grad():
             goal = teacher(x)
         follow(F.mse_loss(student(x), goal), optimizer)
+
+
+def sum_of_very_many_losses(_):
+    model = nn.Linear(4, 1)
+    trained_by(lambda: sum((model(torch.randn(2, 4)).square().mean() for _ in range(2000)), torch.zeros(())), model)
 
 
 def clicks_of_an_autoencoder(_):
@@ -2140,6 +2146,7 @@ def two_towers_of_which_one_was_trained_before(_):
 
 RIGHT = (
     *(follows_a_student, target_of_a_network_with_dropout, put_into_training_on_purpose, clicks_of_an_autoencoder),
+    sum_of_very_many_losses,
     *(positives_of_a_batch, shares_of_several_tags, series_in_reverse, echo_of_the_last, gradients_in_one_list),
     *(best_of_each_fold, two_towers_of_which_one_was_trained_before),
 )

@@ -335,19 +335,31 @@ def _swapped_arguments(loss: Loss) -> Iterator[Facts]:
             yield {"loss": kinds[node_kind(node)], "used": loss.site(node)}
 
 
-def _terms(node: Any) -> Iterator[Any]:
-    """Yield the nodes whose results a node adds up or subtracts, also if each is multiplied by a number near 1."""
-    kind, below = node_kind(node), [one for one, _ in node.next_functions if one is not None]
+def _terms(node: Any) -> list[Any]:
+    """Return the nodes whose results a node adds up or subtracts, also if each is multiplied by a number near 1."""
+    terms, seen, waiting = [], {node}, [node]
+    for one in waiting:
+        below = {other for other, _ in one.next_functions} - seen - {None} if _adds_up(one) else None
+        if below is None:
+            terms.append(one)
+        else:
+            seen |= below
+            waiting += below
+    return terms
+
+
+def _adds_up(node: Any) -> bool:
+    kind = node_kind(node)
+    if kind != "MulBackward" or len([one for one, _ in node.next_functions if one is not None]) != 1:
+        return kind in ("AddBackward", "SubBackward", "NegBackward")
     with reading_values():
-        held = [one for _, _, one in held_by_nodes([node])] if kind == "MulBackward" and len(below) == 1 else []
-        is_near = all(one.numel() == 1 and can_read(one) and 0.05 < abs(float(one)) < 20 for one in held)
-    is_sum = kind in ("AddBackward", "SubBackward", "NegBackward") or (held and is_near)
-    yield from (term for one in below for term in _terms(one)) if is_sum else [node]
+        held = [one for _, _, one in held_by_nodes([node])]
+        return bool(held) and all(one.numel() == 1 and can_read(one) and 0.05 < abs(float(one)) < 20 for one in held)
 
 
 def _sum_beside_mean(loss: Loss) -> Iterator[Facts]:
     """Yield the sum of a KL divergence over all samples, to which the mean of a reconstruction is added."""
-    every = [one for root in loss.context.walk.roots for one in _terms(loss.context.walk.nodes[root])]
+    every = [term for root in loss.context.nodes[:1] for term in _terms(root)]
     means = [one for one in every if getattr(one, "_saved_reduction", 0) == 1 or node_kind(one) == "MeanBackward"]
     for node in [one for one in every if node_kind(one) == "SumBackward" and not hasattr(one, "_saved_dim")]:
         terms, count = {node_kind(one): one for one in _terms(input_of(node))}, math.prod(shape_of(input_of(node)))
