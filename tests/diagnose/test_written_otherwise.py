@@ -1374,6 +1374,16 @@ def embeddings_of_triplets(right):
     trained_by(lambda: loss(*(model(torch.randn(10, 1, 9)) for _ in range(3))), model)
 
 
+def distilled(teacher, student, steps=10):
+    def loss():
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            goal = teacher(x)
+        return F.mse_loss(student(x), goal)
+
+    trained_by(loss, student, steps=steps)
+
+
 def teacher_that_drops(right):
     def network():
         return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 3))
@@ -1385,13 +1395,7 @@ def teacher_that_drops(right):
     if right:
         teacher.eval()
 
-    def loss():
-        x = torch.randn(8, 4)
-        with torch.no_grad():
-            goal = teacher(x)
-        return F.mse_loss(student(x), goal)
-
-    trained_by(loss, student)
+    distilled(teacher, student)
 
 
 def teacher_that_was_trained(right):
@@ -1399,13 +1403,7 @@ def teacher_that_was_trained(right):
     trained_by(lambda: teacher(torch.randn(8, 4)).square().mean(), teacher)
     teacher.requires_grad_(False).train(not right)
 
-    def loss():
-        x = torch.randn(8, 4)
-        with torch.no_grad():
-            goal = teacher(x)
-        return F.mse_loss(student(x), goal)
-
-    trained_by(loss, student)
+    distilled(teacher, student)
 
 
 def tags_of_one_cross_entropy(right):
@@ -2046,12 +2044,7 @@ def put_into_training_on_purpose(_):
     student = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))
     teacher.load_state_dict({key: one.clone() for key, one in teacher.state_dict().items()})
     teacher.train()
-    optimizer = torch.optim.Adam(student.parameters())
-    for _ in range(20):
-        x = torch.randn(8, 4)
-        with torch.no_grad():
-            goal = teacher(x)
-        follow(F.mse_loss(student(x), goal), optimizer)
+    distilled(teacher, student, steps=20)
 
 
 def sum_of_very_many_losses(_):
