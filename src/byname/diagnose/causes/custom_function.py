@@ -133,9 +133,10 @@ _MATH = "call it under `with torch.nn.attention.sdpa_kernel(torch.nn.attention.S
 
 def _sparse(context: FailureContext) -> Iterator[Facts]:
     """Yield the parameters of an optimizer whose gradients are sparse."""
-    optimizer = next(context.selves(torch.optim.Optimizer))
-    sparse = [one for one in parameters_of(optimizer) if one.grad is not None and one.grad.is_sparse]
-    yield {"names": tuple(context.names(sparse)), "kind": type(optimizer).__name__}
+    for optimizer in [*context.selves(torch.optim.Optimizer)][:1]:
+        graded = [(one, grad) for one in parameters_of(optimizer) if (grad := fact(one, "grad")) is not None]
+        sparse = [one for one, grad in graded if fact(grad, "is_sparse")]
+        yield {"names": tuple(context.names(sparse)), "kind": type(optimizer).__name__}
 
 
 # fmt: off

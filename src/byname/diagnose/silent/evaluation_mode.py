@@ -109,7 +109,7 @@ class EvaluationMode(Topic):
         state: Any = call.given(1, "state_dict")
         first: Any = next(iter(state.values()), None) if issubclass(type(state), dict) else None
         cuts = [cut for log in logs() for cut in log.detaches_of(first)] if is_tensor(first) else []
-        sources = [cut.inputs[0][0]() for cut in cuts]
+        sources = [reference() for cut in cuts for reference, _ in cut.inputs[:1]]
         follows = id(call.args[0]) in self._loaded or any(isinstance(one, nn.Parameter) for one in sources)
         self._loaded[id(call.args[0])] = weakref.ref(call.args[0]), follows
 
@@ -171,7 +171,7 @@ class EvaluationMode(Topic):
         now = steps, None if values is None else (values.shape, float(values.double().sum()))
         repeats = now == known.last and values is not None
         if known.totals is not None and modal:
-            known.totals.add(sum_of(parameters_in(call.called)[0]))
+            known.totals.update(map(sum_of, parameters_in(call.called)[:1]))
         is_part = now[0] - known.last[0] == 1 and (known.totals is None or len(known.totals) > 1)
         known.is_intended = repeats or is_part or not modal
         known.modal, known.looks, known.last = known.modal or sorted(modal), known.looks + 1, now
