@@ -138,9 +138,10 @@ def test_what_is_refused_changes_nothing(make):
         lambda: found.add(torch.ones(2, 3, dtype=torch.complex64)),
         lambda: found.merge(make(nan="raise").add(torch.ones(2, 4))),
     ]
-    other = r"3 features.* 4|shape \(3, 3\) before.* \(4, 4\)"
     for attempt, words in zip(
-        refused, ["1 values of the batch are NaN", other, "one weight per sample", "abs", other], strict=True
+        refused,
+        ["1 values of the batch are NaN", "3 features.* 4", "one weight per sample", "abs", "3 features.* 4"],
+        strict=True,
     ):
         with pytest.raises(BadArgumentError, match=words):
             attempt()

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from byname.cli.watcher import Calls, Undo
+from byname.cli.watcher import Calls
+from byname.undo import Undo
 
 CALL = nn.Module.__dict__["__call__"]
 

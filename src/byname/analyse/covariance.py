@@ -194,6 +194,12 @@ class SecondMoment(SummedStatistic):
         rows = sample_rows(samples, weights, self.nan)
         return (rows.weighted.T @ rows.values, rows.counts), rows.nans
 
+    def _fold(self, more: tuple[Tensor, ...]) -> None:
+        before = getattr(self, self.STATE[0])
+        if before is not None:
+            check_features(self, len(before), len(more[0]))
+        super()._fold(more)
+
 
 class Factor(Statistic):
     """The singular values of the matrix of all samples, raw or centred.
