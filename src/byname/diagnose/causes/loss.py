@@ -415,7 +415,7 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "leave it out before the loss"),
     Cause("sum-beside-mean", is_first, _sum_beside_mean,
         "suspicious: the KL divergence{given:at} is a sum over all samples, and the reconstruction beside it{used:at} "
-        "a mean over {numbers} numbers, which counts next to nothing: codes soon say nothing (posterior collapse)",
+        "a mean over {numbers} numbers, which counts next to nothing: this leads to posterior collapse",
         "reduce both alike: reduction='sum' for both, or a sum over the features and a mean over the samples"),
     Cause("loss-turned-round", is_first, _swapped_arguments,
         "{loss}{used:at} gets its gradient through its target only, and its first argument has no graph: they seem to "
