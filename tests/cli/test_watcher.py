@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from byname.cli.watcher import Calls
-from byname.undo import Undo
+from byname.cli.watcher import Calls, Undo
 
 CALL = nn.Module.__dict__["__call__"]
 
