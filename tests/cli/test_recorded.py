@@ -430,6 +430,14 @@ def test_functions_and_places_of_a_model_do_not_share_a_file(programs, forks):
     assert ours.code == 2 and "fc1 is not a variable of a function" in ours.err.decode()
 
 
+def test_a_path_that_begins_with_a_wildcard_is_of_the_model_whatever_the_functions_are_called(programs, forks):
+    write(programs, {"model.py": f"{MODEL}    for turn in range(2):\n        step()\n"})
+    ours, _ = recorded(programs, forks, "model.py", ["*", "norm.weight"])
+    assert said(ours)[-1] == "recorded 6 records of 3 places: byname show run.h5"
+    with byname.open(programs / "run.h5") as recording:
+        assert [*recording] == ["blocks", "norm", "norm.weight"]
+
+
 def test_a_misspelt_variable_of_a_function_is_told_with_the_closest(programs, forks):
     write(programs, {"functions.py": FUNCTIONS, "its_losses.py": LOSSES})
     ours, plain = recorded(programs, forks, "functions.py", ["step.los"])

@@ -21,7 +21,7 @@ from byname.cli.watcher import Calls, Watcher, call_guarded, failure, where
 from byname.errors import BynameError
 from byname.model.methods import Namespace
 from byname.model.where import unwrapped
-from byname.place import NameSegment, Place, parse
+from byname.place import NameSegment, Place, is_wild, parse
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.recording.program_functions import ProgramFunctions
@@ -192,6 +192,8 @@ class FunctionTemplates:
 
     def why_missing(self, place: Place) -> str:
         """Return why a path names no variable of these functions, with the closest that do; "" if it names some."""
+        if is_wild(place.segments[0]):
+            return "it begins with a wildcard, and so names places of a model"
         try:
             ProgramFunctions(self.root).find(place)
         except BynameError as error:
