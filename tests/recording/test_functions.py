@@ -56,6 +56,11 @@ def test_paths_may_come_first_and_a_wildcard_takes_all_variables():
         program.three(X)
         twice_here(X)
     assert recorder.paths == ("program.three.loss", "same.y")
+    for paths in (["program.three.loss", "same.y"], ("program.three.loss", "same.y")):
+        with byname.record(paths) as listed:
+            program.three(X)
+            twice_here(X)
+        assert listed.paths == recorder.paths
     assert [one.tolist() for one in recorder.results["program.three.loss"].values] == [[5, 15], [2, 6], [2, 6]]
     with byname.record("program.three.*", on_change=False) as recorder:
         program.three(X)
@@ -252,6 +257,8 @@ def test_a_function_that_runs_already_is_an_error_that_says_what_to_do():
 def test_what_means_nothing_is_refused_and_the_closest_named(where, words):
     with pytest.raises((NoMatchError, BadArgumentError), match=words):
         byname.record(None, where)
+    with pytest.raises(BadArgumentError, match="without a model a place is a path"):
+        byname.record([torch.nn.Linear(1, 1)], "program.three.loss")
 
 
 def test_beside_a_model_a_mistyped_function_is_told_with_the_closest():

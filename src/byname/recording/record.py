@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from byname.recording.recorder import Recorder
 
 
 def record(
-    model: nn.Module | str | Place | None,
+    model: nn.Module | str | Place | Sequence[str | Place] | None,
     where: Any = None,
     *,
     to: str | os.PathLike[str] | None = None,
@@ -83,8 +83,8 @@ def record(
     under `torch.distributed` each process writes a file of its own, unless `gather_every` asks for one of all.
 
     Args:
-        model: any module; wrappers such as ``DistributedDataParallel`` are seen through. None, or the first path, for
-            variables of plain functions.
+        model: any module; wrappers such as ``DistributedDataParallel`` are seen through. None, or a path or a list
+            of paths, for variables of plain functions.
         where: paths, selectors, parameters, modules or classes of modules, as in `interject`; analysers that `observe`
             has put at places, whose figures are recorded at the end of each forward, as ``fc1.DeadUnits.dead``. Without
             a model, paths ``module.function.variable``, as much of it as is unambiguous; a function alone
@@ -136,8 +136,8 @@ def record(
     )  # fmt: skip
     defaults.check("")
     _check(to, gather_every, keep, before_gather=before_gather, after_gather=after_gather, at_end=at_end)
-    if isinstance(model, str | Place):
-        where, model = _with_first(model, where), None
+    if isinstance(model, str | Place | list | tuple):
+        where, model = _with_first(several(model), where), None
     elif model is not None:
         where = with_paths(where, unwrapped(model))
     whole = placed(where, defaults)
@@ -183,10 +183,10 @@ def _check(to: Any, gather_every: Any, keep: Any, **callbacks: Callbacks) -> Non
         raise BadArgumentError(f"to= takes the path of a file such as 'run.h5', not {to!r:.60}")
 
 
-def _with_first(first: str | Place, where: Any) -> Any:
+def _with_first(first: Collection[Any], where: Any) -> Any:
     if isinstance(where, Mapping):
-        return {first: {}, **where}
-    return [first, *(() if where is None else several(where))]
+        return {**{one: {} for one in first}, **where}
+    return [*first, *(() if where is None else several(where))]
 
 
 def _program(asked: Asked, root: Namespace | None) -> ProgramFunctions:
