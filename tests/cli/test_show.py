@@ -43,6 +43,18 @@ def test_a_table_tells_the_run_and_each_place_with_its_range(runs, forks):
     assert f"{largest:.6g}" in " ".join(weight)
 
 
+def test_which_iterations_stayed_and_why_it_ended_stand_at_the_top(files, forks):
+    model = nn.Linear(2, 1)
+    options = {"keep": 2, "by": "bias", "stop_when": lambda values: values["bias"] > 3}
+    with byname.record(model, "bias", to=files / "ended.h5", reduce="mean", on_change=False, **options):
+        for number in range(6):
+            model.bias.data.fill_(number)
+            model(torch.ones(1, 2))
+    header = lines(forks.run(files, ["show", "ended.h5"]))
+    assert "kept:      2 iterations of largest bias" in header
+    assert "stopped:   stop_when (<lambda>) was true after train iteration 4" in header
+
+
 def test_without_ranges_no_value_is_read(runs, forks):
     assert "min" not in forks.run(runs, ["show", "--no-ranges", "shown.h5"]).out.decode().split()
     assert "min" in forks.run(runs, ["show", "shown.h5"]).out.decode().split()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from byname.cli.command import CommandError, positive, say, show
 from byname.errors import BynameError
+from byname.table import counted
 from byname.text import printable, table_width, terminal_width, wrap_text
 
 if TYPE_CHECKING:
@@ -126,6 +127,10 @@ def _header(recording: Recording, name: str) -> Iterator[tuple[str, str]]:
     commit = [f"commit {str(run['commit'])[:12]}"] if "commit" in run else []
     ranks = [f"{run['world_size']} processes"] if run.get("world_size", 1) != 1 else []
     yield "with:      ", ", ".join([*versions, *commit, *ranks])
+    if "keep" in run:
+        yield "kept:      ", f"{counted(run['keep'], 'iteration')} of largest {run['by']}"
+    if "stopped" in run:
+        yield "stopped:   ", str(run["stopped"])
 
 
 def _found(recording: Recording, path: str) -> list[Series]:
