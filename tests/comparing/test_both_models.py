@@ -133,6 +133,21 @@ def test_another_epsilon_is_found_at_the_norm_and_named():
     assert found.first.what == "eps is 1e-05 in a, 0.001 in b"
 
 
+def test_a_setting_of_the_module_in_which_the_first_operation_differs_is_named():
+    class RMSNorm(nn.Module):
+        def __init__(self, epsilon):
+            super().__init__()
+            self.epsilon = epsilon
+
+        def forward(self, x):
+            return x * (x.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
+
+    a, b = (nn.Sequential(nn.Identity(), RMSNorm(epsilon)) for epsilon in (1e-6, 1e-5))
+    found = byname.diff(a, b, example=torch.randn(2, 4))
+    assert (found.first.path, found.first.what) == ("1.add", "")
+    assert "\nit runs in `1`, where epsilon is 1e-06 in a, 1e-05 in b\n" in repr(found)
+
+
 def test_a_module_of_another_class_is_named():
     a = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     b = nn.Sequential(a[0], nn.GELU()).eval()

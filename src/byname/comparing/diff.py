@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,9 @@ class Diff(Rows[PlaceDiff]):
             yield f"all {counted(len(state), 'parameter or buffer', 'parameters and buffers')} are {_alike(state)}"
         if first is not None and first is not self.first:
             yield f"the first output that differs is {first.where()}: {first.describe_error()}"
+        if first is not None and not first.what:
+            around = (one for one in self.items if one.elements and one.what and first.path.startswith(f"{one.path}."))
+            yield from (f"it runs in `{one.path}`, where {one.what}" for one in islice(around, 1))
         if self.before:
             near = [one for one in self.items if one.path in self.before and one.kind == "value"]
             names = ", ".join(f"`{one}`" for one in self.before)
@@ -212,7 +216,7 @@ def _of(comparison: Comparison, same: Mapping[str, str], why: Callable[..., str]
         row = PlaceDiff(path, a.kinds.get(path, "value"), ONLY[0])
         if other in b.places and (other == path or other not in a.places):
             row = comparison.place(path, other)
-            reason = why(path, other) if row.state == DIFFERENT else ""
+            reason = why(path, other) if row.counts else ""
             row = replace(row, what="; ".join(filter(None, (row.what, reason))))
             taken.add(other)
         items.append(row)
