@@ -137,7 +137,7 @@ def test_the_mean_of_a_channel_is_over_samples_and_pixels():
 def test_a_picture_has_no_positions_and_no_heads():
     model, x = cnn()
     refused(model, "0", x, r"positions= has no known dimension.*use patch\(model, '0', f\)", positions=2)
-    refused(model, "0", x, "no module around it says how many heads", heads=1)
+    refused(model, "0", x, "dimension 1 is that of its channels; use channels=", heads=1)
     refused(model[0], "forward", x[0], "features= has no known dimension", features=1)
 
 

@@ -116,3 +116,11 @@ def test_of_a_multi_head_attention_the_error_names_its_pattern_since_it_never_ca
     ):
         attention(x, x, x)
         handle.remove()
+
+
+def test_channels_of_a_convolution_are_no_heads_and_the_error_says_what_they_are():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+    for path in "01":
+        with byname.ablate(model, path, heads=1), pytest.raises(InterjectionError) as raised:
+            model(torch.randn(2, 3, 5, 5))
+        assert str(raised.value) == f"`{path}` has no heads: dimension 1 is that of its channels; use channels="

@@ -32,6 +32,8 @@ def heads_of(root: nn.Module, event: Event, value: Tensor, around: FeatureContex
         at = 1 if dim is None else dim
         if numbers and -value.ndim <= at < value.ndim and value.shape[at] not in numbers:
             raise _unknown(path, value, numbers, f"dimension {at} is not that of the {max(numbers)} heads", size)
+        if dim is None and isinstance(found, str) and around.channels_first(value):
+            raise InterjectionError(f"`{path}` has no heads: dimension 1 is that of its channels; use channels=")
         function = path.rpartition(".")[2].rstrip("_0123456789") if event.kind == "operation" else ""
         gives_heads = function in ("flex_attention", "scaled_dot_product_attention")
         if dim is None and not (gives_heads or _in_second(around, value, numbers, found)):
