@@ -68,7 +68,12 @@ def test_activation_patching_is_that_by_hooks(mode):
     assert found.to_pandas().columns.tolist() == ["layer", "position", "value"]
     assert len(found) == 15 and found.complete and not found.notes
     assert "position=4" in repr(found) and "<table>" in found._repr_html_()
-    assert found.plot().get_title(loc="left") == "GPT2LMHeadModel: layer × position"
+    axes = found.plot()
+    assert (axes.get_title(loc="left"), axes.get_ylabel(), axes.get_xlabel()) == (
+        "GPT2LMHeadModel",
+        "layer",
+        "position",
+    )
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ class Sweep(Rows[Row]):
         ax = draw_heat_map(ax, dict(zip(rows, values, strict=True)), [*map(str, self.over[last])], of="value")
         ax.set_ylabel(" · ".join(names))
         ax.set_xlabel(last)
-        ax.set_title(f"{self.of}: {' × '.join(self.over)}", loc="left")
+        ax.set_title(self.of, loc="left")
         return ax
 
     def _shown(self) -> list[Row]:
