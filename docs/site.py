@@ -16,7 +16,8 @@ _FENCE = re.compile(r"^( *```\w+) [\w -]+$", re.MULTILINE)
 _EXAMPLE = re.compile(r"^>>> ", re.MULTILINE)
 _START = """
 <style>
-.md-content img { height: 18rem; object-fit: cover; object-position: top; border: thin solid #8885; width: 100% }
+.md-content img { width: min(100%, 38rem); aspect-ratio: 1165 / 895; object-fit: cover; object-position: top;
+  border: thin solid #8885 }
 .md-typeset .grid { grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)) }
 @media (min-width: 60em) { .md-typeset pre > code { white-space: pre-wrap } }
 </style>
