@@ -343,7 +343,8 @@ class FunctionReceiver:
 
     Attributes:
         reports: for variables whose values are only reported as they are, the functions that report a value and return
-            what replaces it. `changed` is called when one of them has replaced a value or changed it in place.
+            what replaces it. A receiver that has some has a method ``changed(run, variable, moment)`` too, which is
+            called when one of them has replaced a value or changed it in place.
     """
 
     reports: Mapping[str, Callable[[Any], Any]] = {}
@@ -354,8 +355,6 @@ class FunctionReceiver:
     def __call__(self) -> FunctionReceiver:
         """Return this receiver, as a weak reference does."""
         return self
-
-    def changed(self, run: Run, variable: str, moment: str) -> None: ...
 
 
 def _order(subscription: Subscription) -> int:

@@ -93,9 +93,14 @@ class _Rewriting:
         yield from names_in(node.body)
         yield from (root for part in ast.walk(node) if (root := root_of(part)) is not None)
 
-    def _wanted(self, name: str, scope: Scope) -> tuple[Scope, str] | None:
+    def _wanted(self, name: str, scope: Scope) -> tuple[str, str] | None:
+        """Return the hidden variable of the run that reports a variable, and its name there; None if nobody asks."""
         owner = scope.owner(name)
-        return None if owner is None or name not in owner.wanted else (owner, owner.wanted[name])
+        return None if owner is None or name not in owner.wanted else (owner.run, owner.wanted[name])
+
+    def bound(self, name: str) -> tuple[str, str] | None:
+        """Return what `_wanted` does for a variable that this scope itself binds."""
+        return self._wanted(name, self.scope) if self.scope.binds(name) else None
 
     # Statements
 
@@ -151,8 +156,7 @@ class _Rewriting:
         reports = list(self._bound(case))
         if case.guard is not None and reports:
             names = dict.fromkeys(name_of(one) for one in targets(case) if not isinstance(one, ast.NamedExpr))
-            wanted = [name for name in names if self.scope.binds(name) and self._wanted(name, self.scope)]
-            reporting = [self._reporting(name, case.guard) for name in wanted]
+            reporting = [self._reporting(name, *found, case.guard) for name in names if (found := self.bound(name))]
             guard = self.within.visit(case.guard)
             case.guard = ast.copy_location(ast.BoolOp(ast.And(), [*reporting, guard]), case.guard)
             reports = []
@@ -160,10 +164,9 @@ class _Rewriting:
             case.guard = self.within.visit(case.guard)
         case.body = [*reports, *self._look(statement), *self.block(case.body)]
 
-    def _reporting(self, name: str, place: ast.AST) -> ast.expr:
+    def _reporting(self, name: str, run: str, variable: str, place: ast.AST) -> ast.expr:
         """Return an expression that reports a variable and evaluates to True."""
-        owner, variable = self._wanted(name, self.scope) or (self.scope, name)
-        text = f"({owner.run} is None or (({name} := {owner.run}.report({variable!r}, {name}, 'assigned')), True)[1])"
+        text = f"({run} is None or (({name} := {run}.report({variable!r}, {name}, 'assigned')), True)[1])"
         return _expression(text, place)
 
     def _expressions(self, statement: ast.stmt) -> None:
@@ -177,7 +180,7 @@ class _Rewriting:
         found = self._wanted(name, self.scope)
         if found is None:
             return []
-        run, variable = found[0].run, found[1]
+        run, variable = found
         call = f"{run}.report({variable!r}, {name}, {moment!r})"
         text = f"{name} = {call}" if self.scope.binds(name) else call
         return statements_at(f"if {run} is not None: {text}", place)
@@ -200,10 +203,9 @@ class _Rewriting:
                 yield from self._report(name, "assigned", part if hasattr(part, "lineno") else statement)
 
     def _forget(self, target: ast.Name) -> list[ast.stmt]:
-        found = self._wanted(target.id, self.scope) if self.scope.binds(target.id) else None
-        if found is None:
+        if (found := self.bound(target.id)) is None:
             return []
-        run, variable = found[0].run, found[1]
+        run, variable = found
         return statements_at(f"if {run} is not None: {run}.forget({variable!r})", target)
 
     def _look(self, statement: ast.stmt) -> list[ast.stmt]:
@@ -259,10 +261,9 @@ class _Expressions(ast.NodeTransformer):
         """Replace ``(h := v)`` by an expression that assigns h, and then reports it if the run is observed."""
         self.generic_visit(node)
         name = node.target.id
-        found = self.rewriting._wanted(name, self.rewriting.scope) if self.rewriting.scope.binds(name) else None
-        if found is None:
+        if (found := self.rewriting.bound(name)) is None:
             return node
-        run, variable = found[0].run, found[1]
+        run, variable = found
         text = (
             f"{name} if ... is {name} and {run} is None else ({name} := {run}.report({variable!r}, {name}, 'assigned'))"
         )
