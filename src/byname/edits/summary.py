@@ -24,7 +24,7 @@ from byname.table import Column, Rows, Tabled, bytes_text, counted
 from byname.text import shape_text
 from byname.tracing.muted import compilation_disabled
 from byname.tracing.preserve import copied_arguments, distinct_tensors, isolated_run
-from byname.tracing.tracer import refuse_lazy_modules
+from byname.tracing.tracer import OpenCalls, refuse_lazy_modules
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
 
@@ -204,7 +204,6 @@ class _Cost:
 class _ModuleCall:
     """A call of a module that has begun: the meter at its beginning, and what the calls inside it have used."""
 
-    module: nn.Module
     begun: float
     inside: float = 0.0
 
@@ -223,23 +222,21 @@ class _Meter:
     def __init__(self, read: Callable[[], float]) -> None:
         self._read = read
         self.costs: defaultdict[int, _Cost] = defaultdict(_Cost)
-        self.running: list[_ModuleCall] = []
+        self.running: OpenCalls[_ModuleCall] = OpenCalls()
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.running.append(_ModuleCall(module, self._read()))
+        self.running.append((module, _ModuleCall(self._read())))
 
     def ends(self, event: Event) -> None:
-        """Note a call that has ended, and before it those inside it that raised."""
+        """Note a call that has ended."""
         now, module = self._read(), event.module
-        if not any(call.module is module for call in self.running):
+        if (call := self.running.end(module)) is None:
             return
-        while (call := self.running.pop()).module is not module:
-            continue
         used, cost = now - call.begun, self.costs[id(module)]
         cost.used += used
         cost.own += used - call.inside
         if self.running:
-            self.running[-1].inside += used
+            self.running[-1][1].inside += used
         self.note(cost, event.value)
 
     def note(self, cost: _Cost, output: Any) -> None:
@@ -307,8 +304,8 @@ class _Figures(_Meter):
         key = storage_key(tensor)
         if key not in self._parameters:
             size = 0 if storage is tensor else int(storage.nbytes())
-            for call in self.running:
-                self.costs[id(call.module)].saved[key] = storage, size
+            for module, _ in self.running:
+                self.costs[id(module)].saved[key] = storage, size
         with DisableTorchFunction():
             return torch._C.TensorBase.detach(tensor)
 

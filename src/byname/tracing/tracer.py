@@ -271,7 +271,6 @@ class CallTracer(TorchFunctionMode):
         result = func(*args, **kwargs)
         if name == "__set__" and getattr(func, "__self__", None) is _DATA and self._open:
             with DisableTorchFunction():
-                self._before.before_writing([])
                 self.numbers.same(args[0], args[1])
         return result
 
