@@ -196,22 +196,28 @@ class Rows(Sequence[R], Generic[R]):
         return [one.heading for one in sorted(self._columns(), key=attrgetter("drop_order")) if one.drop_order]
 
     def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
-        """Return the table with its first rows.
+        """Return the table with its first rows; of `byname.points` also one of the places that did not run.
 
         Args:
             most: number of rows.
             width: in characters; by default that of the terminal on standard output, or 160 where that is no terminal.
         """
+        order = self._drop_order()
+        tables = [text(rows, title=title, drop_order=order, width=width, most=most) for title, rows in self._tables()]
+        return "\n".join(["\n\n".join(tables), *map(printable, self._notes())])
+
+    def _tables(self) -> list[tuple[str, list[Row]]]:
+        """Return the title and the rows of each table to show, of which there is one, as a rule."""
         shown = self._shown()  # first, because it may take a snapshot that changes the title
-        return text(
-            shown, title=self._title(), notes=self._notes(), drop_order=self._drop_order(), width=width, most=most
-        )
+        return [(self._title(), shown)]
 
     def __repr__(self) -> str:
         return self.head()
 
     def _repr_html_(self) -> str:
-        return to_html(self._shown(), title=self._title(), notes=self._notes())
+        *others, (title, rows) = self._tables()
+        tables = [to_html(some, title=one) for one, some in others]
+        return "".join([*tables, to_html(rows, title=title, notes=self._notes())])
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the rows as a DataFrame.

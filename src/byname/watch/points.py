@@ -23,7 +23,7 @@ from byname.model.where import calls_of, parts_of, unwrapped
 from byname.place import NameSegment, Place, as_place, ends_of, parse
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact
-from byname.table import SHOWN, Row, Rows, closest, counted, text, to_html
+from byname.table import Row, Rows, closest, counted
 from byname.text import printable
 from byname.watch.example_run import Code, ExampleRun, Point, code_of
 from byname.watch.variables.subscribe import RETURN
@@ -48,21 +48,6 @@ class Points(Rows[Point]):
     def paths(self) -> tuple[str, ...]:
         """The path of each place."""
         return tuple(point.path for point in self.items)
-
-    def head(self, most: int = SHOWN, *, width: int | None = None) -> str:
-        """Return the first rows as a table, and a second table of the places that did not run in the example.
-
-        The width is in characters; by default that of the terminal on standard output, or 160 if that is no terminal.
-        """
-        (title, ran), *others = self._tables()
-        more = [text(rows, title=name, drop_order=self._drop_order(), width=width, most=most) for name, rows in others]
-        table = text(ran, title=title, drop_order=self._drop_order(), width=width, most=most)
-        return "\n".join([table, *(f"\n{one}" for one in more), *map(printable, self.notes)])
-
-    def _repr_html_(self) -> str:
-        *others, (title, last) = self._tables()
-        tables = [to_html(rows, title=name) for name, rows in others]
-        return "".join([*tables, to_html(last, title=title, notes=self.notes)])
 
     def _tables(self) -> list[tuple[str, list[Row]]]:
         """Return title and printed rows of the table of what ran and, if anything did not run, of a second table."""
