@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -140,53 +140,43 @@ class Swap:
 
     def install(self) -> None:
         for _, holder, name in self.places:
-            of_holder = _layers.setdefault(holder, {})
-            layers = of_holder.get(name)
-            if layers is None or not layers.swaps:
-                layers = of_holder[name] = _Layers(holder._modules[name])
-            others = [swap for swap in layers.swaps if swap is not self]
-            layers.change(holder, name, sorted([*others, self], key=lambda swap: swap.order), self)
+            stacks = _stacks.setdefault(holder, {})
+            if len(stacks.get(name, ())) < 2:
+                stacks[name] = [(-1, holder._modules[name])]
+            others = [one for one in stacks[name] if one[0] != self.order]
+            self._change(holder, name, sorted([*others, (self.order, self.new)], key=lambda one: one[0]))
 
     def remove(self) -> None:
         """Put back the old module, or the module of an earlier replacement."""
         for path, holder, name in self.places:
-            of_holder = _layers.get(holder, {})
-            layers = of_holder.get(name)
-            if layers is None:  # not installed, or removed already by a call that was interrupted
+            stacks = _stacks.get(holder, {})
+            if name not in stacks:  # not installed, or removed already by a call that was interrupted
                 continue
-            if not layers.change(holder, name, [swap for swap in layers.swaps if swap is not self], self):
+            if not self._change(holder, name, [one for one in stacks[name] if one[0] != self.order]):
                 self.notes[f"other code put another module at `{path}`; it stays there"] = None
-            if not layers.swaps:
-                of_holder.pop(name, None)
+            if len(stacks[name]) == 1:
+                del stacks[name]
 
-
-class _Layers:
-    """The modules of one place: the original one, `base`, and its replacements in order."""
-
-    def __init__(self, base: nn.Module | None) -> None:
-        self.base = base
-        self.swaps: list[Swap] = []
-
-    def change(self, holder: nn.Module, name: str, swaps: list[Swap], by: Swap) -> bool:
-        """Set the replacements of the place; return False if other code has put another module there.
+    def _change(self, holder: nn.Module, name: str, stack: _Stack) -> bool:
+        """Set the stack of a place; return False if other code has put another module there.
 
         After an interrupt the call can be repeated. Then it also puts back a module that was installed but not noted.
         """
-        after = self._top(swaps)
-        known = (self._top(self.swaps), after, by.new)
+        stacks, after = _stacks[holder], stack[-1][1]
+        known = (stacks[name][-1][1], after, self.new)
         ours = name in holder._modules and any(holder._modules[name] is one for one in known)
         if ours and holder._modules[name] is not after:
             nn.Module.register_module(holder, name, after)  # as an assignment does, so that registration hooks run
             holder._modules[name] = after
-        self.swaps = swaps
+        stacks[name] = stack
         return ours
 
-    def _top(self, swaps: list[Swap]) -> nn.Module | None:
-        return swaps[-1].new if swaps else self.base
 
+_Stack: TypeAlias = list[tuple[int, nn.Module | None]]
+"""The modules of one place: the original one, numbered -1, and its replacements with their numbers."""
 
-_layers: WeakKeyDictionary[nn.Module, dict[str, _Layers]] = WeakKeyDictionary()
-"""For each parent module, the layers by name. All handles of one place share them, so they can be removed in any order;
+_stacks: WeakKeyDictionary[nn.Module, dict[str, _Stack]] = WeakKeyDictionary()
+"""For each parent module, the stacks by name. All handles of one place share them, so they can be removed in any order;
 the last one removes the entry."""
 
 _orders = itertools.count()
