@@ -8,8 +8,9 @@ Classes of PyTorch are known by the file of ``torch.nn.modules`` that names them
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,10 +18,12 @@ from typing import Any
 from torch import nn
 
 from byname.model.call_graph import ModelCall, is_place
+from byname.place import NameSegment, parse
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of, name_of_class, namespace_of, parents_of, snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
+from byname.table import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +272,20 @@ _INSIDE = {
     "tanh": ("recurrent",),
 }
 """For a function, the families whose functions contain it."""
+
+
+def near_calls_hint(path: str, known: Sequence[str], calls: Sequence[ModelCall], others: Iterable[str] = ()) -> str:
+    """Return what an error says of a path that no call matches: known ones close to it, or some; where it is hidden."""
+    close = difflib.get_close_matches(path, known, n=3, cutoff=0.4)
+    named = listed([f"`{one}`" for one in close or [*known, *others]], NAMED)
+    last = parse(path).segments[-1]
+    hidden = containing_call_hint(last.plain, calls) if isinstance(last, NameSegment) else ""
+    near = f"{'close to it:' if close else 'there are'} {named}" if named else ""
+    return "".join(f"; {one}" for one in (near, hidden) if one)
+
+
+NAMED = 6
+"""The number of places that an error names if none is similar to the requested one."""
 
 
 def containing_call_hint(name: str, calls: Sequence[ModelCall]) -> str:

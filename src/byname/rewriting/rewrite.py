@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from torch import nn
 from byname.edits.edited import view_of
 from byname.errors import BadArgumentError, NoMatchError, RewriteError
 from byname.model.call_graph import Flow, ModelCall
-from byname.model.families import containing_call_hint
+from byname.model.families import NAMED, near_calls_hint
 from byname.model.module_tree import has_forward, is_script, modules_by_path, unwrap_module
 from byname.model.operations import is_multi_head
 from byname.model.selectors import Selector, is_indexed
@@ -152,18 +151,9 @@ def _is_among(key: tuple[str, str], asked: _Calls) -> bool:
 
 def _no_match(where: Any, places: Collection[str], calls: Sequence[ModelCall], ran: str) -> NoMatchError:
     """Return the error for places, meant by `where`, that no call reached; `ran` says when the calls were made."""
-    asked = f"`{where}`" if isinstance(where, str | Place) else listed([f"`{one}`" for one in places], _NAMED)
+    asked = f"`{where}`" if isinstance(where, str | Place) else listed([f"`{one}`" for one in places], NAMED)
     known = list(dict.fromkeys(call.path for call in calls if call.path))
-    close = difflib.get_close_matches(str(where), known, n=3, cutoff=0.4)
-    named = listed([f"`{one}`" for one in close or known], _NAMED)
-    last = parse(next(iter(places))).segments[-1]
-    hidden = containing_call_hint(last.plain, calls) if isinstance(last, NameSegment) else ""
-    text = f"{asked} matches nothing that ran {ran}; {'close to it:' if close else 'there are'} {named}"
-    return NoMatchError(f"{text}; {hidden}" if hidden else text)
-
-
-_NAMED = 6
-"""The number of places that an error names if none is similar to the requested one."""
+    return NoMatchError(f"{asked} matches nothing that ran {ran}{near_calls_hint(next(iter(places)), known, calls)}")
 
 
 # Interjections at modules

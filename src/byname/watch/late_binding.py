@@ -6,7 +6,6 @@ with a match, and those that have not run yet, keep their hooks.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -17,17 +16,16 @@ from torch import nn
 from byname.errors import NoMatchError
 from byname.model.call_graph import Flow, ModelCall, with_parts_of_attention
 from byname.model.called_functions import called_function
-from byname.model.families import containing_call_hint
-from byname.model.module_tree import has_forward, modules_by_id, modules_by_path, unwrap_module
+from byname.model.families import near_calls_hint
+from byname.model.module_tree import modules_by_id, modules_by_path, unwrap_module
 from byname.model.operations import ATTENTIONS, is_leaf_module, is_multi_head, is_part_of_attention
 from byname.model.predicates import depends_on_class_only, means_parts
 from byname.model.selectors import Selector, Test, is_indexed, no_match
 from byname.model.spot import Resolution, Spot, deduplicate, output_of
 from byname.model.where import calls_of
-from byname.place import NameSegment, parse
+from byname.place import NameSegment
 from byname.reading.modules import modules_in
 from byname.source.code import CodeKey, original_code
-from byname.table import listed
 from byname.tracing.muted import muting
 from byname.tracing.tracer import trace
 from byname.watch.attachment import Attachment
@@ -394,14 +392,9 @@ class Binding:
             self._attachment.paths.setdefault(path or "forward")
 
     def _unmatched(self, pattern: str) -> str:
-        close = difflib.get_close_matches(pattern, [*self._called], n=3, cutoff=0.4)
-        known = [*self._called, *(path for path, module in self._paths.values() if path and has_forward(module))]
-        named = listed([f"`{one}`" for one in close or known], 6)
-        hint = f"; {'close to it:' if close else 'there are'} {named}" if named else ""
-        last = parse(pattern).segments[-1]
-        calls = [*self._module_calls(), *self._called.values()]
-        inside = isinstance(last, NameSegment) and containing_call_hint(last.plain, calls)
-        hint += f"; {inside}" if inside else ""
+        modules = self._module_calls()
+        paths = (call.path for call in modules if call.path)
+        hint = near_calls_hint(pattern, [*self._called], [*modules, *self._called.values()], paths)
         kernel = ATTENTIONS[0]
         if f".{kernel}" in f".{pattern}" and not any(call.operation in ATTENTIONS for call in self._called.values()):
             hint += f"; no {kernel} ran: where attention is computed in Python, its variables have places"
