@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -180,8 +181,7 @@ class ModelSnapshot:
         before = list(base.items(held))
 
         def undo() -> None:
-            now = list(base.items(held))
-            if not _same(before, now):
+            if [*map(id, chain.from_iterable(before))] != [*map(id, chain.from_iterable(base.items(held)))]:
                 base.clear(held)
                 base.update(held, before)
 
@@ -193,7 +193,7 @@ class ModelSnapshot:
         before = list(held)
 
         def undo() -> None:
-            if len(before) != len(held) or any(one is not other for one, other in zip(before, held, strict=True)):
+            if [*map(id, before)] != [*map(id, held)]:
                 held.clear()
                 (held.update if type(held) is set else held.extend)(before)
 
@@ -257,12 +257,6 @@ _NOT_THE_MODELS = {*sys.stdlib_module_names, "torch", "numpy", *_TRAINERS} - {"t
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     strides = tensor.stride() if tensor.layout is torch.strided else ()
     return storage_key(tensor), tensor.storage_offset(), tuple(tensor.shape), strides, tensor.dtype
-
-
-def _same(before: list[tuple[Any, Any]], now: list[tuple[Any, Any]]) -> bool:
-    return len(before) == len(now) and all(
-        key is other_key and value is other for (key, value), (other_key, other) in zip(before, now, strict=True)
-    )
 
 
 def _modes() -> Callable[[], None]:

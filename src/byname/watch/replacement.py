@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
@@ -81,16 +81,16 @@ def check_replacement(path: str, old: Any, new: Any, at: str = "") -> None:
     if is_tensor(old):
         if not is_tensor(new) or _shape(old) != _shape(new):
             _refuse(path, at, old, new)
-    elif isinstance(old, tuple | list):
-        if type(new) is not type(old) or len(new) != len(old):
+    elif isinstance(old, tuple | list | dict):
+        keys = [*_keys(old)]
+        if type(new) is not type(old) or [*_keys(new)] != keys:
             _refuse(path, at, old, new)
-        for number, (one, other) in enumerate(zip(old, new, strict=True)):
-            check_replacement(path, one, other, f"{at}[{number}]")
-    elif isinstance(old, dict):
-        if type(new) is not type(old) or list(new) != list(old):
-            _refuse(path, at, old, new)
-        for key, one in old.items():
-            check_replacement(path, one, new[key], f"{at}[{key!r}]")
+        for key in keys:
+            check_replacement(path, old[key], new[key], f"{at}[{key!r}]")
+
+
+def _keys(container: Any) -> Iterable[Any]:
+    return container if isinstance(container, dict) else range(len(container))
 
 
 def _refuse(path: str, at: str, old: Any, new: Any) -> None:
