@@ -24,7 +24,7 @@ from byname.reading.interrupts import defer_signals, raise_first
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.source.tracebacks import warn
-from byname.table import Row, Rows, closest, counted
+from byname.table import Row, Rows, closest, counted, plain_value
 from byname.undo import weak_callback
 from byname.watch.attach import attach
 from byname.watch.attachment import Event
@@ -368,16 +368,15 @@ def _row(path: str, values: tuple[Any, ...]) -> Row:
     """Return what was captured at one place; of several calls the facts of the first."""
     first: Any = next((one for one in values if one is not None), None)
     many = f" of {len(first)}" if isinstance(first, tuple | list | dict) else ""
-    facts: list[Any] = [None] * 4
+    facts: Row = dict.fromkeys(("shape", "dtype", "device", "bytes"))
     if is_tensor(first):
         with DisableTorchFunction():
-            shape = None if first.is_nested else tuple(fact(first, "shape"))
-            size = sum(fact(one, "nbytes") for one in values if is_tensor(one) and one.layout is torch.strided)
-            facts = [shape, str(fact(first, "dtype")).removeprefix("torch."), str(fact(first, "device")), size]
-    return dict(zip(_COLUMNS, (path, type(first).__name__ + many, *facts, len(values)), strict=True))
-
-
-_COLUMNS = ("path", "type", "shape", "dtype", "device", "bytes", "calls")
+            facts["shape"] = None if first.is_nested else tuple(fact(first, "shape"))
+            facts |= {name: plain_value(fact(first, name)) for name in ("dtype", "device")}
+            facts["bytes"] = sum(
+                fact(one, "nbytes") for one in values if is_tensor(one) and one.layout is torch.strided
+            )
+    return {"path": path, "type": type(first).__name__ + many, **facts, "calls": len(values)}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
