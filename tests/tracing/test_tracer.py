@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from byname import attach, select
-from byname.errors import BadArgumentError, BadExampleError, NotAModuleError
+from byname.errors import BadArgumentError, BadExampleError
 from byname.tracing.tracer import trace
 
 torch.set_num_threads(1)
@@ -359,9 +359,7 @@ def test_what_stands_for_no_arguments_is_refused(example):
         trace(nn.ReLU(), example)
 
 
-def test_no_model_and_an_unfinished_one_are_refused():
-    with pytest.raises(NotAModuleError):
-        trace(torch.relu, X)
+def test_a_model_that_is_unfinished_is_refused():
     with pytest.raises(BadArgumentError, match="fc.weight gets its shape at the first call"):
         trace(Function(lambda self, x: self.fc(x), fc=nn.LazyLinear(3)), X)
 

@@ -495,22 +495,11 @@ def test_an_error_of_the_receiver_comes_out_and_leaves_nothing():
     assert x.grad is not None and not followed._tasks
 
 
-@pytest.mark.parametrize("answer", [lambda g: g[0], lambda g: (), lambda g: list(g)])
-def test_an_answer_that_is_no_tuple_of_the_right_length(answer):
-    x = torch.randn(3, requires_grad=True) * 1
-    result, _ = watched(torch.tanh, [x], lambda inputs, outputs: answer(inputs))
-    with pytest.raises(InterjectionError, match="a tuple of 1 gradient"):
-        result.sum().backward()
-
-
 def test_a_gradient_that_cannot_be_changed_any_more_is_an_error():
     weight = nn.Parameter(torch.randn(3))
     x = torch.randn(2, 3, requires_grad=True) * 1
     result, _ = watched(lambda x, w: x.sin() + w, [x, weight], lambda inputs, outputs: (None, inputs[1] * 2))
     with pytest.raises(InterjectionError, match="passed on the gradient of input 1 "):
-        result.sum().backward()
-    result, _ = watched(lambda x: x.new_ones(3).requires_grad_() * 2, [x], lambda inputs, outputs: (torch.ones(2, 3),))
-    with pytest.raises(InterjectionError, match="none flows"):
         result.sum().backward()
 
 

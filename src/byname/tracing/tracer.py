@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from byname.errors import BadArgumentError, NotAModuleError
+from byname.errors import BadArgumentError
 from byname.model.call_graph import Flow, ModelCall
 from byname.model.module_tree import join_path, modules_by_path
 from byname.model.operations import is_leaf_module, main_result, operation_name, operation_path, taken
@@ -307,8 +307,6 @@ def trace(model: nn.Module, example: Any, functions: Functions | None = None) ->
     It runs in its current mode (train or eval) and in the caller's grad mode. The paths of operations in these
     `functions`, which the modules call, are in `ModelCall.inside`.
     """
-    if not issubclass(type(model), nn.Module):
-        raise NotAModuleError(f"expected a model (an nn.Module), got {type(model).__name__}")
     args, kwargs = arguments_of(example)
     modules = modules_by_path(model)
     refuse_lazy_modules(model)

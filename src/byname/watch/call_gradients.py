@@ -64,8 +64,8 @@ def follow(
 
     `receive` gets two tuples, one item for each input and for each output: the contribution of this call to the
     gradient of each input, and the gradient of each output. An item is None if no gradient flows. If a tensor was given
-    twice, all of its gradient is at its first position. `receive` returns replacements for the first tuple, or None;
-    an item None keeps the gradient.
+    twice, all of its gradient is at its first position. `receive` returns replacements for the first tuple, which fit
+    (see `check_gradients`), or None; an item None keeps the gradient.
 
     An input that is returned unchanged, as by ``nn.Identity``, has only one gradient, that of the value as a whole. It
     is reported for both input and output. A tensor may leave the call in another way than as an output, for example in
@@ -150,7 +150,6 @@ class _BackwardState:
     def add_output_grads(
         self, outputs: Sequence[tuple[int, int, ViewGeometry | Reshaped | None]], gradients: Gradients
     ) -> None:
-        """Note the gradients of outputs that a node gets."""
         for slot, output, geometry in outputs:
             gradient = gradients[slot]
             self.outputs[output] = gradient if geometry is None or gradient is None else geometry.extract(gradient)
@@ -161,7 +160,6 @@ class _BackwardState:
             self.inputs[number], self.contributions[number] = gradients[slot], 1
 
     def add_input_grads(self, input_edges: Sequence[BoundaryEdge], gradients: Gradients) -> None:
-        """Add the contributions to the gradients of inputs that a node passes on."""
         for slot, number, geometry in input_edges:
             share = gradients[slot]
             if share is not None:
@@ -316,16 +314,11 @@ def _deliver(
     task: _BackwardState, old: Gradients, new: Gradients, gradients: Gradients, input_edges: Sequence[BoundaryEdge]
 ) -> Gradients | None:
     """Change the gradients of inputs: at once if they leave by this node, otherwise when the input's node runs."""
-    if type(new) is not tuple or len(new) != len(old):
-        got = f"{len(new)}" if type(new) is tuple else type(new).__name__
-        raise InterjectionError(f"expected a tuple of {len(old)} gradients, one for each input, got {got}")
     here = {edge.input: edge for edge in input_edges}
     changed = gradients
     for input, (was, wanted) in enumerate(zip(old, new, strict=True)):
-        if wanted is None or wanted is was:
+        if wanted is None or wanted is was or was is None:
             continue
-        if was is None:
-            raise InterjectionError(f"input {input} has no gradient to change: none flows to it")
         if input in here:
             changed = _changed_here(changed, here[input], None if task.contributions[input] == 1 else was, wanted)
         elif input in task.final_inputs:

@@ -76,8 +76,6 @@ class Subscription:
         by_caller: bool = False,
         entered: Callable[[Any], object] | None = None,
     ) -> None:
-        if not isinstance(function, FunctionType):
-            raise BadArgumentError(f"only a Python function has local variables, not a {type(function).__name__}")
         _check(function, variables)
         self.function = function
         self.order = order
