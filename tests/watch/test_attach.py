@@ -720,7 +720,10 @@ def test_a_model_whose_forward_is_never_called_is_said_to_be_untold():
     model, x = Codec(), torch.ones(1)
     with attach(model, "relu", print) as handle:
         model.encode(x)
-    assert handle.notes[0].startswith("the model's forward never ran while attached")
+    assert handle.notes == (
+        "nothing was seen at `relu`: no forward of this Codec ran; if the program calls another method of it "
+        "(`encode`) or a part of it, attach to that part; if it runs a copy of the model, attach to the copy",
+    )
     with attach(model, "relu", lambda event: None) as handle:
         model(x)
     assert not handle.notes

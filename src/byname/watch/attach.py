@@ -179,7 +179,6 @@ class Following:
         for spot in resolution.spots:
             wanted["state" if spot.kind in REGISTRY else spot.kind].append(reported_place(attachment, spot))
         states, computed = wanted["state"], wanted["computed"]
-        attachment.needs_forward = binding.wanted or any(not one.spot.gradient for one in states + computed)
         self._states.observe(states)
         self._iterations.begin_with(outputs)
         hook_inputs(outputs, attachment, wanted["input"])

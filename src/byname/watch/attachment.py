@@ -109,7 +109,6 @@ class Attachment:
     Attributes:
         reader: the read-only callback, or the object whose method it is; None if the callback may replace values.
         order: the number of the attachment.
-        needs_forward: whether some of the requested places report only while the forward of the model runs.
         active: whether the callback may be called. Hooks on an earlier graph do nothing once this is False.
         everything: whether every call of a place is reported; False if only some calls were selected.
         hooked: hooks on leaf tensors, which outlive the graph.
@@ -131,7 +130,6 @@ class Attachment:
         self.begun: Callable[[int], object] | None = None
         self.unmatched: Callable[[NoMatchError], None] | None = None
         self.ended: Callable[[Collection[str], str], None] | None = None
-        self.needs_forward = False
         self.hooked = LeafHooks()
         self.substitutes: list[Any] = []
         self.notes: Notes = {}
@@ -185,11 +183,6 @@ class Attachment:
         self.everything = not self.only
 
     def remove(self) -> None:
-        if self.active and self.needs_forward and self.latest < 0:
-            self.notes.setdefault(
-                "the model's forward never ran while attached; operations, parameters and buffers are only reported "
-                "during a forward"
-            )
         self.active = self.everything = False
         self.hooked.remove()
 

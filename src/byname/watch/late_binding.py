@@ -107,13 +107,7 @@ class Binding:
         return {key for key, (_, module) in self._paths.items() if is_leaf_module(module)}
 
     @property
-    def wanted(self) -> bool:
-        """Whether any operation or selected call is requested."""
-        return bool(self._patterns or self._exact or self._modules or self._online)
-
-    @property
     def needs_function_mode(self) -> bool:
-        """Whether a function mode will be active."""
         return bool(self._owners)
 
     @property
