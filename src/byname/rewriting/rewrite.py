@@ -28,7 +28,7 @@ from byname.table import listed
 from byname.tracing.tracer import trace
 from byname.watch.boundary_edges import CallInputs
 from byname.watch.interject import Interjection, checked_interjection, label_of, note_inputs
-from byname.watch.replacement import cannot_overwrite, overwrite
+from byname.watch.replacement import cannot_overwrite, overwrite, returns_its_argument
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -173,7 +173,6 @@ class ModuleSite(InterjectionSite):
 
     @dynamo_skip
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Note the inputs of a call that begins."""
         if not rewriting_state.running:
             rewriting_state.open.append((module, note_inputs((*args, *kwargs.values()))))
 
@@ -200,21 +199,16 @@ class ModuleSite(InterjectionSite):
         around = suspend_mode()
         try:
             new = self(self.path, module, (*args, *kwargs.values()) if kwargs else args, output, call_inputs)
-            if new is None:
-                return None
-            if module.__dict__.get("inplace") is not True or not args or args[0] is not output:
+            if new is None or not returns_its_argument(module, args, output) or cannot_overwrite(output):
                 return new
-            if not cannot_overwrite(output):
-                overwrite(output, new)
-                return output
-            return new
+            overwrite(output, new)
+            return output
         finally:
             resume_mode(around)
 
 
 @dynamo_skip
 def _noted_inputs(module: nn.Module) -> CallInputs | None:
-    """Return what was noted when the innermost call of a module began."""
     return next((call_inputs for one, call_inputs in reversed(rewriting_state.open) if one is module), None)
 
 

@@ -20,7 +20,7 @@ from byname.text import note_on
 from byname.tracing.muted import MUTED_RUNS
 from byname.watch.attachment import Attachment, Event, Number
 from byname.watch.hooks import AFTER, ALWAYS, BEFORE, Hook, Hooks
-from byname.watch.replacement import cannot_overwrite, overwrite
+from byname.watch.replacement import cannot_overwrite, overwrite, returns_its_argument
 from byname.watch.requested import MISSED, NO_GRADIENT
 from byname.watch.value_gradients import graph_task, on_gradient
 
@@ -120,7 +120,6 @@ class ReportedPlace(Hook):
 
 
 def reported_place(attachment: Attachment, spot: Spot) -> ReportedPlace:
-    """Return the place at which an attachment reports values."""
     return PlaceOfItems(attachment, spot) if spot.items else _place(attachment, spot, ())
 
 
@@ -235,7 +234,6 @@ class ValueGradient:
         return None if new is gradient else new
 
     def missed(self) -> None:
-        """Note that a gradient of a backward could not be observed."""
         self.place.attachment.note(self.place.path, MISSED)
 
 
@@ -360,8 +358,7 @@ class OutputHook(Hook):
 
 def _put(attachment: Attachment, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
     """Return what replaces an output. One changed in place is overwritten, since the caller may use the argument."""
-    in_place = module.__dict__.get("inplace") is True and args and args[0] is output and is_tensor(output)
-    if not in_place:
+    if not returns_its_argument(module, args, output):
         return new
     if cannot_overwrite(output):
         attachment.notes.setdefault(

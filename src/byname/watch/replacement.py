@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from byname.errors import InterjectionError
 from byname.model.items import tensors_in
@@ -165,6 +165,11 @@ def _unpacked(packed: tuple[Tensor, int]) -> Tensor:
 def _hooks_on_saved() -> Any:
     """Return the innermost pair of hooks for saved tensors, such as those of a checkpoint; None if there is none."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def returns_its_argument(module: nn.Module, args: tuple[Any, ...], output: Any) -> bool:
+    """Return whether a module that works in place has returned the tensor that it got and has changed."""
+    return module.__dict__.get("inplace") is True and bool(args) and args[0] is output and is_tensor(output)
 
 
 def cannot_overwrite(output: Tensor) -> bool:
