@@ -67,7 +67,7 @@ def send(thing: Any, tracker: ExperimentTracker, *, step: int = 0) -> int:
             sent += len(values)
     note = getattr(tracker, "note", None)
     if note is not None:
-        for finding in _findings(thing):
+        for finding in _findings(thing) or ():
             note(f"findings/{finding.cause}", str(finding), step)
     return sent
 
@@ -132,23 +132,19 @@ def _numbers(thing: Any, step: int) -> _Named:
     elif isinstance(thing, Census):
         kinds = {f"memory/{kind}": float(size) for kind, _, size in thing.by("kind")}
         yield step, {"memory/bytes": float(thing.bytes), **kinds}
-    else:
-        counts = Counter(finding.cause for finding in _findings(thing, sure=True))
+    elif (findings := _findings(thing)) is not None:
+        counts = Counter(finding.cause for finding in findings)
         yield step, {f"findings/{cause}": float(count) for cause, count in counts.items()}
-
-
-def _findings(thing: Any, *, sure: bool = False) -> list[Finding | Explanation]:
-    if isinstance(thing, Finding | Explanation):
-        return [thing]
-    several = list(thing) if isinstance(thing, list | tuple) else None
-    if several is not None and all(isinstance(one, Finding | Explanation) for one in several):
-        return several
-    if sure:
+    else:
         raise BadArgumentError(
             f"a {type(thing).__name__} cannot be sent: give a recording, a series, figures of an analyser, an "
             "evaluation, a census or findings"
         )
-    return []
+
+
+def _findings(thing: Any) -> list[Finding | Explanation] | None:
+    several = list(thing) if isinstance(thing, list | tuple) else [thing]
+    return several if all(isinstance(one, Finding | Explanation) for one in several) else None
 
 
 def _of_series(series: Series) -> _Named:
