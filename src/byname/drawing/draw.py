@@ -171,7 +171,7 @@ def _box(view: View, number: int, numbers: dict[int, int]) -> Box:
         title=item.title,
         subtitle=item.subtitle,
         tooltip=tooltip(view.plan, item),
-        calls=tuple(sorted(view.original_code[number])),
+        calls=tuple(sorted(view.calls[number])),
         repeats=len(item.run.groups) if item.run else 1,
         marks=tuple(item.marks),
         open=number in view.open,

@@ -226,13 +226,13 @@ class View:
 
     Attributes:
         shown: the numbers of the shown items, each before those inside it.
-        original_code: for each shown item, the numbers of the calls that it represents.
+        calls: for each shown item, the numbers of the calls that it represents.
         open: the shown items whose contents are shown.
     """
 
     plan: Plan
     shown: list[int]
-    original_code: dict[int, list[int]]
+    calls: dict[int, list[int]]
     links: list[Wires]
     open: set[int]
 
@@ -247,7 +247,7 @@ def view(plan: Plan, depth: int | None, *, opened: Set[str] = frozenset(), close
     named = (item.number for item in plan.items if item.kind == "module" and item.path in opened)
     wanted = {one for number in named for one in plan.above(number)}
     seen: dict[int, None] = {}  # an item of a "repeat" may be reached twice
-    open_ones: set[int] = set()
+    opened_items: set[int] = set()
     waiting = [0]
     while waiting:
         number = waiting.pop()
@@ -255,18 +255,18 @@ def view(plan: Plan, depth: int | None, *, opened: Set[str] = frozenset(), close
         item = plan.items[number]
         is_closed = item.kind == "module" and item.path in closed
         if item.children and not is_closed and (number in wanted or levels[item.children[0]] <= limit):
-            open_ones.add(number)
+            opened_items.add(number)
             waiting += reversed(item.children)
     shown = [*seen]
-    for item in (plan.items[number] for number in set(shown) - open_ones):
+    for item in (plan.items[number] for number in set(shown) - opened_items):
         for below in (plan.items[number] for number in [*plan.inside(item.number)][1:]):
             item.marks += [f"{below.path.removeprefix(item.path).lstrip('.')}: {mark}" for mark in below.marks]
-    place = _Places(plan, set(shown), open_ones)
-    original_code: dict[int, list[int]] = {number: [] for number in shown}
+    place = _Places(plan, set(shown), opened_items)
+    calls: dict[int, list[int]] = {number: [] for number in shown}
     for item in plan.items:
         if item.number_of_call is not None and (there := place.of(item.number)) is not None:
-            original_code[there].append(item.number_of_call)
-    return View(plan, shown, original_code, place.links(), open_ones)
+            calls[there].append(item.number_of_call)
+    return View(plan, shown, calls, place.links(), opened_items)
 
 
 def _levels(plan: Plan) -> Iterator[tuple[int, int]]:

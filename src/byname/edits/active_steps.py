@@ -128,7 +128,6 @@ class ActiveSteps:
             self.thread.holds = None
 
     def decide(self, step: int, *, generating: bool = False) -> bool:
-        """Return whether the edit holds for a step that begins."""
         holds = bool(self._wanted(step)) and (generating or not self._prompt)
         if torch.is_grad_enabled():
             if self._backward:

@@ -174,7 +174,6 @@ class _Skipped(MethodOverride):
 
 
 def _given(path: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what takes the place of a module's output."""
     if isinstance(value, Tensor):
         return value.clone()  # a function in place may follow
     if callable(value):

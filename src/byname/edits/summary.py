@@ -81,7 +81,6 @@ class ModuleSummary(Tabled):
 
 
 def _shapes(output: tuple[Any, ...] | None) -> str:
-    """Return the shape, or the shapes, of what a module returned, as they are printed."""
     shapes = () if output is None else output if output and type(output[0]) is tuple else (output,)
     return ", ".join(map(shape_text, shapes))
 

@@ -102,7 +102,6 @@ class Code(NamedTuple):
 
     @classmethod
     def of(cls, name: str, function: FunctionType, kind: str) -> Code:
-        """Return a function with its variables."""
         made = function.__code__
         starred = bool(made.co_flags & 4) + bool(made.co_flags & 8)
         arguments = made.co_varnames[: made.co_argcount + made.co_kwonlyargcount + starred]

@@ -121,7 +121,6 @@ class _PutInBothWays(_PutIn):
         self._lasting.remove()
 
     def begins(self, path: str, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note the inputs of a call that begins."""
         return note_inputs((*inputs, *kwargs.values()) if kwargs else inputs)
 
     def __call__(self, event: Event) -> Any:

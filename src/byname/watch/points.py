@@ -130,7 +130,6 @@ class _Listing:
         reached = names_reached(modules.values())
         self._code = {id(module): [*code_of(module, reached)] for module in modules.values()}
         self._run = None if example is None else ExampleRun(root, modules, self._code, example, counting=counting)
-        self._flow = None if self._run is None else self._run.flow
         self.every = [*self._rows(modules)]
         self._inside: dict[str, None] = {}  # in order
         self._around: set[str] = set()
@@ -195,7 +194,7 @@ class _Listing:
 
     def notes(self, *, left_out: bool = False) -> list[str]:
         """Return notes about the places that are not listed, with `left_out` also the operations in leaf modules."""
-        if self._flow is None:
+        if self._run is None:
             return ["give example= to see operations, inputs, shapes and functions in tables"]
         if not left_out or not self._inside:
             return []
@@ -238,7 +237,7 @@ class _Listing:
 
     def _of_spot(self, spot: Spot) -> Point:
         """Return the place of a path that has no row: another name of a place, an item of a value, or a gradient."""
-        if self._flow is not None and spot.kind == "operation":
+        if self._run is not None and spot.kind == "operation":
             close = closest(spot.path, [point.path for point in self.every if point.kind == "operation"])
             raise NoMatchError(f"`{spot.full}` is not an operation that ran; there are {close or 'none'}")
         known = next((point for point in self.every if point.path == spot.path.removesuffix(".forward")), None)
@@ -252,8 +251,8 @@ class _Listing:
         return states if selector.only_states else states + self._called(selector)
 
     def _called(self, selector: Selector) -> list[Point]:
-        if self._flow is not None:
-            return self._of_calls([self._flow.calls[index] for index in selector.matches(self._flow)])
+        if self._run is not None:
+            return self._of_calls([self._run.flow.calls[index] for index in selector.matches(self._run.flow)])
         if is_indexed(selector):
             raise BadArgumentError(f"{selector} needs the order of the run: pass example= with an input of the model")
         try:
