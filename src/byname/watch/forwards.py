@@ -36,13 +36,8 @@ def watch_forwards(
         forward 0
         ended
 
-    Args:
-        model: the module itself, without wrappers.
-        begun: called with the number of each forward that begins.
-        ended: called after each forward, also after one that raised.
-        well: called before `ended` if the forward did not raise and all hooks were installed from its beginning to its
-            end. Its errors are raised from the forward.
-        follow: called before `begun`; returns whether it has installed hooks of attachments for this forward.
+    The model is the module itself, without wrappers, and `begun` is called with the number of the forward. For the
+    other functions see `Iterations`.
     """
     attachment = Attachment(model, do_nothing, reads=True)
     attachment.begun = begun
@@ -63,17 +58,17 @@ class Iterations:
 
     Attributes:
         reset: called when an outermost forward begins, and again when it has ended; no call is open at either time.
-        ended: called when an outermost forward ended without an error, and all hooks were installed from its beginning
+        well: called when an outermost forward ended without an error, and all hooks were installed from its beginning
             to its end. It may raise.
-        over: called last after each outermost forward, also after one that raised.
+        ended: called last after each outermost forward, also after one that raised.
         follow: called first; returns whether it has installed the hooks again.
     """
 
     attachment: Attachment
     states: States
     reset: Callable[[], None]
-    ended: Callable[[], None]
-    over: Callable[[], object] = do_nothing
+    well: Callable[[], None]
+    ended: Callable[[], object] = do_nothing
     follow: Callable[[], bool] = bool
     _time = 0
     _whole = False
@@ -135,5 +130,5 @@ class Iterations:
                 here.succeeded = False
                 self.states.end()
                 if self._whole and here.whole == self._time:  # otherwise a thread installed or removed it
-                    self.ended()
-            self.over()
+                    self.well()
+            self.ended()

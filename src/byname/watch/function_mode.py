@@ -76,14 +76,12 @@ class Owner:
     Attributes:
         ran: whether its forward has begun since it was hooked.
         idle: whether none of its operations is requested any more.
-        explicit: whether calls of attention may run step by step.
         functions: the functions that it calls and whose operations are requested, by name.
         decided: what is known of the k-th call of a name in the module, or in a function that it calls.
     """
 
     module: nn.Module
     path: str
-    explicit: bool = False
     ran: bool = False
     idle: bool = False
     functions: dict[str, CodeKey] = field(default_factory=dict)
@@ -174,11 +172,11 @@ class _Mode(TorchFunctionMode):
 
 
 class ObservedOperations:
-    """The operations that one attachment observes."""
+    """The operations that one attachment observes; `explicit` is whether attention may run step by step."""
 
-    def __init__(self, attachment: Attachment, decide: Decide) -> None:
+    def __init__(self, attachment: Attachment, decide: Decide, *, explicit: bool) -> None:
         self.attachment = attachment
-        self._decide = decide
+        self._decide, self._explicit = decide, explicit
         self._listening = False
         self._modes: list[weakref.ref[_Mode]] = []  # weak: when a thread ends, its mode is freed
 
@@ -232,7 +230,7 @@ class ObservedOperations:
         path = operation_path(owner.path, name, k, taken(owner.module))
         wanted = self._decide(owner, path, name, func)
         parts = None
-        if owner.explicit and name in ATTENTIONS:
+        if self._explicit and name in ATTENTIONS:
             parts = {part: self._decide(owner, f"{path}.{part}", part, func) for part in PARTS_OF_ATTENTION}
         in_place = is_in_place(str(getattr(func, "__name__", "")))
         return ReportedOperation(path, wanted, in_place, parts if parts and any(parts.values()) else None)

@@ -91,11 +91,11 @@ class Binding:
 
     def _own(self, module: nn.Module) -> None:
         if id(module) not in self._owners:
-            self._owners[id(module)] = Owner(module, self._paths[id(module)][0], explicit=self._explicit)
+            self._owners[id(module)] = Owner(module, self._paths[id(module)][0])
 
     @cached_property
     def functions(self) -> ObservedOperations:
-        return ObservedOperations(self._attachment, self._decide)
+        return ObservedOperations(self._attachment, self._decide, explicit=self._explicit)
 
     @cached_property
     def _paths(self) -> dict[int, tuple[str, nn.Module]]:

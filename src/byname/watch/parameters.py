@@ -71,12 +71,10 @@ class States:
         """Add hooks that report tensors which are computed in the place of a parameter, in forwards of the model."""
         self._recomputed = []
         for place in places:
-            spot, computed = place.spot, partial(self._computed, place)
-            if spot.name and not (self._attachment.reads or spot.gradient):
-                hooks.call(BEFORE, spot.module, computed)
-                self._recomputed.append(spot.module)
-            else:
-                hooks.call(AFTER, spot.module, computed)
+            spot = place.spot
+            before = spot.name and not (self._attachment.reads or spot.gradient)
+            hooks.call(BEFORE if before else AFTER, spot.module, partial(self._computed, place))
+            self._recomputed += [spot.module] if before else []
 
     def _computed(self, place: ReportedPlace, module: nn.Module, *given: Any) -> Any:
         spot = place.spot
