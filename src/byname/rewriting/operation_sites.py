@@ -20,7 +20,7 @@ from byname.place import NameSegment
 from byname.reading.functions import is_in_place
 from byname.reading.quiet import dynamo_skip, run_eagerly
 from byname.rewriting.narrow import narrowed
-from byname.rewriting.sites import InterjectionSite, OperationSite, rewriting_state
+from byname.rewriting.sites import InterjectionSite, rewriting_state
 from byname.watch.forwards import do_nothing
 from byname.watch.interject import Interjection, note_inputs
 from byname.watch.replacement import (
@@ -55,13 +55,13 @@ class Operations:
         self.kind = type(module)
         self.own = module.__dict__.get("forward")  # a forward set on the instance
         self.taken = taken(module)
-        self.sites: list[OperationSite] = []
+        self.sites: list[InterjectionSite] = []
         self.names: frozenset[str] | None = frozenset()
         self.seen: set[str] | None = None
         self.on = self.properties = False
         self.narrow: Any = ...
         self.handle: Any = None
-        self.known: dict[tuple[str, int], tuple[str, list[OperationSite]]] = {}
+        self.known: dict[tuple[str, int], tuple[str, list[InterjectionSite]]] = {}
         self._wrap()
 
     def _wrap(self) -> None:
@@ -77,7 +77,8 @@ class Operations:
         return found
 
     def add(self, names: Sequence[str], interjection: Interjection) -> None:
-        self.sites.append(OperationSite(self.path, names, interjection))
+        path = ", ".join(join_path(self.path, name) for name in names)
+        self.sites.append(InterjectionSite(path, interjection, names))
         self.on = True
         self._count()
 
@@ -154,7 +155,7 @@ class Operations:
         finally:
             resume_mode(around)
 
-    def at(self, name: str, count: int) -> tuple[str, list[OperationSite]]:
+    def at(self, name: str, count: int) -> tuple[str, list[InterjectionSite]]:
         """Return the path of a call of a function, and the interjections there; `count` calls were earlier."""
         known = self.known.get((name, count))
         if known is None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from byname.model.module_tree import join_path
 from byname.reading.interrupts import defer_signals
 from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
@@ -47,10 +46,14 @@ rewriting_state = _RewritingState()
 
 
 class InterjectionSite:
-    """An interjection in a rewritten model; its sites share it, also those of models that are made from this one."""
+    """An interjection in a rewritten model; its sites share it, also those of models that are made from this one.
 
-    def __init__(self, path: str, interjection: Interjection) -> None:
+    If it is at operations of a module, `names` are theirs, which may have wildcards.
+    """
+
+    def __init__(self, path: str, interjection: Interjection, names: Sequence[str] = ()) -> None:
         self.path = path
+        self.names = tuple(names)
         self.interjection = interjection
         self.with_inputs = isinstance(interjection, WrappedForwardInterjection)
         self.with_gradients = isinstance(interjection, WrappedForwardBackwardInterjection)
@@ -103,11 +106,3 @@ class InterjectionSite:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "lasting": LeafHooks()}
-
-
-class OperationSite(InterjectionSite):
-    """An interjection at the operations of one module, whose names may have wildcards."""
-
-    def __init__(self, owner: str, names: Sequence[str], interjection: Interjection) -> None:
-        super().__init__(", ".join(join_path(owner, name) for name in names), interjection)
-        self.names = tuple(names)
