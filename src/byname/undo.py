@@ -104,8 +104,8 @@ class _CallToken:
     __slots__ = ("__weakref__",)
 
 
-def weak_callback(method: Callable[..., T], *given: Any) -> Callable[..., T | None]:
-    """Return a function that calls a method with these first arguments, or does nothing once its object was freed.
+def weak_callback(method: Callable[..., T]) -> Callable[..., T | None]:
+    """Return a function that calls a method, or does nothing once its object was freed.
 
     PyTorch keeps some hooks where the garbage collector cannot see them, and others for the whole process.
     """
@@ -113,7 +113,7 @@ def weak_callback(method: Callable[..., T], *given: Any) -> Callable[..., T | No
 
     def call(*args: Any) -> T | None:
         method = held()
-        return None if method is None else method(*given, *args)
+        return None if method is None else method(*args)
 
     return call
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from byname.drawing.nested_boxes import MARGIN, nest, outline
+from byname.drawing.nested_boxes import MARGIN, Nester, outline
 from byname.drawing.plan import add_marks, fold, marks_of, read_flow, read_tree
 from byname.drawing.render import Box, DrawnLine, Scene, to_dot, to_mermaid, to_svg
 from byname.drawing.view import View, collapse, view
@@ -142,7 +142,7 @@ def _paths(model: nn.Module, where: Any) -> set[str]:
 def _scene_of(part: View, title: str) -> Scene:
     """Lay out the part of a plan to show, and return its boxes and lines."""
     plan = part.plan
-    routes = nest(part) if plan.flowing else outline(part)
+    routes = Nester(part).nest() if plan.flowing else outline(part)
     shown = [number for number in part.shown if number]
     numbers = {number: place for place, number in enumerate(shown)}
     boxes = tuple(_box(part, number, numbers) for number in shown)

@@ -24,11 +24,6 @@ _Segment = tuple[int, End, End, int]
 """A piece of a line: the box in which it lies, its two ends, and the item at which the whole line begins."""
 
 
-def nest(view: View) -> list[list[Position]]:
-    """Lay out a view: place its items, and return the points of its links."""
-    return _Nester(view).nest()
-
-
 @dataclass(slots=True)
 class _Level:
     """One open box while it is laid out: the numbers of its nodes and edges, and the layout of its contents."""
@@ -38,7 +33,9 @@ class _Level:
     drawn: LevelLayout | None = None
 
 
-class _Nester:
+class Nester:
+    """Lays out a view: places its items, and returns the points of its links."""
+
     def __init__(self, view: View) -> None:
         self.view = view
         self.plan, self.items = view.plan, view.plan.items

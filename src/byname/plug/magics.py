@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from inspect import CO_COROUTINE
 from types import CodeType
 from typing import Any
@@ -24,11 +25,7 @@ from byname.text import printable_lines
 def load_ipython_extension(shell: Any) -> None:
     """Give a shell the magics; IPython calls this for ``%load_ext byname``."""
     shell.register_magics(BynameMagics)
-
-    def awaited(lines: list[str]) -> list[str]:
-        return _awaited_if_it_awaits(shell, lines)
-
-    shell.input_transformers_post.append(awaited)
+    shell.input_transformers_post.append(partial(_awaited_if_it_awaits, shell))
 
 
 _CELL_MAGIC = re.compile(r"get_ipython\(\)\.run_cell_magic(\('(?:explain|check)', .*\))\n?", re.DOTALL)

@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
@@ -355,10 +356,7 @@ class FunctionReceiver:
         return self
 
 
-def _order(subscription: Subscription) -> int:
-    return subscription.order
-
-
+_order = attrgetter("order")
 _REWRITTEN: dict[int, _RewrittenFunction] = {}
 _FUNCTIONS: weakref.WeakValueDictionary[int, FunctionType] = weakref.WeakValueDictionary()
 """The functions without source, for calls that began just before the last subscription was removed."""

@@ -86,12 +86,9 @@ class _Rewriting:
     def _concerns(self, node: Function | ast.ClassDef, scope: Scope) -> bool:
         if any(name.startswith(scope.path) for name in self.all_wanted):
             return True
-        mine = any(self._wanted(name, scope) for name in self._touched(node))
+        touched = {*names_in(node.body), *map(root_of, ast.walk(node))}
+        mine = any(self._wanted(name, scope) for name in touched if name is not None)
         return mine or any(self._concerns(one, opened_scope(one, scope, 0)) for one in nested_in(node.body))
-
-    def _touched(self, node: Function | ast.ClassDef) -> Iterator[str]:
-        yield from names_in(node.body)
-        yield from (root for part in ast.walk(node) if (root := root_of(part)) is not None)
 
     def _wanted(self, name: str, scope: Scope) -> tuple[str, str] | None:
         """Return the hidden variable of the run that reports a variable, and its name there; None if nobody asks."""
