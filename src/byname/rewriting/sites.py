@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from byname.reading.quiet import dynamo_skip
 from byname.text import note_on
 from byname.tracing.tracer import OpenCalls
 from byname.watch.boundary_edges import CallInputs
-from byname.watch.call_gradients import Gradients, follow
+from byname.watch.call_gradients import follow
 from byname.watch.interject import (
     Interjection,
     WrappedForwardBackwardInterjection,
@@ -95,10 +96,7 @@ class InterjectionSite:
     def _await_gradients(self, path: str, module: nn.Module | None, value: Any, call_inputs: CallInputs) -> None:
         """Call the interjection's ``process_backward`` when the gradients of this call are known."""
         interjection: Any = self.interjection
-
-        def receive(inputs: Gradients, outputs: Gradients) -> Gradients | None:
-            return gradients_from(interjection.process_backward, path, module, inputs, outputs)
-
+        receive = partial(gradients_from, interjection.process_backward, path, module)
         with defer_signals():  # a hook of a leaf that is not kept would never go
             followed = follow(call_inputs, tensors_of(value), receive)
             if followed is not None:

@@ -364,7 +364,7 @@ def _attribute_names(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch
     for path, module in modules.items():
         for name, value in snapshot(attributes_of(module)):
             if name not in ("_parameters", "_buffers", "_modules"):
-                yield from labelled(f"{path}.{name}" if path else name, value)
+                yield from labelled(join_path(path, name), value)
 
 
 def _finished(tracer: CallTracer) -> Flow:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
@@ -205,7 +206,7 @@ class ExampleRun:
             try:
                 for module, code in wanted:
                     names = [name for _, name in code.variables] + [RETURN] * (code.kind != "forward")
-                    receive = FunctionReceiver(self._receiver(module, code))
+                    receive = FunctionReceiver(partial(self._count, id(module), code))
                     by_caller = code.kind == "function"
                     one = Subscription(code.function, module, names, receive, exits=False, by_caller=by_caller)
                     undo.add(one.remove)
@@ -218,22 +219,17 @@ class ExampleRun:
             finally:
                 undo()
 
-    def _receiver(self, module: nn.Module, code: Code) -> Any:
-        """Return a function that counts a value of a function and returns it."""
-        key, every = id(module), self._seen
-
-        def receive(run: Any, variable: str, value: Any, moment: str) -> Any:
-            seen = every.get((key, code.name, variable))
-            if seen is None:
-                seen = every[key, code.name, variable] = _ValueCount()
-                with DisableTorchFunction():
-                    seen.shapes = tuple(shape_of(one) or () for one in distinct_tensors(value))
-                if variable == RETURN:
-                    seen.line = _line_of_the_call(code.function, sys._getframe(1))
-            seen.calls += 1
-            return value
-
-        return receive
+    def _count(self, key: int, code: Code, run: Any, variable: str, value: Any, moment: str) -> Any:
+        """Count a value of a function, and return it."""
+        seen = self._seen.get((key, code.name, variable))
+        if seen is None:
+            seen = self._seen[key, code.name, variable] = _ValueCount()
+            with DisableTorchFunction():
+                seen.shapes = tuple(shape_of(one) or () for one in distinct_tensors(value))
+            if variable == RETURN:
+                seen.line = _line_of_the_call(code.function, sys._getframe(1))
+        seen.calls += 1
+        return value
 
     def with_counts(self, point: Point, module: nn.Module, code: Code, variable: str) -> Point:
         """Return the row of a variable or return value, with the shapes and calls that were observed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import nn
@@ -29,7 +29,7 @@ from byname.source.code import CodeKey, original_code
 from byname.tracing.muted import muting
 from byname.tracing.tracer import trace
 from byname.watch.attachment import Attachment
-from byname.watch.delivery import ReportedPlace, Wanting, hook_calls, hook_outputs, reported_place
+from byname.watch.delivery import ReportedPlace, hook_calls, hook_outputs, reported_place
 from byname.watch.function_mode import ObservedOperations, Owner
 from byname.watch.handle import remove_all
 from byname.watch.hooks import Hooks
@@ -220,7 +220,7 @@ class Binding:
         for path, module in self._paths.values() if self._online else ():
             if id(module) in self._asked_of and id(module) not in self._modules:
                 at_end = by_class and id(module) in self._leaves
-                hook_calls(self._asking, self._attachment, module, self._asked(path, module), at_end=at_end)
+                hook_calls(self._asking, self._attachment, module, partial(self._places, path, module), at_end=at_end)
 
     def _hook_chosen(self) -> None:
         self._outputs.remove()
@@ -365,18 +365,14 @@ class Binding:
         if len(only.get(path, ())) == every:
             del only[path]
 
-    def _asked(self, path: str, module: nn.Module) -> Wanting:
-        """Return a function that returns the places of a module; its first call asks the selectors."""
-
-        def wanting() -> Sequence[ReportedPlace]:
-            found = self._modules.get(id(module))
-            if found is None:
-                found = self._modules[id(module)] = []
-                if self._wanting(ModelCall(path, type(module).__name__, "module", module)):
-                    self._choose(path, module)
-            return found
-
-        return wanting
+    def _places(self, path: str, module: nn.Module) -> Sequence[ReportedPlace]:
+        """Return the places of a module; the first call asks the selectors."""
+        found = self._modules.get(id(module))
+        if found is None:
+            found = self._modules[id(module)] = []
+            if self._wanting(ModelCall(path, type(module).__name__, "module", module)):
+                self._choose(path, module)
+        return found
 
     def _choose(self, path: str, module: nn.Module) -> None:
         found = self._modules.setdefault(id(module), [])

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from byname.errors import BadArgumentError
-from byname.model.module_tree import modules_by_path
+from byname.model.module_tree import join_path, modules_by_path
 from byname.model.where import modules_of, parts_of, unwrapped
 from byname.watch.handle import Handle
 from byname.watch.requested import Notes
@@ -187,4 +187,4 @@ def _places_of(model: nn.Module, module: nn.Module) -> Iterator[tuple[str, nn.Mo
     for path, holder in modules_by_path(model).items():
         for name, child in holder._modules.items():
             if child is module:
-                yield f"{path}.{name}" if path else name, holder, name
+                yield join_path(path, name), holder, name
