@@ -44,7 +44,7 @@ def to_svg(scene: Scene) -> str:
             '<rect width="100%" height="100%" fill="#ffffff"/>',
             *(part for box in scene.boxes if box.open for part in _frame(scene, box)),
             *(_line(scene, line) for line in scene.lines),
-            *(part for box in scene.boxes for part in (_header(box) if box.open else _closed(scene, box))),
+            *(part for box in scene.boxes for part in (_header(box) if box.open else _closed(box))),
             *_labels(scene),
             *(_text(16, scene.height + NOTE_HEIGHT * k + 8, note, LABEL + 1, QUIET) for k, note in enumerate(notes)),
             "</svg>",
@@ -87,7 +87,7 @@ def _header(box: Box) -> Iterator[str]:
     yield "</g>"
 
 
-def _closed(scene: Scene, box: Box) -> Iterator[str]:
+def _closed(box: Box) -> Iterator[str]:
     colours = paint(box.kind, box.operation)
     radius = 11 if box.kind in ("operation", "input", "output", "parameter", "constant", "unseen") else 5
     dashes = ' stroke-dasharray="3 2"' if box.kind in ("parameter", "constant", "unseen") else ""

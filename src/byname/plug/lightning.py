@@ -35,10 +35,10 @@ class _LightningHooks(TrainingListener, Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
-        self.batch_done(pl_module, _progress(trainer, batch_idx))
+        self.batch_done(_progress(trainer, batch_idx))
 
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
-        self.ends(pl_module, _progress(trainer))
+        self.ends(_progress(trainer))
 
     def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
         self.fails(exception)

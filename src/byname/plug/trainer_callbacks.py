@@ -37,10 +37,10 @@ class TrainingListener:
     def begins(self, model: nn.Module, at: Progress) -> None:
         """Called when the training of a model begins, or goes on from a checkpoint."""
 
-    def batch_done(self, model: nn.Module, at: Progress) -> None:
+    def batch_done(self, at: Progress) -> None:
         """Called when a batch is done, and with it a step, if gradients are not accumulated."""
 
-    def ends(self, model: nn.Module, at: Progress) -> None:
+    def ends(self, at: Progress) -> None:
         """Called when the training has ended without an error."""
 
     def fails(self, error: BaseException) -> None:
@@ -85,7 +85,7 @@ class TakesSnapshots(TrainingListener):
         with at.around():
             self._snapshots.__enter__()
 
-    def batch_done(self, model: nn.Module, at: Progress) -> None:
+    def batch_done(self, at: Progress) -> None:
         before, self._seen = self._seen, self._counted(at)
         self._snapshots.steps, self._snapshots.epoch = at.step, at.epoch
         event = self.schedule.due(self._seen, before)
@@ -93,7 +93,7 @@ class TakesSnapshots(TrainingListener):
             with at.around():
                 self._snapshots.take(event, at.batch)
 
-    def ends(self, model: nn.Module, at: Progress) -> None:
+    def ends(self, at: Progress) -> None:
         """Take the last snapshot, unless there is one of this state already."""
         self._snapshots.steps = at.step
         with at.around():
@@ -132,11 +132,11 @@ class RecordsTraining(Closing, TrainingListener):
         model = model if self._model is None else self._model
         self.recorder = record(model, self._where, count="step", **self._options)
 
-    def batch_done(self, model: nn.Module, at: Progress) -> None:
+    def batch_done(self, at: Progress) -> None:
         if self.recorder is not None:
             self.recorder.step()
 
-    def ends(self, model: nn.Module, at: Progress) -> None:
+    def ends(self, at: Progress) -> None:
         self.close()
 
     fails = _end

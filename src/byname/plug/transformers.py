@@ -29,12 +29,12 @@ class _TransformersHooks(TrainingListener, TrainerCallback):
     def on_substep_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         self._batches += 1
         self._in_epoch += 1
-        self.batch_done(of_trainer["model"], self._progress(state, self._in_epoch - 1))
+        self.batch_done(self._progress(state, self._in_epoch - 1))
 
     on_step_end = on_substep_end  # of the last batch of a step, instead
 
     def on_train_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        self.ends(of_trainer["model"], self._progress(state))
+        self.ends(self._progress(state))
 
     def _progress(self, state: Any, batch: int | None = None) -> Progress:
         return Progress(state.global_step, self._batches, self._number, batch)
