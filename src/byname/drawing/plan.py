@@ -136,11 +136,8 @@ def read_flow(flow: Flow, sizes: Sequence[Shape] = ()) -> Plan:
     """Return a plan of the calls of a run, and of the tensors that go from one call to another.
 
     A leaf module is one item without contents. If several calls return the same tensor object, as an ``nn.Identity`` or
-    a dropout in eval mode does, the tensor comes from the latest of them.
-
-    Args:
-        flow: the run.
-        sizes: the shapes of the tensors in the example; they are used if all of these tensors are inputs of the run.
+    a dropout in eval mode does, the tensor comes from the latest of them. The `sizes` are the shapes of the tensors in
+    the example; they are used if all of these tensors are inputs of the run.
     """
     inputs = sorted(number for number, name in flow.sources.items() if name.startswith("input"))
     known = dict(zip(inputs, sizes, strict=True)) if len(inputs) == len(sizes) else {}

@@ -28,16 +28,9 @@ from byname.watch.value_gradients import graph_task
 
 
 class ActiveSteps:
-    """The steps that an edit holds for, also in `words`, and the one that runs.
+    """The steps that an edit holds for, as in `byname.patch`, also in `words`, and the one that runs.
 
-    In a call of ``generate`` a step is an outermost forward of the model that generates, counted from 0 in each call;
-    what runs before the first one, such as an encoder, belongs to step 0. Elsewhere it is an iteration: an outermost
-    forward of the model of the edit since that was attached, counted separately in training and evaluation mode, as
-    `byname.record` counts them, which includes the forwards within ``generate``.
-
-    Args:
-        root: the model, without wrappers.
-        steps: as in `byname.patch`.
+    In a call of ``generate`` what runs before the first forward of the model, such as an encoder, belongs to step 0.
 
     Raises:
         BadArgumentError: `steps` is invalid; or it is ``"prompt"``, and the model has no ``generate``.

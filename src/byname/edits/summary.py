@@ -208,10 +208,7 @@ class _ModuleCall:
 
 
 class _Meter:
-    """Reads a meter when modules begin and end.
-
-    Args:
-        read: returns what the meter shows.
+    """Reads a meter, by the function `read`, when modules begin and end.
 
     Attributes:
         costs: what each module has cost, by ``id``.

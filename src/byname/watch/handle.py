@@ -23,8 +23,7 @@ other (PyTorch 2.13)."""
 class HookSet(Protocol):
     """A hook set: one way to observe values, such as hooks on modules, rewritten source or a function mode."""
 
-    def install(self) -> None:
-        """Install everything."""
+    def install(self) -> None: ...
 
     def remove(self) -> None:
         """Remove everything, so that the model is as before. It may be partly installed, or removed already."""
