@@ -181,8 +181,8 @@ class Following:
         states, computed = wanted["state"], wanted["computed"]
         self._states.observe(states)
         self._iterations.begin_with(outputs)
-        hook_inputs(outputs, attachment, wanted["input"])
-        hook_outputs(outputs, attachment, wanted["module"])
+        hook_inputs(outputs, wanted["input"])
+        hook_outputs(outputs, wanted["module"])
         self._states.hook_computed(outputs, computed)
         self.variables = VariableHooks(attachment, wanted["variable"])
         last = Hooks(attachment) if binding.asked else outputs

@@ -104,7 +104,9 @@ class ReportedPlace(Hook):
         if new is None or new is value:
             return value
         attachment.replaced(event, new)
-        return new if module is None else _put(attachment, module, inputs, value, new)
+        if module is None or not returns_its_argument(module, inputs, value):
+            return new
+        return _overwritten(attachment, module, value, new)
 
     __call__ = report
 
@@ -255,17 +257,13 @@ def _by_module(places: Iterable[ReportedPlace]) -> Iterator[tuple[nn.Module, lis
     return ((group[0].module, group) for group in groups.values())
 
 
-def hook_inputs(hooks: Hooks, attachment: Attachment, places: Sequence[ReportedPlace]) -> None:
+def hook_inputs(hooks: Hooks, places: Sequence[ReportedPlace]) -> None:
     for module, found in _by_module(places):
-        hooks.call(BEFORE, module, partial(_report_inputs, attachment, found))
+        hooks.call(BEFORE, module, partial(_report_inputs, found))
 
 
 def _report_inputs(
-    attachment: Attachment,
-    found: list[ReportedPlace],
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    found: list[ReportedPlace], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Report the arguments at each of the places; return what replaces them all, or None."""
     given: dict[int | str, Any] = dict(enumerate(args))  # by their index, or their name
@@ -278,8 +276,8 @@ def _report_inputs(
         elif now:
             first = next(iter(now))
             now[first] = place.report(None, inputs, None, now[first])
-        elif attachment.observes():
-            attachment.requested.missing_items.setdefault(
+        elif place.attachment.observes():
+            place.attachment.requested.missing_items.setdefault(
                 place.path, f"{type(module).__name__} was called without an argument"
             )
     if all(now[key] is one for key, one in given.items()):
@@ -291,19 +289,18 @@ Wanting = Callable[[], Sequence[ReportedPlace]]
 """A function that returns the places that match a call."""
 
 
-def hook_outputs(hooks: Hooks, attachment: Attachment, places: Sequence[ReportedPlace]) -> None:
-    if attachment.before is None and len({id(one.module) for one in places if one.parts is None}) == len(places):
+def hook_outputs(hooks: Hooks, places: Sequence[ReportedPlace]) -> None:
+    at_end = hooks.attachment.before is None
+    if at_end and len({id(one.module) for one in places if one.parts is None}) == len(places):
         hooks.pending += [(one.module, one, AFTER) for one in places]
         return
     for module, found in _by_module(places):
-        hook_calls(hooks, attachment, module, partial(list, found), at_end=attachment.before is None)
+        hook_calls(hooks, module, partial(list, found), at_end=at_end)
 
 
-def hook_calls(
-    hooks: Hooks, attachment: Attachment, module: nn.Module, wanting: Wanting, *, at_end: bool = False
-) -> None:
+def hook_calls(hooks: Hooks, module: nn.Module, wanting: Wanting, *, at_end: bool) -> None:
     """Add hooks that report the output of a module at the places that match when the call begins, or when it ends."""
-    hook = OutputHook(attachment, wanting)
+    hook = OutputHook(hooks.attachment, wanting)
     if not at_end:
         hooks.call(BEFORE, module, hook.begin)
     hooks.pending.append((module, hook, AFTER))
@@ -331,7 +328,9 @@ class OutputHook(Hook):
         attachment, new, inputs = self.attachment, output, (*args, *kwargs.values()) if kwargs else args
         for place, before in self._found():
             new = place.report(None, inputs, None, new, before)
-        return None if new is output else _put(attachment, module, args, output, new)
+        if new is output:
+            return None
+        return _overwritten(attachment, module, output, new) if returns_its_argument(module, args, output) else new
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the matching places when a call begins, and call ``before`` for each."""
@@ -356,10 +355,8 @@ class OutputHook(Hook):
             calls.pop(self, None)
 
 
-def _put(attachment: Attachment, module: nn.Module, args: tuple[Any, ...], output: Any, new: Any) -> Any:
-    """Return what replaces an output. One changed in place is overwritten, since the caller may use the argument."""
-    if not returns_its_argument(module, args, output):
-        return new
+def _overwritten(attachment: Attachment, module: nn.Module, output: Any, new: Any) -> Any:
+    """Overwrite an output that was changed in place, since the caller may use the argument; return what replaces it."""
     if cannot_overwrite(output):
         attachment.notes.setdefault(
             f"a {type(module).__name__} works in place on a view, or in a checkpoint: code that uses its return value "

@@ -142,13 +142,13 @@ class Hooks:
     """
 
     def __init__(self, attachment: Attachment) -> None:
-        self._attachment = attachment
+        self.attachment = attachment
         self.pending: list[Wanted] = []
         self._placed: dict[int, Wanted] = {}
         self._classes: list[type[nn.Module]] = []
 
     def call(self, point: HookPoint, module: nn.Module, function: Callable[..., Any]) -> None:
-        self.pending.append((module, Hook(function, 4 if point is AFTER else 3, self._attachment), point))
+        self.pending.append((module, Hook(function, 4 if point is AFTER else 3, self.attachment), point))
 
     def install(self) -> None:
         """Install the hooks, before those of later attachments; none on scripted modules, which run no hooks."""
@@ -163,7 +163,7 @@ class Hooks:
         self._placed = dict(enumerate(self.pending, keys))
         self._classes = [*classes]
         _unhooked_copies.add(self, self._classes)
-        order = self._attachment.order
+        order = self.attachment.order
         for key, (module, hook, (registry, flag, first)) in self._placed.items():
             held = module.__dict__
             held[flag][key] = True

@@ -220,12 +220,12 @@ class Binding:
         for path, module in self._paths.values() if self._online else ():
             if id(module) in self._asked_of and id(module) not in self._modules:
                 at_end = by_class and id(module) in self._leaves
-                hook_calls(self._asking, self._attachment, module, partial(self._places, path, module), at_end=at_end)
+                hook_calls(self._asking, module, partial(self._places, path, module), at_end=at_end)
 
     def _hook_chosen(self) -> None:
         self._outputs.remove()
         self._outputs = Hooks(self._attachment)
-        hook_outputs(self._outputs, self._attachment, [one for found in self._modules.values() for one in found])
+        hook_outputs(self._outputs, [one for found in self._modules.values() for one in found])
         self._outputs.install()
 
     def remove(self) -> None:
