@@ -1466,7 +1466,45 @@ def probe_of_another_encoder(right):
     trained_by(lambda: F.cross_entropy(probe(torch.randn(8, 4)), torch.arange(8) % 3), probe.head)
 
 
+def penalty_of_old_weights(right):
+    model = Encoding()
+    old = {name: one.detach().clone() if right else one.detach() for name, one in model.named_parameters()}
+
+    def loss():
+        far = sum(((one - old[name]) ** 2).sum() for name, one in model.named_parameters())
+        return model(torch.randn(8, 4)).square().mean() + far
+
+    trained_by(loss, model)
+
+
+def distance_to_a_list_of_parameters(right):
+    model = Encoding()
+    old = [one.clone().detach() if right else one for one in model.parameters()]
+
+    def loss():
+        far = sum(torch.norm(one - other) for one, other in zip(model.parameters(), old, strict=True))
+        return model(torch.randn(8, 4)).square().mean() + far
+
+    trained_by(loss, model)
+
+
+def second_derivatives_of_relus(right):
+    gate = nn.Tanh() if right else nn.ReLU()
+    model = nn.Sequential(nn.Linear(2, 8), gate, nn.Linear(8, 8), gate, nn.Linear(8, 1))
+
+    def loss():
+        x = torch.randn(8, 2, requires_grad=True)
+        (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)
+        return (second[:, 0] + model(x)[:, 0] - 1).square().mean() + first.square().mean()
+
+    trained_by(loss, model)
+
+
 PROGRAMS = {
+    penalty_of_old_weights: "difference-always-zero",
+    distance_to_a_list_of_parameters: "difference-always-zero",
+    second_derivatives_of_relus: "gradients-vanish",
     loss_of_two_tasks: "loss-overwritten",
     autoencoder_of_a_mean_and_a_sum: "sum-beside-mean",
     epochs_that_return_early: "first-batch-only",
@@ -1580,6 +1618,23 @@ PROGRAMS = {
 def test_a_mistake_is_told_however_it_is_written(program, cause):
     assert cause in [one.cause for one in findings_of(program, right=False)]
     assert [str(one) for one in findings_of(program, right=True)] == []
+
+
+@pytest.mark.parametrize("added_up", [1, 2])
+def test_a_penalty_that_begins_with_0_in_each_round_has_no_fault(added_up):
+    def rounds(_):
+        model = Encoding()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(8):
+            old = [one.detach().clone() for one in model.parameters()]
+            for batch in range(3 * added_up):
+                far = sum((one - two).pow(2).sum() for one, two in zip(model.parameters(), old, strict=True))
+                (model(torch.randn(8, 4)).square().mean() + far).backward()
+                if batch % added_up == added_up - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    assert findings_of(rounds, right=True) == []
 
 
 def test_an_iterator_that_only_one_iteration_goes_through_is_not_said_to_be_used_up():

@@ -218,15 +218,15 @@ def _held(nodes: Iterable[Any], slot: str) -> list[tuple[Any, torch.Tensor]]:
 def lines_by_hand(loss: Loss) -> Iterator[tuple[Line, str]]:
     """Yield the lines of a loss by hand that subtract what has no graph, each with the reduction."""
     means = {node.next_functions[0][0] for node in loss.of_kinds(("MeanBackward",))}
-    for minus, norm, _ in _differences(loss):
+    for minus, norm, _ in differences(loss):
         call = loss.context.lookup.call(minus) if (None, 0) in minus.next_functions else None
         if call is not None:
             yield call.line, "mean" if norm in means else "none"
 
 
-def _differences(loss: Loss) -> Iterator[tuple[Any, Any, torch.Tensor]]:
+def differences(loss: Loss, kinds: Iterable[str] = NORMS) -> Iterator[tuple[Any, Any, torch.Tensor]]:
     """Yield the nodes of differences, with the nodes that square them or take their absolutes, and the values."""
-    for node, difference in _held(loss.of_kinds(NORMS), "self"):
+    for node, difference in _held(loss.of_kinds(kinds), "self"):
         minus = node.next_functions[0][0]
         if node_kind(minus) == "SubBackward" and all(one is minus for one, _ in node.next_functions):
             yield minus, node, difference
@@ -234,7 +234,7 @@ def _differences(loss: Loss) -> Iterator[tuple[Any, Any, torch.Tensor]]:
 
 def _by_hand(loss: Loss) -> Iterator[tuple[Any, Any, torch.Tensor]]:
     """Yield the value in a difference with targets in a loss by hand, the node of the difference, and the targets."""
-    for minus, _, difference in _differences(loss):
+    for minus, _, difference in differences(loss):
         terms = [one for one, _ in minus.next_functions] if minus._saved_alpha == 1 else [None]
         given: Any = next((one for one in terms if one is not None), None)
         while node_kind(given) in MOVES - _TURNS:

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from byname.autograd.walk import leaf_tensors
 from byname.diagnose.cause import variable
+from byname.diagnose.causes.loss import NORMS, Loss, differences
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer, is_training
 from byname.diagnose.nonfinite.reasons import is_zero, reading_values, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, callee_text, copy_values, on_call, topic_cause
-from byname.naming.name import Name
+from byname.naming.name import Name, in_words
 from byname.reading.frames import Line
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
@@ -51,9 +53,15 @@ UNTIED = topic_cause("weights-untied",
     "{noticed:at}: each learns by itself",
     "change values in place, as nn.init does, or by copy_() under torch.no_grad(), or tie them again afterwards; it is "
     "right if each should learn by itself")
+ALWAYS_ZERO = topic_cause("difference-always-zero",
+    "the difference{noticed:at} in the loss is still exactly 0 after {steps} steps, and changes no gradient: both "
+    "sides have the same numbers, as where one keeps references to {whose:3}{kept:at} and no copies",
+    "keep copies: x.detach().clone(), or copy.deepcopy(model)")
 # fmt: on
 
 _TARGETS_AT, _AVERAGED_AT = (16, 32, 64, 128, 256), (8, 16, 32)
+_ZERO_AT = 7
+"""The backward call of a line at which the differences in a loss are looked at, and at the next one again."""
 _NO_AVERAGE = 0.05
 """An average that differs from the weights by less than this share of the last step is called a copy."""
 _MOST_NUMBERS = 1 << 20
@@ -105,6 +113,7 @@ class WeightCopies(Topic):
         self._target_calls: dict[Any, Line | None] = {}  # calls without gradients named as a target
         self._parameter_slots: dict[int, _ParameterSlot] = {}
         self._ties: list[tuple[_ParameterSlot, _ParameterSlot, list[Line]]] = []
+        self._zero: dict[Any, tuple[int, set[Line]]] = {}  # the steps and the differences that were 0, by backward
 
     def begin(self, block: Undo) -> None:
         on_call(block, nn.Module, "register_parameter", self._registered)
@@ -175,6 +184,24 @@ class WeightCopies(Topic):
             if module and path in map(ast.unparse, node.targets) and not _TARGET.search(module.lower()):
                 names = {"copy": variable(path), "module": variable(module)}
                 self.report(SAME_MODULE, line.site, assigned=site, **names)
+
+    def backward(self, loss: Loss) -> None:
+        """Report a difference that is exactly 0 in two calls of a line, with a step between them and some before."""
+        if self._watch.steps < 2 or not _ZERO_AT <= loss.number <= _ZERO_AT + 1:
+            return
+        made: dict[Line, list[tuple[Any, torch.Tensor]]] = {}
+        for minus, _, values in differences(loss, {*NORMS, "LinalgVectorNormBackward"}):
+            if (call := loss.context.lookup.call(minus)) is not None:
+                made.setdefault(call.line, []).append((minus, values))
+        zero = {line for line, same in made.items() if all(is_zero(values) for _, values in same)}
+        before, known = self._zero.get(loss.line.place, (self._watch.steps, zero))
+        for line in zero & known if before < self._watch.steps else ():
+            leaves = leaf_tensors([below for minus, _ in made[line] for below, _ in minus.next_functions])
+            cuts = [cut for log in logs() for cut in log.detaches if any(cut.inputs[0][0]() is one for one in leaves)]
+            whose = tuple(FailureContext().names(leaves)) or in_words("the same weights")
+            kept = cuts[-1].line.site if cuts else None
+            self.report(ALWAYS_ZERO, line.site, steps=self._watch.steps, whose=whose, kept=kept)
+        self._zero[loss.line.place] = self._watch.steps, zero
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         steps = followed.steps

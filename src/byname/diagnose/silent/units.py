@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from byname.autograd.walk import has_graph, nodes_behind
+from byname.diagnose.causes.loss import node_kind
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
 from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values, sum_of
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, topic_cause
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, on_call, topic_cause
 from byname.naming.name import at
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
-from byname.reading.tensor import PLAIN, fact
+from byname.reading.tensor import PLAIN, fact, is_tensor
 from byname.tracking.lookup import made_last
+from byname.undo import Undo
 
 # fmt: off
 EQUAL_UNITS = topic_cause("equal-units",
@@ -47,6 +50,10 @@ VANISHES = topic_cause("gradients-vanish",
     "{most:.1g}, less than a millionth of the largest one{how}{made:-}",
     "initialise the weights by kaiming_normal_ or xavier_uniform_, whose scale fits the number of inputs; in a deep "
     "network take relu in place of sigmoid, norms, or residual connections")
+SECOND_IS_ZERO = topic_cause("gradients-vanish",
+    "the gradient{noticed:at} of {of}, which is a gradient itself, is exactly 0 in its first {times} calls: a "
+    "{gate} has a constant slope, so that a network of them has no second derivatives",
+    "take tanh, silu, softplus or a sine in place of {gate}")
 # fmt: on
 
 _FAINT_AT, _FAINT = 4, 1e-6
@@ -61,6 +68,9 @@ _DEAD, _LONG = 8, 4
 _DEAD_SHARE, _DEAD_LOOKS = 0.5, 4
 """The share of dead units in a layer, and the looks at steps 1, 2, 4, ..., at which they are reported."""
 _MOST_NUMBERS = 1 << 20
+_SECOND_CALLS = 4
+_GATES = {"ThresholdBackwardBackward": "relu", "LeakyReluBackwardBackward": "leaky_relu"}
+"""Nodes of the gradients of activations with a constant slope."""
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -76,6 +86,22 @@ class Units(Topic):
         self._loss_is_zero = False
         self._statements: dict[int, str] = {}  # those that call a layer, by its weight
         self._alive: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[int, torch.Tensor]]]] = {}
+        self._second: dict[Any, int] = {}  # calls of grad that gave 0 only, by line; -1 of a line that gave more
+
+    def begin(self, block: Undo) -> None:
+        on_call(block, torch.autograd, "grad", self._differentiated)
+
+    def _differentiated(self, call: ObservedCall, result: Any) -> None:
+        """Report gradients of gradients that are always 0 behind a relu."""
+        of, zero = call.given(0, "outputs"), self._second.get(call.line.place, 0)
+        if not 0 <= zero < _SECOND_CALLS or not is_tensor(of) or not has_graph(of):
+            return
+        kinds = {node_kind(one) for one in nodes_behind([of])}
+        gate = next((word for kind, word in _GATES.items() if kind in kinds), None)
+        is_second = gate is not None and all(one is not None and is_zero(one) for one in result)
+        zero = self._second[call.line.place] = zero + 1 if is_second else -1
+        if zero == _SECOND_CALLS:
+            self.report(SECOND_IS_ZERO, call.line.site, of=arg_name(call.line, 0), times=zero, gate=gate)
 
     def note_losses(self, roots: Sequence[Any]) -> None:
         """Note whether a loss is 0: then a gradient of 0 is right, as that of a hinge loss."""
