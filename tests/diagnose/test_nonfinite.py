@@ -56,6 +56,10 @@ def test_a_name_that_is_gone_is_told_from_the_log():
     assert [str(name) for name in found[0].culprits] == ["y"]
 
 
+def _divergence(x):
+    return torch.nn.functional.kl_div(x, x.detach(), reduction="sum")
+
+
 FORWARD = {
     "log": (lambda x: x.log(), (0.0, 1.0), "log", "Inf", "its input is 0 at 1 of these elements"),
     "negative": (lambda x: x.log(), (-1.0, 1.0), "log", "NaN", "its input is negative at 1"),
@@ -68,6 +72,7 @@ FORWARD = {
     "logit": (lambda x: x.logit(), (1.0, 0.5), "logit", "Inf", "its input is 0 or 1 at 1"),
     "erfinv": (lambda x: x.erfinv(), (1.0, 0.5), "erfinv", "Inf", "its input is 1 or -1 at 1"),
     "atanh": (lambda x: x.arctanh(), (1.0, 0.5), "atanh", "Inf", "its input is 1 or -1 at 1"),
+    "kl_div": (_divergence, (-1.0, 0.5), "kl_div", "NaN", "its targets are negative, as logarithms are, in 1 of 2"),
     "in place": (lambda x: (x * 1).log_(), (0.0, 1.0), "log", "Inf", ""),
     "a masked row": (lambda x: x.masked_fill(x == x, -torch.inf).softmax(0), (1.0, 2.0), "softmax", "NaN", ""),
 }

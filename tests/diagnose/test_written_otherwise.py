@@ -1501,7 +1501,24 @@ def second_derivatives_of_relus(right):
     trained_by(loss, model)
 
 
+def rate_far_too_large(right):
+    model = nn.Linear(4, 1)
+    trained_by(lambda: model(torch.randn(8, 4)).square().mean(), model, rate=0.1 if right else 1e30)
+
+
+def divergence_from_logarithms(right):
+    student, teacher = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+
+    def loss():
+        x = torch.randn(8, 4)
+        return F.kl_div(F.log_softmax(student(x), 1), F.log_softmax(teacher(x), 1), reduction="sum", log_target=right)
+
+    trained_by(loss, student)
+
+
 PROGRAMS = {
+    rate_far_too_large: "weights-not-finite",
+    divergence_from_logarithms: "loss-not-finite",
     penalty_of_old_weights: "difference-always-zero",
     distance_to_a_list_of_parameters: "difference-always-zero",
     second_derivatives_of_relus: "gradients-vanish",

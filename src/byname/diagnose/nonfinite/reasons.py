@@ -150,6 +150,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "log1p": (_Rule("self", lambda tensor: tensor <= -1, "its input is -1 or below"),),
     "logit": (_Rule("self", lambda tensor: (tensor == 0) | (tensor == 1), "its input is 0 or 1"),),
     **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), _ARC),
+    "kl_div": (_Rule("other", lambda tensor: tensor < 0, "its targets are negative, as logarithms are,"),),
     "linalg.eigh": (_Rule("eigenvalues", _repeated, "eigenvalues are equal to others"),),
     "linalg.svd": (_Rule("S", _repeated, "singular values are equal to others"),),
 }
@@ -213,6 +214,7 @@ _REMEDIES = {
     "std": "a standard deviation needs two elements or more, and its slope at 0 is not finite: add a small eps, or "
     "unbiased=False",
     "var": "a variance needs two elements or more: unbiased=False, or correction=0",
+    "kl_div": "its targets are probabilities, as of a softmax; for those of a log_softmax give it log_target=True",
     "softmax": "leave at least one element of each row unmasked",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import weakref
 from collections.abc import Sequence
@@ -11,10 +12,10 @@ import torch
 from torch import nn
 
 from byname.autograd.walk import has_graph, nodes_behind
-from byname.diagnose.causes.loss import node_kind
+from byname.diagnose.causes.loss import Loss, node_kind
 from byname.diagnose.context import FailureContext
 from byname.diagnose.followed_optimizer import FollowedOptimizer, has_zero_gradient
-from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values, sum_of
+from byname.diagnose.nonfinite.reasons import can_read, is_finite, is_zero, nonfinite_kind, reading_values, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, on_call, topic_cause
 from byname.naming.name import at
 from byname.reading.modules import modules_in
@@ -50,6 +51,13 @@ VANISHES = topic_cause("gradients-vanish",
     "{most:.1g}, less than a millionth of the largest one{how}{made:-}",
     "initialise the weights by kaiming_normal_ or xavier_uniform_, whose scale fits the number of inputs; in a deep "
     "network take relu in place of sigmoid, norms, or residual connections")
+NOT_FINITE = topic_cause("weights-not-finite",
+    "{names:3} {names:has|have} NaN or infinite numbers in step {steps}{noticed:at}, and so has all that is computed "
+    "with {names:it|them}; no later step changes that",
+    "`byname run --non-finite` names the operation that made the first of them, and why")
+LOSS_NOT_FINITE = topic_cause("loss-not-finite",
+    "the loss is {kind} in the second backward{noticed:at}, and all weights that it is computed from are finite",
+    "`byname run --non-finite` names the operation that gives it, and why")
 SECOND_IS_ZERO = topic_cause("gradients-vanish",
     "the gradient{noticed:at} of {of}, which is a gradient itself, is exactly 0 in its first {times} calls: a "
     "{gate} has a constant slope, so that a network of them has no second derivatives",
@@ -86,6 +94,7 @@ class Units(Topic):
         self._loss_is_zero = False
         self._statements: dict[int, str] = {}  # those that call a layer, by its weight
         self._alive: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[int, torch.Tensor]]]] = {}
+        self._lost: set[int] = set()  # optimizers with weights that are not finite, by `id`
         self._second: dict[Any, int] = {}  # calls of grad that gave 0 only, by line; -1 of a line that gave more
 
     def begin(self, block: Undo) -> None:
@@ -107,6 +116,12 @@ class Units(Topic):
         """Note whether a loss is 0: then a gradient of 0 is right, as that of a hinge loss."""
         self._loss_is_zero = any(map(is_zero, roots))
 
+    def backward(self, loss: Loss) -> None:
+        """Report a loss that is not finite, where that comes from no weights."""
+        bad = [root for root in loss.context.roots if not is_finite(root)] if loss.number == 2 else []
+        if bad and all(map(is_finite, loss.context.leaves)):
+            self.report(LOSS_NOT_FINITE, loss.line.site, kind=nonfinite_kind(bad[0]))
+
     def evaluated(self, call: ObservedCall) -> None:
         self.ran(call)
 
@@ -120,6 +135,7 @@ class Units(Topic):
     def before_step(self, followed: FollowedOptimizer) -> None:
         steps = followed.steps
         if followed.is_sampled_step:
+            self._look_for_nan(followed)
             self._look_at_units(followed)
         if steps == 1:
             self._look_for_large_weights(followed)
@@ -129,6 +145,19 @@ class Units(Topic):
             self._look_for_equal_units(followed)
         if id(followed) in self.dead or followed.is_sampled_step:
             self._look_for_zero_gradients(followed)
+
+    def _look_for_nan(self, followed: FollowedOptimizer) -> None:
+        """Report parameters that are not finite; the program waits once for the numbers of all of them."""
+        every = followed.parameters() if id(followed) not in self._lost else []
+        with reading_values():
+            plain = [one for one in every if type(one) in PLAIN and one.is_floating_point() and can_read(one)]
+            sums = [one.sum(dtype=torch.float32) for one in plain if one.layout is torch.strided]
+            if math.isfinite(float(sum(one.to(sums[0].device) for one in sums))):
+                return
+            bad = [one for one in plain if not is_finite(one)]
+        if bad:
+            self._lost.add(id(followed))
+            self.report(NOT_FINITE, followed.site, names=tuple(FailureContext().names(bad)), steps=followed.steps)
 
     def _called_modules(self) -> list[nn.Module]:
         alive = [one for reference in self._modules.values() if (one := reference()) is not None]
@@ -234,6 +263,8 @@ class Units(Topic):
         since = {one: self.dead.get(id(one), one.steps) for one in every}
         died = [one for one in every if one.steps - since[one] >= max(_DEAD, one.steps / _LONG)]
         self._report_dead_units([one for one in every if one not in died])  # they may be dead by what is behind them
+        for followed in every:
+            self._look_for_nan(followed)
         for followed in died:
             names = followed.names_of(self._dying[id(followed)])
             facts = {"names": names, "backward": followed.backward, "steps": followed.steps}
