@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.cause import Cause, Facts
 from byname.diagnose.context import FailureContext
-from byname.diagnose.nonfinite.reasons import can_read, is_readable, reading_values
+from byname.diagnose.nonfinite.reasons import can_read, reading_values
 from byname.reading.frames import Line, caller
 from byname.source.location import Site
 
@@ -183,7 +182,7 @@ _RANGES = {
     "ReluBackward": ("a relu", 0.0, math.inf),
 }
 """Nodes whose results have a limited range, each in words, with the range."""
-_MOST_NUMBERS = 1 << 22
+MOST_NUMBERS = 1 << 22
 """Numbers of targets that are compared with a range, at most."""
 
 
@@ -203,7 +202,7 @@ def _share_one(loss: Loss) -> Iterator[Facts]:
     for node, target in _held(loss.of_kinds(("BinaryCrossEntropyBackward",)), "target"):
         given = input_of(node)
         is_softmax = node_kind(given) == "SoftmaxBackward" and shape_of(given) == tuple(target.shape)
-        if is_softmax and target.numel() <= _MOST_NUMBERS and can_read(target):
+        if is_softmax and target.numel() <= MOST_NUMBERS and can_read(target):
             with reading_values():
                 share = float((target.detach().sum(dim_of(given)) > 1.5).double().mean())
             if share > 0.25:
@@ -252,7 +251,7 @@ _TURNS = {"TransposeBackward", "PermuteBackward", "TBackward"}
 
 def _outside(target: torch.Tensor, least: float, most: float) -> tuple[float, str]:
     """Return the share of some targets that lies outside of a range, and the smallest and the largest in words."""
-    if not 0 < target.numel() <= _MOST_NUMBERS or not can_read(target):
+    if not 0 < target.numel() <= MOST_NUMBERS or not can_read(target):
         return 0.0, ""
     with reading_values():
         values = target.detach().double()
@@ -268,48 +267,6 @@ def _no_probabilities(loss: Loss) -> Iterator[Facts]:
             yield {"share": f"{share:.0%}", "ends": ends, "used": loss.site(node)}
 
 
-def _softmaxes(loss: Loss) -> dict[Any, Any]:
-    """Return the softmaxes by the node that gives them their scores."""
-    return {node.next_functions[0][0]: node for node in loss.of_kinds(("SoftmaxBackward",))}
-
-
-def _masks_of_rows(loss: Loss) -> Iterator[Facts]:
-    """Yield masks that are broadcast along the dimension of a softmax, and so leave none of its values out."""
-    softmaxes = _softmaxes(loss)
-    for node, slot, mask in held_by_nodes([one for one in softmaxes if node_kind(one) in _MASKS]):
-        if slot in ("mask", "condition") and mask.numel() <= _MOST_NUMBERS and is_readable(mask):
-            dim = dim_of(softmaxes[node]) - len(shape_of(node))
-            with reading_values():
-                is_flat = -dim > mask.dim() or mask.shape[dim] == 1 or mask.stride(dim) == 0
-                is_mixed = bool(mask.any()) and not bool(mask.all())
-            site = loss.site(node)
-            is_left_out = site is not None and _LEFT_OUT.search(site.statement)
-            if is_flat and is_mixed and is_left_out and shape_of(node)[dim] > 1:
-                yield loss.between(node, softmaxes[node], dim=dim, shape=str(tuple(mask.shape)))
-
-
-def _masks_that_weigh(loss: Loss) -> Iterator[Facts]:
-    """Yield masks whose values get a weight from the softmax like all others."""
-    softmaxes = _softmaxes(loss)
-    masks = held_by_nodes([one for one in softmaxes if node_kind(one) == _MASKS[0]])
-    results = {node: held for node, slot, held in held_by_nodes(list(softmaxes.values())) if slot == "result"}
-    for node, _, mask in [one for one in masks if one[1] == "mask" and softmaxes[one[0]] in results]:
-        result, dim = results[softmaxes[node]], dim_of(softmaxes[node])
-        if result.numel() <= _MOST_NUMBERS and is_readable(result):
-            with reading_values():
-                every = mask.expand_as(result)
-                mixed = every.any(dim) & ~every.all(dim)
-                masked, kept = (result.where(one, 0).sum(dim)[mixed] / one.sum(dim)[mixed] for one in (every, ~every))
-                share = float(result.where(every, 0).sum(dim)[mixed].mean())  # NaN if there is no such row
-                if bool((masked > _LITTLE * kept).double().mean() > _MOST):  # two masks may leave nothing of some rows
-                    yield loss.between(node, softmaxes[node], share=f"{share:.0%}")
-
-
-_LITTLE, _MOST = 0.05, 0.9
-"""The share of the mean weight of other values, up to which one that is masked counts as left out; and of rows."""
-_MASKS = ("MaskedFillBackward", "WhereBackward")
-_LEFT_OUT = re.compile(r"inf\b|finfo|- ?\d+(\.\d*)?e\d|-\d{3,}")
-"""Large negative numbers, which stand for what a softmax should leave out."""
 _WITH_LOGITS = "binary_cross_entropy_with_logits"
 _BOUNDED = {
     "LogSoftmaxBackward": (("ReluBackward", "SigmoidBackward"), "cross_entropy (log_softmax)"),
@@ -400,15 +357,6 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "the results of a softmax{given:at} sum up to 1, and {share} of the samples have several targets of 1 in "
         "binary_cross_entropy{used:at}, which cannot all be reached",
         "leave out the softmax, and use binary_cross_entropy_with_logits, with a sigmoid for each output"),
-    Cause("mask-without-effect", is_first, _masks_of_rows,
-        "suspicious: the mask{given:at}, shape {shape}, is the same along dimension {dim}, over which the softmax"
-        "{used:at} goes: it leaves no value out, and where it masks a whole row, the weights of that row become equal",
-        "broadcast it along another dimension: mask[:, None, :] masks keys, mask[:, :, None] queries; it is right for "
-        "rows that nothing uses later"),
-    Cause("mask-without-effect", is_first, _masks_that_weigh,
-        "suspicious: the mask{given:at} leaves out nothing: the softmax{used:at} gives {share} of the weight to the "
-        "values that it fills in, as to 0 or 1e-9",
-        "fill in float('-inf') or -1e9, which gets no weight"),
     Cause("rectified-logits", is_first, _rectified,
         "suspicious: {what}{given:at} is applied to the logits that {loss}{used:at} is given: they cannot be negative, "
         "though the loss expects any numbers",

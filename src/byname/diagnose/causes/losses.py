@@ -12,6 +12,7 @@ from torch import nn
 
 from byname.autograd.walk import Walk
 from byname.diagnose.cause import Cause, Facts, always, variable
+from byname.diagnose.causes.attention import ATTENTION
 from byname.diagnose.causes.custom_function import RETURNS_NOTHING
 from byname.diagnose.causes.cuts import cut_before, remedy_of, why_cut
 from byname.diagnose.causes.flat import DRAWN
@@ -394,6 +395,7 @@ _COMPARED = (
 # fmt: off
 LOSSES: tuple[Cause[Loss], ...] = (
     *ACTIVATIONS,
+    *ATTENTION,
     RETURNS_NOTHING,
     Cause("data-edit", always, _edited,
         "suspicious: {statement}{edited:at} changes a result that this loss is computed from through .data, where "

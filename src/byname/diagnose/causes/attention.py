@@ -1,0 +1,71 @@
+"""Attention: masks of a softmax that leave nothing out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from byname.autograd.slots import held_by_nodes
+from byname.diagnose.cause import Cause, Facts
+from byname.diagnose.causes.loss import MOST_NUMBERS, Loss, dim_of, is_first, node_kind, shape_of
+from byname.diagnose.nonfinite.reasons import is_readable, reading_values
+
+
+def _softmaxes(loss: Loss) -> dict[Any, Any]:
+    """Return the softmaxes by the node that gives them their scores."""
+    return {node.next_functions[0][0]: node for node in loss.of_kinds(("SoftmaxBackward",))}
+
+
+def _masks_of_rows(loss: Loss) -> Iterator[Facts]:
+    """Yield masks that are broadcast along the dimension of a softmax, and so leave none of its values out."""
+    softmaxes = _softmaxes(loss)
+    for node, slot, mask in held_by_nodes([one for one in softmaxes if node_kind(one) in _MASKS]):
+        if slot in ("mask", "condition") and mask.numel() <= MOST_NUMBERS and is_readable(mask):
+            dim = dim_of(softmaxes[node]) - len(shape_of(node))
+            with reading_values():
+                is_flat = -dim > mask.dim() or mask.shape[dim] == 1 or mask.stride(dim) == 0
+                is_mixed = bool(mask.any()) and not bool(mask.all())
+            site = loss.site(node)
+            is_left_out = site is not None and _LEFT_OUT.search(site.statement)
+            if is_flat and is_mixed and is_left_out and shape_of(node)[dim] > 1:
+                yield loss.between(node, softmaxes[node], dim=dim, shape=str(tuple(mask.shape)))
+
+
+def _masks_that_weigh(loss: Loss) -> Iterator[Facts]:
+    """Yield masks whose values get a weight from the softmax like all others."""
+    softmaxes = _softmaxes(loss)
+    masks = held_by_nodes([one for one in softmaxes if node_kind(one) == _MASKS[0]])
+    results = {node: held for node, slot, held in held_by_nodes(list(softmaxes.values())) if slot == "result"}
+    for node, _, mask in [one for one in masks if one[1] == "mask" and softmaxes[one[0]] in results]:
+        result, dim = results[softmaxes[node]], dim_of(softmaxes[node])
+        if result.numel() <= MOST_NUMBERS and is_readable(result):
+            with reading_values():
+                every = mask.expand_as(result)
+                mixed = every.any(dim) & ~every.all(dim)
+                masked, kept = (result.where(one, 0).sum(dim)[mixed] / one.sum(dim)[mixed] for one in (every, ~every))
+                share = float(result.where(every, 0).sum(dim)[mixed].mean())  # NaN if there is no such row
+                if bool((masked > _LITTLE * kept).double().mean() > _MOST):  # two masks may leave nothing of some rows
+                    yield loss.between(node, softmaxes[node], share=f"{share:.0%}")
+
+
+_LITTLE, _MOST = 0.05, 0.9
+"""The share of the mean weight of other values, up to which one that is masked counts as left out; and of rows."""
+_MASKS = ("MaskedFillBackward", "WhereBackward")
+_LEFT_OUT = re.compile(r"inf\b|finfo|- ?\d+(\.\d*)?e\d|-\d{3,}")
+"""Large negative numbers, which stand for what a softmax should leave out."""
+
+# fmt: off
+ATTENTION: tuple[Cause[Loss], ...] = (
+    Cause("mask-without-effect", is_first, _masks_of_rows,
+        "suspicious: the mask{given:at}, shape {shape}, is the same along dimension {dim}, over which the softmax"
+        "{used:at} goes: it leaves no value out, and where it masks a whole row, the weights of that row become equal",
+        "broadcast it along another dimension: mask[:, None, :] masks keys, mask[:, :, None] queries; it is right for "
+        "rows that nothing uses later"),
+    Cause("mask-without-effect", is_first, _masks_that_weigh,
+        "suspicious: the mask{given:at} leaves out nothing: the softmax{used:at} gives {share} of the weight to the "
+        "values that it fills in, as to 0 or 1e-9",
+        "fill in float('-inf') or -1e9, which gets no weight"),
+)
+# fmt: on
+"""Causes that concern the softmax of an attention."""
