@@ -1516,7 +1516,31 @@ def divergence_from_logarithms(right):
     trained_by(loss, student)
 
 
+def attention_of_words(dim=-1, masked=lambda scores, kept: scores.masked_fill(~kept, -torch.inf)):
+    words, head = nn.Embedding(9, 8), nn.Linear(8, 3)
+    query, key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def loss():
+        kept = torch.arange(6) < torch.randint(2, 7, (8, 1))
+        x = words(torch.randint(1, 9, (8, 6)) * kept)
+        scores = masked(query(x) @ key(x).transpose(1, 2) / 8**0.5, kept[:, None, :])
+        pooled = F.dropout(scores.softmax(dim), 0.1) @ x
+        return F.cross_entropy(head(pooled[:, 0]), torch.arange(8) % 3)
+
+    trained_by(loss, words, head, query, key)
+
+
+def softmax_over_queries(right):
+    attention_of_words(dim=-1 if right else 1)
+
+
+def scores_times_a_mask(right):
+    attention_of_words(masked=lambda scores, kept: scores.masked_fill(~kept, -1e9) if right else scores * kept.float())
+
+
 PROGRAMS = {
+    softmax_over_queries: "softmax-over-queries",
+    scores_times_a_mask: "mask-without-effect",
     rate_far_too_large: "weights-not-finite",
     divergence_from_logarithms: "loss-not-finite",
     penalty_of_old_weights: "difference-always-zero",
@@ -1652,6 +1676,31 @@ def test_a_penalty_that_begins_with_0_in_each_round_has_no_fault(added_up):
                     optimizer.zero_grad()
 
     assert findings_of(rounds, right=True) == []
+
+
+def slots_that_compete(x, slots, values):
+    weights = (slots @ x.transpose(1, 2)).softmax(1) + 1e-8
+    return (weights / weights.sum(-1, keepdim=True)) @ values(x)
+
+
+def keys_over_positions(x, slots, values):
+    return slots.softmax(-1) @ (x.softmax(1).transpose(1, 2) @ values(x))
+
+
+def pooled_nodes(x, slots, values):
+    return (x @ slots.transpose(0, 1)).softmax(-1).transpose(1, 2) @ values(x)
+
+
+@pytest.mark.parametrize("attend", [slots_that_compete, keys_over_positions, pooled_nodes])
+def test_a_softmax_over_another_dimension_by_design_has_no_fault(attend):
+    def program(_):
+        slots, values, layer = nn.Parameter(torch.randn(4, 8)), nn.Linear(8, 8), nn.Linear(5, 8)
+        optimizer = torch.optim.Adam([slots, *values.parameters(), *layer.parameters()])
+        for _ in range(8):
+            x = torch.randn(6, 7, 5)
+            follow(F.mse_loss(attend(layer(x), slots, values)[:, 0, :5], x.mean(1)), optimizer)
+
+    assert findings_of(program, right=True) == []
 
 
 def test_an_iterator_that_only_one_iteration_goes_through_is_not_said_to_be_used_up():

@@ -1,10 +1,12 @@
-"""Attention: masks of a softmax that leave nothing out."""
+"""Attention: masks of a softmax that leave nothing out, and a softmax over the wrong dimension."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import torch
 
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.cause import Cause, Facts
@@ -26,18 +28,28 @@ def _masks_of_rows(loss: Loss) -> Iterator[Facts]:
             with reading_values():
                 is_flat = -dim > mask.dim() or mask.shape[dim] == 1 or mask.stride(dim) == 0
                 is_mixed = bool(mask.any()) and not bool(mask.all())
-            site = loss.site(node)
+            site = None if _summed_along_others(loss, softmaxes[node]) else loss.site(node)
             is_left_out = site is not None and _LEFT_OUT.search(site.statement)
             if is_flat and is_mixed and is_left_out and shape_of(node)[dim] > 1:
                 yield loss.between(node, softmaxes[node], dim=dim, shape=str(tuple(mask.shape)))
 
 
+def _filled_in(nodes: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield nodes that fill in values, or multiply them by 0 and 1, with a mask of those that they replace."""
+    for node, slot, held in held_by_nodes([one for one in nodes if node_kind(one) in (_MASKS[0], "MulBackward")]):
+        if slot == "mask":
+            yield node, held
+        elif slot in ("self", "other") and held.numel() <= MOST_NUMBERS and is_readable(held):
+            with reading_values():
+                if bool(((held == 0) | (held == 1)).all()):
+                    yield node, held.detach() == 0
+
+
 def _masks_that_weigh(loss: Loss) -> Iterator[Facts]:
     """Yield masks whose values get a weight from the softmax like all others."""
     softmaxes = _softmaxes(loss)
-    masks = held_by_nodes([one for one in softmaxes if node_kind(one) == _MASKS[0]])
     results = {node: held for node, slot, held in held_by_nodes(list(softmaxes.values())) if slot == "result"}
-    for node, _, mask in [one for one in masks if one[1] == "mask" and softmaxes[one[0]] in results]:
+    for node, mask in [one for one in _filled_in(softmaxes) if softmaxes[one[0]] in results]:
         result, dim = results[softmaxes[node]], dim_of(softmaxes[node])
         if result.numel() <= MOST_NUMBERS and is_readable(result):
             with reading_values():
@@ -55,8 +67,44 @@ _MASKS = ("MaskedFillBackward", "WhereBackward")
 _LEFT_OUT = re.compile(r"inf\b|finfo|- ?\d+(\.\d*)?e\d|-\d{3,}")
 """Large negative numbers, which stand for what a softmax should leave out."""
 
+
+def _over_queries(loss: Loss) -> Iterator[Facts]:
+    """Yield a softmax of products over their rows, whose result another product sums up along the columns."""
+    for node in loss.of_kinds(("SoftmaxBackward",)):
+        product = _summed_along_others(loss, node)
+        if product is not None:
+            yield loss.between(node, product, dim=dim_of(node), shape=str(shape_of(node)))
+
+
+def _summed_along_others(loss: Loss, node: Any) -> Any:
+    """Return the product that sums up along the columns what a softmax makes of products over their rows, if any."""
+    walk, shape, given = loss.context.walk, shape_of(node), node
+    for _ in range(_BETWEEN if dim_of(node) == len(shape) - 2 > 0 else 0):
+        given = next((one for one, _ in given.next_functions if one is not None), None)
+        if node_kind(given) not in (*_KEPT, *_SCALED):
+            break
+    waiting = [node] if node_kind(given) in _PRODUCTS else []
+    for one in waiting:
+        for user in [walk.nodes[number] for number in walk.users[walk.numbers[one]]]:
+            if node_kind(user) in _PRODUCTS and user.next_functions[0][0] is one:
+                return user
+            if node_kind(user) in _KEPT and shape_of(user)[-2:] == shape[-2:]:
+                waiting.append(user)
+    return None
+
+
+_BETWEEN = 8
+"""Operations between a product and its softmax, such as a division and a mask."""
+_PRODUCTS = ("BmmBackward", "MmBackward")
+_KEPT = ("ExpandBackward", "ViewBackward", "UnsafeViewBackward", "NativeDropoutBackward", "MulBackward")
+_SCALED = ("DivBackward", "AddBackward", *_MASKS)
+
 # fmt: off
 ATTENTION: tuple[Cause[Loss], ...] = (
+    Cause("softmax-over-queries", is_first, _over_queries,
+        "suspicious: the softmax{given:at} is over dimension {dim} of shape {shape}, the queries, and the product"
+        "{used:at} sums up over the keys: the weights of a query do not sum up to 1",
+        "take the softmax over the keys: dim=-1"),
     Cause("mask-without-effect", is_first, _masks_of_rows,
         "suspicious: the mask{given:at}, shape {shape}, is the same along dimension {dim}, over which the softmax"
         "{used:at} goes: it leaves no value out, and where it masks a whole row, the weights of that row become equal",
