@@ -1538,7 +1538,81 @@ def scores_times_a_mask(right):
     attention_of_words(masked=lambda scores, kept: scores.masked_fill(~kept, -1e9) if right else scores * kept.float())
 
 
+def q_learning_with_a_moving_target(right):
+    q = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def loss():
+        target = torch.randn(8) + 0.9 * q(torch.randn(8, 4)).max(1).values
+        return F.mse_loss(q(torch.randn(8, 4))[:, 0], target.detach() if right else target)
+
+    trained_by(loss, q)
+
+
+def policy_that_trains_its_critic(right):
+    policy, critic = nn.Linear(4, 2), nn.Linear(4, 1)
+
+    def loss():
+        x = torch.randn(8, 4)
+        drawn = torch.distributions.Categorical(logits=policy(x))
+        action = drawn.sample()
+        value = critic(x)[:, 0]
+        advantage = action * x[:, 0] - (value.detach() if right else value)
+        return F.mse_loss(value, action * x[:, 0]) - (drawn.log_prob(action) * advantage).mean()
+
+    trained_by(loss, policy, critic)
+
+
+def latent_of_uniform_noise(right):
+    encoder, decoder = nn.Linear(4, 4), nn.Linear(2, 4)
+
+    def loss():
+        x = torch.randn(8, 4)
+        mean, logarithm = encoder(x).chunk(2, 1)
+        scale = (0.5 * logarithm).exp()
+        noise = torch.randn_like(scale) if right else torch.rand_like(scale)
+        return F.mse_loss(decoder(mean + scale * noise), x, reduction="sum")
+
+    trained_by(loss, encoder, decoder)
+
+
+def diffusion_of_uniform_noise(right):
+    model = nn.Linear(5, 4)
+
+    def loss():
+        x, t = torch.randn(8, 4), torch.rand(8, 1)
+        if right:
+            noise = torch.randn_like(x)
+        else:
+            noise = torch.rand_like(x)
+        return F.mse_loss(model(torch.cat([(1 - t) * x + t * noise, t], 1)), noise)
+
+    trained_by(loss, model)
+
+
+class Positions(nn.Module):
+    def __init__(self, right):
+        super().__init__()
+        self.right = right
+        self.register_buffer("pe", torch.randn(1, 20, 8) if right else torch.randn(20, 1, 8))
+
+    def forward(self, x):
+        if self.right:
+            return x + self.pe[:, : x.size(1)]
+        return x + self.pe[: x.size(0)]
+
+
+def positions_along_the_batch(right):
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    model = nn.Sequential(nn.Embedding(9, 8), Positions(right), layer, nn.Flatten(), nn.Linear(40, 3))
+    trained_by(lambda: F.cross_entropy(model(torch.randint(9, (6, 5))), torch.arange(6) % 3), model)
+
+
 PROGRAMS = {
+    q_learning_with_a_moving_target: "target-with-gradient",
+    policy_that_trains_its_critic: "advantage-with-gradient",
+    latent_of_uniform_noise: "uniform-noise",
+    diffusion_of_uniform_noise: "uniform-noise",
+    positions_along_the_batch: "positions-along-the-batch",
     softmax_over_queries: "softmax-over-queries",
     scores_times_a_mask: "mask-without-effect",
     rate_far_too_large: "weights-not-finite",
@@ -1699,6 +1773,38 @@ def test_a_softmax_over_another_dimension_by_design_has_no_fault(attend):
         for _ in range(8):
             x = torch.randn(6, 7, 5)
             follow(F.mse_loss(attend(layer(x), slots, values)[:, 0, :5], x.mean(1)), optimizer)
+
+    assert findings_of(program, right=True) == []
+
+
+def codes_of_a_frozen_teacher(x):
+    teacher = Encoding().requires_grad_(False)
+    target = teacher(x)
+    return lambda model: F.mse_loss(model(x), target)
+
+
+def samples_made_continuous(x):
+    noise = torch.rand_like(x)
+    return lambda model: (model((x.round() + noise) / 4) * torch.rand_like(x).exp()).square().mean()
+
+
+def entropy_times_a_value(x):
+    value = x.square().sum(1)
+    return lambda model: (model(x).log_softmax(1)[:, 0] * value).mean()
+
+
+@pytest.mark.parametrize("made", [codes_of_a_frozen_teacher, samples_made_continuous, entropy_times_a_value])
+def test_targets_and_weights_without_a_graph_and_noise_of_other_uses_have_no_fault(made):
+    def program(_):
+        model = nn.Linear(4, 8)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(8):
+            x = torch.randn(6, 4)
+            if made is samples_made_continuous:
+                x = x.repeat(1, 2)
+                follow(made(x)(lambda given: model(given[:, :4])), optimizer)
+            else:
+                follow(made(x)(model), optimizer)
 
     assert findings_of(program, right=True) == []
 

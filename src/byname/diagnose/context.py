@@ -354,3 +354,9 @@ def parsed(statement: str) -> ast.stmt | None:
         return ast.parse(statement).body[0]
     except (SyntaxError, IndexError):  # the head of a block, or a statement too long to be kept whole
         return None
+
+
+def callee_text(line: Line) -> str:
+    """Return the expression that is called on a line, such as ``self.model``, or an empty string."""
+    called = getattr(getattr(line.expr, "node", None), "func", None)
+    return ast.unparse(called) if isinstance(called, ast.Name | ast.Attribute) else ""

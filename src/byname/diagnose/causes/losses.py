@@ -28,6 +28,7 @@ from byname.diagnose.causes.loss import (
 )
 from byname.diagnose.causes.not_reached import cuts_beside
 from byname.diagnose.causes.out_of_place import data_edit_advice
+from byname.diagnose.causes.targets import TARGETS
 from byname.diagnose.context import FailureContext, assigned_on, made_at, value_of
 from byname.reading.frames import user_line, variables_of
 from byname.reading.modules import modules_in, parameters_in
@@ -396,6 +397,7 @@ _COMPARED = (
 LOSSES: tuple[Cause[Loss], ...] = (
     *ACTIVATIONS,
     *ATTENTION,
+    *TARGETS,
     RETURNS_NOTHING,
     Cause("data-edit", always, _edited,
         "suspicious: {statement}{edited:at} changes a result that this loss is computed from through .data, where "

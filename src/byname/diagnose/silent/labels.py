@@ -15,6 +15,8 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import node_kind
+from byname.diagnose.causes.targets import UNIFORM
+from byname.diagnose.context import callee_text
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.topic import (
     SIGNED,
@@ -56,8 +58,12 @@ GOES_ON_AT_THE_END = topic_cause("mask-inverted",
     "suspicious: the targets{noticed:at} add the value of the next state where {name} is 1, in {ends} of {all} "
     "samples, and nothing where it is 0: an episode counts as going on only where it ends",
     "multiply by (1 - {path}), or by ~{path} if it is boolean")
+UNIFORM_TARGETS = topic_cause("uniform-noise",
+    "suspicious: {name}, which a model learns to predict{noticed:at}, is uniform noise from 0 to 1{drawn:at}: its mean "
+    "is 0.5, not 0, and its standard deviation 0.29, not 1", "torch.randn_like(), which is normal")
 # fmt: on
 
+_NOISE = re.compile(r"(?<![a-z])(noises?|eps|epsilon)(?![a-z])")
 _DONE = re.compile(r"(is_)?(dones?|terminals?|terminated|terminations?)")
 _MOST_CLASSES, _COUNTED, _OF_A_CLASS, _ALIKE = 1000, 32, 20, 1.5
 _INVERSE = "weight = counts.sum() / (len(counts) * counts)"
@@ -113,6 +119,11 @@ class Labels(Topic):
         """Report targets that add the value of the next state only where an episode has ended."""
         made = creation_record_of(targets)
         node: Any = None if made is None else getattr(made.line.expr, "node", None)
+        site = None if made is None else made.line.site
+        path = "" if site is None or site.target is None else site.target
+        if made is not None and _NOISE.search(path) and UNIFORM.search(callee_text(made.line)):
+            self._looked_at.add(call.line.place)
+            self.report(UNIFORM_TARGETS, call.line.site, name=variable(path), drawn=site)
         if made is None or not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             return
         every = [one for term in (node.left, node.right) if isinstance(term, ast.BinOp) for one in _factors(term)]

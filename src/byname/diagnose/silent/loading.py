@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import FailureContext, value_of
+from byname.diagnose.context import FailureContext, callee_text, value_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import sum_of
-from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, callee_text, on_call, topic_cause
+from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, on_call, topic_cause
 from byname.naming.name import Name, at
 from byname.reading.frames import NO_LINE, Line, caller, reported_frame, variables_of
 from byname.reading.modules import modules_in, parameters_in, state_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Collection, Iterator
@@ -11,8 +12,10 @@ import torch
 
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.causes.loss import Loss, node_kind, shape_of
+from byname.diagnose.context import value_of
 from byname.diagnose.nonfinite.reasons import reading_values
 from byname.diagnose.silent.topic import distinct
+from byname.reading.tensor import is_tensor
 
 
 def statistics_in(loss: Loss, batch: int) -> Iterator[tuple[Any, Any]]:
@@ -107,6 +110,22 @@ def _is_weight(node: Any) -> bool:
 
 _LAYERS = {"AddmmBackward": 1, "ConvolutionBackward": 0, "MmBackward": 0}
 """Nodes of layers, and which of their arguments is the input."""
+
+_BY_SAMPLE = re.compile(r"self(\.\w+)+\[:\s*(\w+\.size\(0\)|\w+\.shape\[0\]|len\(\w+\))\]")
+
+
+def positions_by_sample(loss: Loss, first: Collection[tuple[int, ...]]) -> Iterator[Any]:
+    """Yield nodes that add ``self.pe[:x.size(0)]``, of shape ``(n, 1, d)``, to what has one of some shapes."""
+    for node in loss.of_kinds(("AddBackward",)):
+        call = loss.context.lookup.call(node) if shape_of(node) in first else None
+        module = None if call is None or call.module is None else call.module()
+        made = getattr(None if call is None else call.line.expr, "node", None)
+        for part in [getattr(made, name, None) for name in ("left", "right", "value")]:
+            if isinstance(part, ast.Subscript) and _BY_SAMPLE.fullmatch(ast.unparse(part)):
+                table = value_of(part.value, {"self": module})
+                if is_tensor(table) and table.dim() == 3 and table.shape[1] == 1:
+                    yield node
+
 
 SOFTMAXES = ("SoftmaxBackward", "SafeSoftmaxBackward")
 _ATTENDS, _QUERIES = re.compile("ScaledDotProduct|(Safe)?SoftmaxBackward"), ("result", "query")

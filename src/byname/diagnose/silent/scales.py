@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from byname.diagnose.cause import variable
+from byname.diagnose.context import callee_text
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.evaluation_mode import evaluates
 from byname.diagnose.silent.topic import (
@@ -20,7 +21,6 @@ from byname.diagnose.silent.topic import (
     Topic,
     Watch,
     arg_name,
-    callee_text,
     copy_values,
     distinct,
     has_equal_rows,

@@ -29,6 +29,7 @@ from byname.diagnose.silent.mixing import (
     mixes_heads,
     numbered,
     padding_of,
+    positions_by_sample,
     reaches_later,
     seeing_later,
     statistics_in,
@@ -71,6 +72,9 @@ LAYER_MIXES = topic_cause("batch-as-time",
     "{kind} is given values of shape {shape}{noticed:at}, and treats the first dimension as the time: it is the batch, "
     "so that samples mix and each depends on others",
     "{kind}(..., batch_first=True), or transpose(0, 1) before and after it")
+POSITIONS_MIX = topic_cause("positions-along-the-batch",
+    "suspicious: the positions that are added{noticed:at} to values of shape {shape} are numbered along the first "
+    "dimension, which is the batch", "number them along dim=1: self.pe[:, : x.size(1)], with a table (1, n, d)")
 FUTURE_LEAKS = topic_cause("future-leak",
     "the targets{shifted:at} are the inputs shifted by one, and {what}{noticed:at} lets a position see later ones: it "
     "sees the next one, its own target{how}", "{remedy}")
@@ -279,6 +283,9 @@ class Sequences(Topic):
                     self.report(NOT_SHIFTED, line.site, loss=what)
             if self._targets or self._ids or self._filled:
                 self._look_at_masks(loss)
+        first = [one.shape for one in self._layers if one.batch_first or one.shape[:1] == (self._batch,)]
+        for node in positions_by_sample(loss, [one for one in first if len(one) == 3 and one[0] != one[1]]):
+            self.report(POSITIONS_MIX, loss.site(node), shape=str(shape_of(node)))
         for layer in self._layers if self._batch > 1 else ():
             if len(layer.shape) == 3 and not layer.batch_first and layer.shape[0] == self._batch != layer.shape[1] > 1:
                 self.report(LAYER_MIXES, layer.line.site, kind=layer.kind, shape=str(layer.shape))

@@ -197,12 +197,6 @@ def arg_name(line: Line, number: int, otherwise: str = "a tensor") -> Name:
     return variable(path) if path or not otherwise else in_words(otherwise)
 
 
-def callee_text(line: Line) -> str:
-    """Return the expression that is called on a line, such as ``self.model``, or an empty string."""
-    called = getattr(getattr(line.expr, "node", None), "func", None)
-    return ast.unparse(called) if isinstance(called, ast.Name | ast.Attribute) else ""
-
-
 def copy_values(tensor: Any, most: int = 1 << 16) -> torch.Tensor | None:
     """Return a copy of a tensor's numbers, up to a number of them; None if they cannot be read."""
     if type(tensor) not in PLAIN:
