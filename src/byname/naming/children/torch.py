@@ -6,7 +6,7 @@ import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -50,14 +50,14 @@ class ModuleReader:
         self._fields, self._slots, self._sharded = dict_of(kind), slots_of(kind), is_sharded(kind)
         self._hooks_evaluate = reads_plainly(kind)
         self._kind = kind
-        self._registered = remembered(_Registered(kind))
+        self._registered = remembered(partial(_registered, kind))
         self._own = remembered(partial(instance_attribute, kind))
 
     def __call__(self, obj: Any) -> Held:
         """Return the children, each with the maker of the step to it."""
         attributes = {} if self._fields is None else self._fields(obj)
         found: list[tuple[Callable[[Any], Reference], Any, object]] = []
-        for field, what in _REGISTRIES:
+        for what, field in _REGISTRIES.items():
             registry = attributes.get(field)
             if type(registry) is dict and not registry:  # as most are
                 continue
@@ -84,8 +84,7 @@ def _entries(registry: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-_REGISTRIES = (("_parameters", "parameter"), ("_buffers", "buffer"), ("_modules", "module"))
-
+_REGISTRIES = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}
 
 _MODULE_FIELDS = frozenset(
     {*vars(nn.Module()), "_compiled_call_impl", "_forward_module", "_is_full_backward_hook"} - {"training"}
@@ -100,39 +99,25 @@ _SEEN_THROUGH = {
 """Wrappers that a name leaves out: class and child, and whether the shorter path still evaluates."""
 
 
-class _Registered:
-    """Makes the steps into the registries of modules of one class, and reads facts about the class only once."""
-
-    def __init__(self, kind: type) -> None:
-        self._kind = kind
-
-    def __call__(self, found: tuple[str, int, str, bool]) -> Reference:
-        name, position, what, shadowed = found
-        if what == "module":
-            for parent in self._wrappers:
-                if (through := _SEEN_THROUGH.get((parent, name))) is not None:
-                    return Reference("module", str, through, enters_wrapper=True)
-        if (container := _container_item(self._kind, name, position, what)) is not None:
-            return container
-        if shadowed or not self._own or found_in(self._kind, name) is not None:
-            registry = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}[what]
-            reachable = plain(self._kind, nn.Module, "__getattribute__")
-            return Reference(what, lambda before: f"{before}.{registry}[{name!r}]", reachable, reads_registry=True)
-        return attribute(name, kind=what)
-
-    @cached_property
-    def _wrappers(self) -> list[str]:
-        """The names of its classes that a name may leave out."""
-        return [one.__name__ for one in parents_of(self._kind) if one.__name__ in _WRAPPERS]
-
-    @cached_property
-    def _own(self) -> bool:
-        """Whether the class looks up missing attributes in the registries, as ``nn.Module`` does."""
-        of_torch = str(namespace_of(self._kind).get("__module__")).partition(".")[0] == "torch"  # wrappers forward it
-        return of_torch or plain(self._kind, nn.Module, "__getattr__", "__getattribute__")
+def _registered(kind: type, found: tuple[str, int, str, bool]) -> Reference:
+    """Return the step into a registry of a module of this class."""
+    name, position, what, shadowed = found
+    through = [_SEEN_THROUGH[one.__name__, name] for one in parents_of(kind) if (one.__name__, name) in _SEEN_THROUGH]
+    if through and what == "module":
+        return Reference("module", str, through[0], enters_wrapper=True)
+    if (container := _container_item(kind, name, position, what)) is not None:
+        return container
+    if shadowed or found_in(kind, name) is not None or not _looks_into_registries(kind):
+        registry = _REGISTRIES[what]
+        reachable = plain(kind, nn.Module, "__getattribute__")
+        return Reference(what, lambda before: f"{before}.{registry}[{name!r}]", reachable, reads_registry=True)
+    return attribute(name, kind=what)
 
 
-_WRAPPERS = frozenset(wrapper for wrapper, _ in _SEEN_THROUGH)
+def _looks_into_registries(kind: type) -> bool:
+    """Return whether a class looks up missing attributes in the registries, as ``nn.Module`` does."""
+    of_torch = str(namespace_of(kind).get("__module__")).partition(".")[0] == "torch"  # wrappers forward it
+    return of_torch or plain(kind, nn.Module, "__getattr__", "__getattribute__")
 
 
 def _container_item(kind: type, name: str, position: int, what: str) -> Reference | None:
@@ -167,7 +152,7 @@ def _path_inside(root: nn.Module, wanted: nn.Module) -> str | None:
         for position, (name, child) in enumerate(snapshot(attributes_of(module).get("_modules", {}))):
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
-                stack.append((_Registered(type(module))((name, position, "module", False)).write(path), child))
+                stack.append((_registered(type(module), (name, position, "module", False)).write(path), child))
     return None
 
 
