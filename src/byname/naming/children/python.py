@@ -18,6 +18,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 
 from byname.naming.children.reference import (
@@ -182,13 +183,9 @@ def held_by_set(obj: Any) -> Held:
             yield same, step, value
 
 
-_numpy: Any = sys.modules.get("numpy")  # PyTorch has loaded it if it is installed
-ARRAYS: tuple[Any, ...] = () if _numpy is None else (_numpy.ndarray,)
-
-
 def held_by_array(obj: Any) -> Held:
     """Yield the owner of an array's memory, the items of an object array, and the attributes of a subclass instance."""
-    array = _numpy.ndarray
+    array: Any = numpy.ndarray
     base = array.base.__get__(obj)
     if base is not None and type(base) not in ATOMS:
         yield same, attribute("base", found_in(type(obj), "base") is array.base), base
@@ -218,7 +215,7 @@ def held_by_table(obj: Any) -> Held:
     """
     for block in getattr(attributes_of(obj).get("_mgr"), "blocks", ()):
         values = block.values
-        if type(values) in ARRAYS and values.dtype.kind == "O":
+        if type(values) is numpy.ndarray and values.dtype.kind == "O":
             columns = [*block.mgr_locs] if values.ndim == 2 else [None]
             cells = zip(itertools.product(columns, range(values.shape[-1])), values.flat, strict=True)
             for place, value in itertools.islice(cells, _MOST):
@@ -347,7 +344,7 @@ OF_PYTHON: tuple[tuple[tuple[type, ...], Callable[[Any], Held]], ...] = (
     ((contextvars.Context,), held_by_context),
     ((contextvars.ContextVar,), held_by_variable),
     ((threading.local,), held_by_threads),
-    (ARRAYS, held_by_array),
+    ((numpy.ndarray,), held_by_array),
     ((torch._C.Future,), held_by_torch_future),
 )
 """Classes, and the function that lists the children of their instances."""
