@@ -154,8 +154,8 @@ class Expression(NamedTuple):
         node = self.node
         value = node if isinstance(node, ast.Assign | ast.AnnAssign) else getattr(node, "func", None)
         called = getattr(value, "value", None)
-        path = _dotted(called.func) if isinstance(called, ast.Call) else None
-        name = "" if path is None else path.rpartition(".")[2]
+        path = _path(called.func) if isinstance(called, ast.Call) else None
+        name = (path or "").rpartition(".")[2]
         return name.endswith("Tensor") or name in _HIDDEN_CONSTRUCTORS
 
     @property
@@ -240,7 +240,7 @@ def assignments_calling(code: CodeType, function: str) -> list[Site]:
         site_of(code, statement, None, code.co_qualname)
         for statement in statements_of(code)
         if isinstance(statement, ast.Assign)
-        and any(isinstance(part, ast.Call) and _dotted(part.func) == function for part in ast.walk(statement.value))
+        and any(isinstance(part, ast.Call) and _path(part.func) == function for part in ast.walk(statement.value))
     ]
 
 
@@ -368,22 +368,12 @@ def _assigned_by(statement: ast.Assign, node: ast.AST) -> tuple[str, bool]:
     return ast.unparse(target), node is value
 
 
-def _dotted(node: ast.expr) -> str | None:
-    """Return the source of ``a`` or ``a.b.c``; None for an expression that computes something."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)) is not None:
-        return f"{before}.{node.attr}"
-    return None
-
-
 def _path(node: ast.expr) -> str | None:
     """Return the source of ``a``, ``a.b`` or an item such as ``a['k']`` and ``a.b[i][-1]``; else None."""
-    if isinstance(node, ast.Attribute):
-        return None if _path(node.value) is None else ast.unparse(node)
-    if isinstance(node, ast.Subscript):
-        return None if _path(node.value) is None or not _is_key(node.slice) else ast.unparse(node)
-    return _dotted(node)
+    start = node
+    while isinstance(start, ast.Attribute) or (isinstance(start, ast.Subscript) and _is_key(start.slice)):
+        start = start.value
+    return ast.unparse(node) if isinstance(start, ast.Name) else None
 
 
 def _is_key(node: ast.expr) -> bool:
