@@ -47,17 +47,12 @@ def stop(mode: TrackingMode) -> None:
 
     The call is also valid if `start` succeeded only in part, and again if `stop` was interrupted.
     """
-    try:  # whatever one of these raises, the others run; signals wait already
+    with ExitStack() as steps:  # whatever one of these raises, the others run; signals wait already
+        if mode.allocating is not None:
+            steps.callback(DISPATCHES.remove, mode.allocating)
+        steps.callback(FUNCTIONS.remove, mode)
+        steps.callback(_CALL_PATCHES.unwatch, mode)
         mode.disable()
-    finally:
-        try:
-            _CALL_PATCHES.unwatch(mode)
-        finally:
-            try:
-                FUNCTIONS.remove(mode)
-            finally:
-                if mode.allocating is not None:
-                    DISPATCHES.remove(mode.allocating)
 
 
 class _CallPatches:
@@ -283,24 +278,18 @@ _CALL_PATCHES = _CallPatches()
 """One object for the process, because it wraps attributes of the process; it is empty while nothing tracks."""
 
 
-class _NewThreads(Shared):
-    """Wrapper of the body of ``threading.Thread``. Its holders are functions that make a context for each thread."""
+def _in_contexts(body: Callable[..., None]) -> Callable[..., None]:
+    def in_contexts(thread: threading.Thread) -> None:
+        with ExitStack() as entered:
+            try:
+                for context in NEW_THREADS.holders:
+                    entered.enter_context(context())
+            finally:
+                body(thread)  # in any case, since whoever has started the thread waits until it runs
 
-    def __init__(self) -> None:
-        patch = Patch(threading.Thread, "_bootstrap_inner", self._in_contexts)
-        super().__init__(patch.install, patch.remove)
-
-    def _in_contexts(self, body: Callable[..., None]) -> Callable[..., None]:
-        def in_contexts(thread: threading.Thread) -> None:
-            with ExitStack() as entered:
-                try:
-                    for context in self.holders:
-                        entered.enter_context(context())
-                finally:
-                    body(thread)  # in any case, since whoever has started the thread waits until it runs
-
-        return in_contexts
+    return in_contexts
 
 
-NEW_THREADS = _NewThreads()
-"""One object for the process, because it wraps an attribute of the process; it is empty while nothing tracks."""
+_THREAD_BODY = Patch(threading.Thread, "_bootstrap_inner", _in_contexts)
+NEW_THREADS = Shared(_THREAD_BODY.install, _THREAD_BODY.remove)
+"""New threads run in contexts while anything holds this: its holders are functions that make one for each thread."""
