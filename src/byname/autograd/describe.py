@@ -87,11 +87,9 @@ class Describer:
 
     def site(self, number: int) -> Site | None:
         """Return the location of the call that made a node, or else of its living result."""
-        expr = self._lookup.expr(self._graph.nodes[number]) if self._lookup else None
-        if expr is not None:
-            return expr.site
-        result = self.living.get(number)
-        return None if result is None else site_of_tensor(result, self._lookup)
+        site = self._graph.site(number)
+        result = None if site else self.living.get(number)
+        return site if result is None else site_of_tensor(result, self._lookup)
 
     def module(self, number: int, tensor: torch.Tensor | None) -> str:
         """Return the module that ran when a node was made, or that owns a tensor which the node holds."""
