@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from byname.autograd.walk import Walk
-from byname.naming.history import NO_HISTORY, CreationHistory, history_at, name_around, name_of_output, rebound_by
+from byname.naming.history import history_at, name_around, name_of_output, rebound_by
 from byname.naming.name import NAMELESS, Name, with_relation, with_site
 from byname.naming.names import NameIndex
 from byname.naming.reference_path import Names
@@ -45,7 +45,7 @@ class Describer:
         self._views: dict[tuple[Any, int], Name | Names | None] = {}
         self._given: dict[tuple[Hashable, ...], Name | None] = {}
         self._modules: dict[int, str] = {}
-        self._histories: dict[int, tuple[CreationHistory, Expression]] = {}
+        self._histories: dict[int, tuple[tuple[Site | None, Name | None], Expression | None]] = {}
 
     def leaf(self, number: int, leaf: torch.Tensor, uses: Iterable[tuple[int, int]]) -> Names:
         """Return the names of a leaf; `uses` are the nodes that use it, each with its position among their inputs."""
@@ -101,11 +101,9 @@ class Describer:
             self._modules[id(running)] = self._index.path_of(running) or type(running).__name__
         return self._modules[id(running)]
 
-    def _history(self, tensor: torch.Tensor) -> CreationHistory:
-        """Return the history of a tensor; the tensors that one expression made share it."""
+    def _history(self, tensor: torch.Tensor) -> tuple[Site | None, Name | None]:
+        """Return what `history_at` does of a tensor; the tensors that one expression made share it."""
         expr, code = making_of(tensor, self._lookup)
-        if expr is None:
-            return NO_HISTORY
         known = self._histories.get(id(expr))
         if known is None:
             known = self._histories[id(expr)] = history_at(expr, code), expr  # the id stays its own as long as it lives

@@ -1,10 +1,9 @@
-"""CreationHistory: the former names of tensors that no variable holds now, from the logs of the trackers."""
+"""History: the former names of tensors that no variable holds now, from the logs of the trackers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from types import CodeType
-from typing import NamedTuple
 
 import torch
 
@@ -13,35 +12,21 @@ from byname.naming.roots import module_of
 from byname.reading.tensor import fact
 from byname.source.location import Expression, Site, scope_of, statements_binding
 from byname.tracking.log import Call
-from byname.tracking.lookup import SiteLookup, creation_record_of, making_of, output_expr
+from byname.tracking.lookup import creation_record_of, making_of, output_expr
 
 
-class CreationHistory(NamedTuple):
-    """The site that made a tensor, and the name that its statement gave it, though no variable holds it now.
+def history_at(expr: Expression | None, code: CodeType | None) -> tuple[Site | None, Name | None]:
+    """Return the site that made some tensors, and the name that its statement gave them, as `making_of` found them.
 
-    The name is not `exact`: its variable is gone or holds another value. With a statement that read this tensor and
+    The name is not `exact`: its variable is gone or holds another value. With a statement that read the tensor and
     rebound the variable, `rebound_by` gives an exact name.
     """
-
-    site: Site | None
-    former: Name | None
-
-
-def history_of(tensor: torch.Tensor, lookup: SiteLookup | None = None) -> CreationHistory:
-    """Return the history of a tensor, according to the trackers. Callers hold `DisableTorchFunction`."""
-    expr, code = making_of(tensor, lookup)
-    return NO_HISTORY if expr is None else history_at(expr, code)
-
-
-def history_at(expr: Expression, code: CodeType | None) -> CreationHistory:
-    """Return the history of the tensors that an expression of this code made."""
+    if expr is None:
+        return None, None
     named = None if code is None else name_at(expr, code)
     if expr.in_place:
-        return CreationHistory(None, None if named is None else replace(named, site=None))
-    return CreationHistory(expr.site, named)
-
-
-NO_HISTORY = CreationHistory(None, None)
+        return None, None if named is None else replace(named, site=None)
+    return expr.site, named
 
 
 def name_at(expr: Expression, code: CodeType) -> Name | None:

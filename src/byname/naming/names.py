@@ -11,7 +11,7 @@ import torch
 
 from byname.errors import NotATensorError
 from byname.naming.children.reference import Reference, suffix
-from byname.naming.history import history_of
+from byname.naming.history import history_at
 from byname.naming.name import Name, unnamed, with_relation, with_site
 from byname.naming.reference_path import Names, PathMap, ReferencePath, rank
 from byname.naming.roots import FOREIGN, Root, all_roots, given_root, given_roots
@@ -19,7 +19,7 @@ from byname.naming.search import SearchResult, Targets, search
 from byname.reading.quiet import DisableTorchFunction, collection_paused
 from byname.reading.tensor import fact, is_tensor, storage_of
 from byname.source.location import Site
-from byname.tracking.lookup import SiteLookup
+from byname.tracking.lookup import SiteLookup, making_of
 
 
 def name(tensor: torch.Tensor, *, roots: Any = None) -> Name:
@@ -106,7 +106,7 @@ class NameIndex:
     def names(self, tensor: torch.Tensor, lookup: SiteLookup | None = None) -> tuple[Name, ...]:
         """Return all names of a tensor, best first; if there is none, one `unnamed` name."""
         with DisableTorchFunction():
-            site, former = history_of(tensor, lookup)
+            site, former = history_at(*making_of(tensor, lookup))
             own = tuple([with_site(one.name, site) for one in self.own_paths(tensor)])
             return own or (former or self.related_name(tensor, site) or self.unnamed(site),)
 
