@@ -26,10 +26,9 @@ from byname.source.location import Site, changed_by, scope_of
 
 
 class Called(NamedTuple):
-    """A function that was called: its name, its kind, and whether it is a method of tensors."""
+    """A function that was called: its name, and whether it is a method of tensors."""
 
     name: str
-    kind: int
     is_method: bool
 
 
@@ -81,11 +80,9 @@ class Call(NamedTuple):
         return bool(self.called.is_method if type(self.called) is Called else is_method(self.called))
 
 
-def logged_function(function: Any, kind: int) -> Any:
+def logged_function(function: Any) -> Any:
     """Return a function in the form in which the log keeps it: a builtin as it is, any other as a `Called`."""
-    if type(function) in BUILTINS:
-        return function
-    return Called(name_of(function), kind, is_method(function))
+    return function if type(function) in BUILTINS else Called(name_of(function), is_method(function))
 
 
 class DetachPoint(NamedTuple):

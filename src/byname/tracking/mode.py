@@ -146,7 +146,7 @@ class TrackingMode(TorchFunctionMode):
             return result
         after = _sequence_number()
         if after != before:
-            self._note_call(Called(_name_of(func), READ, False), result, before, after, frame)
+            self._note_call(Called(_name_of(func), False), result, before, after, frame)
         elif issubclass(type(result), torch.Tensor) and (name := _name_of(func)) in ALIASING_PROPERTIES:
             with DisableTorchFunction():
                 cuts = () if requires_grad(result) else detaches_of_call(self.log, name, args, result, before, frame)
@@ -194,9 +194,8 @@ class TrackingMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         after = _sequence_number()
         if after != before:
-            self._note_call(
-                self._called[func] if is_known else logged_function(func, kind), result, before, after, frame
-            )
+            called = self._called[func] if is_known else logged_function(func)
+            self._note_call(called, result, before, after, frame)
         if kind == SETTER:
             self._note_setting(targets, result, trainable, frame)
         elif kind == GRADIENT:
@@ -230,7 +229,7 @@ class TrackingMode(TorchFunctionMode):
         """Return the kind of a function. Only PyTorch's own are cached: a user's function may keep anything alive."""
         kind = function_kind(function)
         if is_torch_function(function):
-            self._called[function] = logged_function(function, kind)  # first: an interrupt may come in between
+            self._called[function] = logged_function(function)  # first: an interrupt may come in between
             self._kinds[function] = kind
         return kind
 

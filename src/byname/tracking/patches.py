@@ -23,7 +23,6 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from byname.reading.functions import MAKING
 from byname.reading.modes import DISPATCHES, FUNCTIONS
 from byname.reading.quiet import dynamo_skip, torch_function_disabled
 from byname.source.location import is_library
@@ -131,7 +130,7 @@ class _CallPatches:
             self._hook.hooks_dict_ref()[self._hook.id] = self._steps.begin
 
     def _recording_wrapper(self, function: Any) -> Any:
-        called = Called(function.__name__.replace("__new__", "Parameter"), MAKING, False)
+        called = Called(function.__name__.replace("__new__", "Parameter"), False)
 
         @dynamo_skip
         def noted(*args: Any, **kwargs: Any) -> Any:

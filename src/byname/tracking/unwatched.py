@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from byname.reading.frames import NO_LINE, Line, reported_frame, user_line
-from byname.reading.functions import MAKING, versions_of
+from byname.reading.functions import versions_of
 from byname.reading.modes import FUNCTIONS
 from byname.reading.modules import parameters_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip, torch_function_disabled
@@ -224,4 +224,4 @@ class Compiled:
             mode.note_unseen(_CALLED, (), result, region.before, region.frame)
 
 
-_CALLED = Called("compiled", MAKING, False)
+_CALLED = Called("compiled", False)
