@@ -200,25 +200,19 @@ def _changed_since_birth(tensor: torch.Tensor) -> bool:
     return not torch._C.TensorBase.is_inference(tensor) and fact(tensor, "_version") > 0
 
 
-def _tensors_on(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in an attribute of ``ctx``: the value itself, or the entries of a list, tuple or dict."""
-    if is_tensor(value):
-        yield name, value  # type: ignore[misc]
-    elif type(value) in (list, tuple):
-        parts: Sequence[Any] = value  # type: ignore[assignment]
-        yield from ((f"{name}[{at}]", one) for at, one in enumerate(parts) if is_tensor(one))
+def _tensors_on(name: str, value: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors in an attribute of ``ctx``: the value itself, or the entries of a list, tuple or dict."""
+    parts = [(name, value)]
+    if type(value) in (list, tuple):
+        parts = [(f"{name}[{at}]", one) for at, one in enumerate(value)]
     elif type(value) is dict:
-        keys = ((key if literal(key) else "…", one) for key, one in list(value.items()))
-        yield from ((f"{name}[{key!r}]", one) for key, one in keys if is_tensor(one))
+        parts = [(f"{name}[{key if literal(key) else '…'!r}]", one) for key, one in list(value.items())]
+    return [(shown, one) for shown, one in parts if is_tensor(one)]
 
 
-def _tensor_in(packed: object) -> torch.Tensor | None:
+def _tensor_in(packed: Any) -> torch.Tensor | None:
     """Return the tensor in a hook's packed value, if that is a tensor, or a tuple or list with exactly one."""
-    if is_tensor(packed):
-        return packed  # type: ignore[return-value]
-    if type(packed) not in (tuple, list):
-        return None
-    parts: Sequence[Any] = packed  # type: ignore[assignment]
+    parts = packed if type(packed) in (tuple, list) else (packed,)
     inside = [one for one in parts if is_tensor(one)]
     return inside[0] if len(inside) == 1 else None
 
