@@ -89,7 +89,7 @@ class Leaf(Carded, Located, Tabled):
     @property
     def paths(self) -> int:
         """The exact number of paths by which a gradient reaches it, counted on first access."""
-        return self.counts.of(self.number)
+        return self.counts.by_node[self.number]
 
     columns = (
         Column("name"),
@@ -213,7 +213,7 @@ def leaves_among(
     groups = _groups(optimizers, models) if optimizers else None
     counts = PathCounts(walk.edges, walk.roots, named)
     site: Callable[[int], Site | None] = walk.site if walk.lookup else lambda number: None
-    name, all_uses = walk.name, walk.leaf_uses
+    name, all_uses, distances = walk.name, walk.leaf_uses, walk.distances()
     fields: list[_Fields] = []
     with DisableTorchFunction():
         for number, names in named.items():
@@ -227,7 +227,7 @@ def leaves_among(
                     None if groups is None else group is not None,
                     group,
                     "none" if fact(tensor, "grad") is None else "set",
-                    walk.distance(number),
+                    distances[number],
                     [(name(user), at, site(user)) for user, at in all_uses[number]],
                     "graph" if id(tensor) in index.unheld else "program",
                     number,

@@ -88,12 +88,9 @@ class PathCounts:
     def __init__(self, edges: NumberedEdges, roots: list[int], wanted: Iterable[int]) -> None:
         self._edges, self._roots, self._wanted = edges, roots, frozenset(wanted)
 
-    def of(self, number: int) -> int:
-        """Return the exact number of paths from the roots to a leaf."""
-        return self._counts[number]
-
     @cached_property
-    def _counts(self) -> dict[int, int]:
+    def by_node(self) -> dict[int, int]:
+        """The exact number of paths from the roots to each node that is wanted."""
         rows, wanted = self._edges.rows(), self._wanted
         ways: dict[int, int] = dict.fromkeys(self._roots, 1)
         found: dict[int, int] = {}

@@ -10,9 +10,9 @@ hands them to Python, which frees them one after the other.
 
 from __future__ import annotations
 
-import bisect
 import math
 import random
+import re
 import sys
 import threading
 from collections import defaultdict, deque
@@ -106,19 +106,13 @@ class Walk:
                 self._names[kind] = known
         return known
 
-    def distance(self, number: int) -> int:
-        """Return the fewest steps from a root to a node."""
-        return bisect.bisect_right(self._levels, number)
-
     def distances(self) -> list[int]:
-        """Return the distance of every node; entry 0, which stands for no node, is 0."""
-        firsts = [1, *self._levels]
-        levels = enumerate(zip(firsts, [*self._levels, len(self.nodes)], strict=True))
-        return [0, *chain.from_iterable(repeat(distance, end - first) for distance, (first, end) in levels)]
+        """Return for every node the fewest steps from a root; entry 0, which stands for no node, is 0."""
+        found: list[int] = numpy.searchsorted(self._levels(), numpy.arange(len(self.nodes)), side="right").tolist()
+        return found
 
-    @cached_property
     def _levels(self) -> list[int]:
-        """The number of the first node at each distance, from distance 1.
+        """Return the number of the first node at each distance, from distance 1.
 
         A level begins right after the highest number that the nodes before the previous level lead to.
         """
@@ -329,16 +323,14 @@ def node_name(node: Node) -> str:
 def opaque_reason(node: Node) -> str:
     """Return the part of the graph that a node hides from a walk, as text; empty for a node that hides nothing."""
     name = node_name(node)
-    reason = next((words for start, words in _OPAQUE.items() if name.startswith(start)), "")
-    if not reason and "DifferentiableGraph" in name:
-        reason = "a scripted function: its operations are hidden inside"
-    return reason
+    return next((words for pattern, words in _OPAQUE.items() if re.match(pattern, name)), "")
 
 
 _OPAQUE = {
     "CompiledFunctionBackward": "a compiled function: its operations are hidden inside",
     "CheckpointFunctionBackward": "a reentrant checkpoint: the parameters used in it are not in the graph",
     "CopySlices": "an in-place change of a view: the tensors that it saved are hidden inside",
+    ".*DifferentiableGraph": "a scripted function: its operations are hidden inside",
 }
 
 
