@@ -21,8 +21,6 @@ from byname.reporting.thinning import POINTS, Curve, curves_of, rounded
 from byname.table import counted, listed
 from byname.text import shape_text
 
-READ = 2**27
-"""Bytes that are read of a place."""
 PLACES = 200
 """Number of places that are drawn of one thing."""
 
@@ -90,7 +88,7 @@ def _section(
 
 
 def _drawn(series: Series, builder: PageBuilder) -> tuple[PlotPanel, list[Curve]]:
-    curves = curves_of(series, POINTS, READ) if len(series) else []
+    curves = curves_of(series) if len(series) else []
     without = sum(curve.without for curve in curves)  # such as None and empty tensors
     words = None if curves or not len(series) else TablePanel.of(export.shown(series, 40)[0], skip=("shape", "rank"))
     place = PlotPanel(

@@ -19,6 +19,8 @@ Array: TypeAlias = NDArray[Any]
 
 POINTS = 400
 """Points of a curve on the page, about 50 bytes each."""
+READ = 2**27
+"""Bytes that are read of a place."""
 CHUNK = 32 * 2**20
 """Bytes that are read at once."""
 SORTED = 50_000
@@ -89,28 +91,27 @@ def rounded(number: float) -> float:
     return float(f"{number:.6g}")
 
 
-def curves_of(series: Series, points: int, most: int) -> list[Curve]:
+def curves_of(series: Series) -> list[Curve]:
     """Return the curves of a series, one for each mode; none where no value is a number.
 
     The values of all ranks and calls of an iteration are one point; a point stands for neighbouring iterations where
-    there are more than `points`. Of a series of more than `most` bytes, evenly spaced records are read.
+    there are more than `POINTS`. Of a series of more than `READ` bytes, evenly spaced records are read.
     """
     modes = np.array(list(series.modes), np.str_)
     names = list(dict.fromkeys(modes.tolist()))
-    found = (_curve(series, np.flatnonzero(modes == name), name, points, most) for name in names)
+    found = (_curve(series, np.flatnonzero(modes == name), name if len(names) > 1 else "") for name in names)
     return [one for one in found if one.first]
 
 
-def _curve(series: Series, here: Array, mode: str, points: int, most: int) -> Curve:
-    several = len(set(series.modes)) > 1
+def _curve(series: Series, here: Array, name: str) -> Curve:
     iterations = np.array(series.iterations, np.int64)[here]
     order = np.argsort(iterations, kind="stable")
     here, iterations = here[order], iterations[order]
-    kept = spread(len(here), max(points, most // max(1, _bytes_each(series, here))))
-    curve = Curve(mode if several else "", records=len(here), taken=len(kept))
+    kept = spread(len(here), max(POINTS, READ // max(1, _bytes_each(series, here))))
+    curve = Curve(name, records=len(here), taken=len(kept))
     here, iterations = here[kept], iterations[kept]
     _, turns = np.unique(iterations, return_inverse=True)
-    groups = turns // -(-(int(turns[-1]) + 1) // points) if len(turns) else turns
+    groups = turns // -(-(int(turns[-1]) + 1) // POINTS) if len(turns) else turns
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     for start, stop, pieces in _pieces(series, here, starts):
         numbers = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
