@@ -181,7 +181,6 @@ def leaves_of(walk: Walk, models: Sequence[nn.Module], optimizers: Sequence[Any]
 
 
 def find_leaves(walk: Walk, searches: Searches) -> NameIndex:
-    """Search for the names of a walk's leaves."""
     tensors = Targets(walk.nodes[number].variable for number in walk.leaf_numbers)
     counts, least = list(map(sys.getrefcount, tensors)), _references_to_a_lonely_leaf()
     unheld = frozenset([id(leaf) for leaf, count in zip(tensors, counts, strict=True) if count <= least])

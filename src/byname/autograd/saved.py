@@ -89,9 +89,6 @@ class Saved(Totals[SavedTensor]):
         self._cards = cards
         self.opaque = opaque
 
-    def __len__(self) -> int:
-        return len(self._fields)
-
     @property
     def items(self) -> Sequence[SavedTensor]:  # type: ignore[override]
         """The saved tensors."""
@@ -175,7 +172,6 @@ def slots_now(walk: Walk) -> list[Slot] | None:
 
 
 def find_saved(slots: Sequence[Slot], searches: Searches) -> NameIndex:
-    """Search for the names of the tensors in some slots."""
     return searches.find(Targets(slot.tensor for slot in slots if slot.tensor is not None), deep=False)
 
 

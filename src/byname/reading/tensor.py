@@ -190,12 +190,10 @@ def read_card(tensor: torch.Tensor) -> Card:
 
 def storage_of(tensor: torch.Tensor) -> int | None:
     """Return the key of a tensor's storage, the same as in its facts. Callers hold `DisableTorchFunction`."""
-    if type(tensor) in PLAIN:
-        try:
-            return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
-        except (NotImplementedError, RuntimeError):  # sparse, or an opaque layout
-            pass
-    return read_card(tensor).storage
+    if type(tensor) not in PLAIN:
+        return read_card(tensor).storage
+    memory = memory_of(tensor)
+    return None if memory is tensor else memory._cdata
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)

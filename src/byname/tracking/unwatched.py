@@ -110,10 +110,8 @@ def _begin_step(
     for mode in tracking_modes:
         mode.log.steps.append(OptimizerStep(number, line, weakref.ref(optimizer), name))
         mode.stepping = name
-    if watched:
-        return _Step(frame, name, line, tracking_modes, [], (), None)
-    modes = FUNCTIONS.remove_all(tracking_modes)
-    parameters = parameters_of(optimizer)
+    modes = None if watched else FUNCTIONS.remove_all(tracking_modes)
+    parameters = [] if watched else parameters_of(optimizer)
     return _Step(frame, name, line, tracking_modes, parameters, versions_of(parameters), modes)
 
 
