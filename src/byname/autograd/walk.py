@@ -93,8 +93,7 @@ class Walk:
         return found
 
     def name(self, number: int) -> str:
-        node = self.nodes[number]
-        return self._names.get(type(node)) or self.name_of(node)
+        return self.name_of(self.nodes[number])
 
     def name_of(self, node: Node) -> str:
         """Return PyTorch's name of a node; it is cached for a class whose nodes have the name of the class."""

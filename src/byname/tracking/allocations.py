@@ -230,7 +230,6 @@ _LOGS: weakref.WeakSet[AllocationLog] = weakref.WeakSet()
 
 
 def is_argument_storage(storage: torch.UntypedStorage, values: Iterable[Any]) -> bool:
-    """Return whether a storage is among the arguments of an operator."""
     for value in values:
         if type(value) in PLAIN and value.layout is torch.strided:
             if value.untyped_storage() is storage:

@@ -37,7 +37,6 @@ class SiteLookup:
                 log.index()
         self._calls: dict[Any, Call | None] = {}
         self._exprs: dict[tuple[int, int, int, int], Expression | None] = {}
-        self._names: dict[type, str] = {}
         self._verdicts: dict[tuple[int, type], bool] = {}
 
     def __bool__(self) -> bool:
@@ -69,21 +68,13 @@ class SiteLookup:
         key = id(call.called), type(node)  # the log keeps what was called
         verdict = self._verdicts.get(key)
         if verdict is None:
-            requested, made = call.name.strip("_").lower().replace("truediv", "div"), self._function_of(node)
+            name = node.name().rpartition("::")[2]
+            made = name.lower().rpartition("backward")[0]  # `mul` for a MulBackward0
+            requested = call.name.strip("_").lower().replace("truediv", "div")
             verdict = requested == made or not (requested in _OWN_NODE and made in _OWN_NODE)
-            if type(node) in self._names:
+            if name == type(node).__name__:  # otherwise nodes of this class have various names
                 self._verdicts[key] = verdict
         return verdict
-
-    def _function_of(self, node: Any) -> str:
-        """Return the name of the function that a node is the backward of: ``mul`` for a ``MulBackward0``."""
-        known = self._names.get(type(node))
-        if known is None:
-            name = node.name().rpartition("::")[2]
-            known = name.lower().rpartition("backward")[0]
-            if name == type(node).__name__:  # otherwise nodes of this class have various names
-                self._names[type(node)] = known
-        return known
 
 
 def _belongs(log: CallFinder, roots: Sequence[torch.Tensor], holds: Callable[[Any], bool] | None) -> bool:
