@@ -7,7 +7,7 @@ graph; the ordinary ``_saved_*`` do all four (PyTorch 2.13).
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -136,8 +136,7 @@ def _saved_fields(kind: type) -> Sequence[tuple[str, str]]:
 
 
 @cache  # only for PyTorch's own classes, whose number is fixed
-def _builtin_fields(kind: Hashable) -> Sequence[tuple[str, str]]:
-    assert isinstance(kind, type)
+def _builtin_fields(kind: type) -> Sequence[tuple[str, str]]:
     names = dict.fromkeys(name for parent in kind.__mro__ for name in vars(parent) if name.startswith(_RAW))
     return [(name.removeprefix(_RAW), name) for name in sorted(names)]
 

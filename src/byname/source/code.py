@@ -167,16 +167,14 @@ def _codes(source: Any, single: bool) -> dict[tuple[str, int], list[CodeType]]:
 
 
 @lru_cache(maxsize=64)
-def _nodes(source: Any) -> tuple[dict[Position, ast.AST], dict[tuple[int, int], list[ast.Call]]]:
+def _nodes(source: Any) -> tuple[dict[Position, ast.AST], dict[tuple[int | None, int | None], list[ast.Call]]]:
     """Return two indexes of a file: expressions by their four coordinates, and calls by their end."""
     exact: dict[Position, ast.AST] = {}
-    calls: dict[tuple[int, int], list[ast.Call]] = {}
+    calls: dict[tuple[int | None, int | None], list[ast.Call]] = {}
     for node in ast.walk(source.tree):
         if isinstance(node, ast.expr | ast.AugAssign | ast.For):
             exact.setdefault((node.lineno, node.end_lineno, node.col_offset, node.end_col_offset), node)
         if isinstance(node, ast.Call):
-            assert node.end_lineno is not None
-            assert node.end_col_offset is not None
             calls.setdefault((node.end_lineno, node.end_col_offset), []).append(node)
     return exact, calls
 
@@ -185,7 +183,7 @@ def expression_at(source: executing.Source, position: Position) -> ast.AST | Non
     """Return the expression at these coordinates, or else the one call that ends there; None without either."""
     exact, calls = _nodes(source)
     node = exact.get(position)
-    if node is None and position[1] is not None and position[3] is not None:
+    if node is None:
         # The compiler locates a method call over several lines from the method's name on, not from its object.
         ending = [one for one in calls.get((position[1], position[3]), []) if one.lineno <= (position[0] or 0)]
         node = ending[0] if len(ending) == 1 else None
