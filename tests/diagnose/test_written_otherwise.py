@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from checking import checking
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import byname
@@ -451,6 +451,54 @@ def best_model_is_the_model(right):
             else:
                 best_loss, best_model = loss.item(), model
     return best_model
+
+
+def best_model_is_a_shallow_copy(right):
+    model, best_loss, best_model = nn.Linear(4, 1), float("inf"), None
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(8):
+        loss = model(torch.ones(8, 4)).square().mean()
+        follow(loss, optimizer)
+        if loss.item() < best_loss:
+            best_loss = loss.item()
+            best_model = copy.deepcopy(model) if right else None
+            if not right:
+                best_model = copy.copy(model)
+    return best_model
+
+
+def best_image_is_the_canvas(right):
+    canvas, best_loss, best = torch.randn(4, 4, requires_grad=True), float("inf"), None
+    optimizer = torch.optim.SGD([canvas], 0.01)
+    for _ in range(8):
+        loss = canvas.square().mean()
+        if right and loss.item() < best_loss:
+            best_loss, best = loss.item(), canvas.detach().clone()
+        elif loss.item() < best_loss:
+            best_loss, best = loss.item(), canvas.detach()
+        follow(loss, optimizer)
+    return best
+
+
+def loaded_into_itself_by_another_name(right):
+    policy = nn.Linear(4, 1)
+    old_policy = copy.deepcopy(policy) if right else policy
+    optimizer = torch.optim.SGD(policy.parameters(), 0.01)
+    for _ in range(8):
+        follow(policy(torch.randn(8, 4)).square().mean(), optimizer)
+        old_policy.load_state_dict(policy.state_dict())
+        policy.load_state_dict(policy.state_dict())
+
+
+def scheduler_of_each_epoch(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scheduler = StepLR(optimizer, 3)
+    for _ in range(6):
+        scheduler = scheduler if right else StepLR(optimizer, 3)
+        for _ in range(4):
+            follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+        scheduler.step()
 
 
 def best_of_several_models(_):
@@ -1698,6 +1746,10 @@ PROGRAMS = {
     targets_of_positions: "mask-inverted",
     attends_to_padded_series: "mask-inverted",
     best_model_is_the_model: "loads-itself",
+    best_model_is_a_shallow_copy: "loads-itself",
+    best_image_is_the_canvas: "loads-itself",
+    loaded_into_itself_by_another_name: "loads-nothing",
+    scheduler_of_each_epoch: "scheduler-anew",
     dropout_made_in_forward: "dropout-in-evaluation",
     validated_within_an_epoch: "left-in-evaluation",
     one_cycle_by_epoch: "scheduler-out-of-step",

@@ -190,6 +190,14 @@ def expression_at(source: executing.Source, position: Position) -> ast.AST | Non
     return node
 
 
+def copied_in(node: Any) -> Any:
+    """Return what an expression gives without a copy of its values: a shallow copy of a module, ``.detach()``."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("copy.copy", "copy") and node.args:
+        return node.args[0]
+    is_cut = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "detach"
+    return node.func.value if is_cut else node
+
+
 def enclosing_statement(node: ast.AST) -> ast.stmt:
     while not isinstance(node, ast.stmt):
         node = node.parent  # type: ignore[attr-defined]  # set by executing

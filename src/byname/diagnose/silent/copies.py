@@ -23,7 +23,7 @@ from byname.reading.frames import Line
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, is_tensor, memory_of
-from byname.source.code import enclosing_statement, names_bound, names_read, source_of, statements_of
+from byname.source.code import copied_in, enclosing_statement, names_bound, names_read, source_of, statements_of
 from byname.source.location import assignments, is_library
 from byname.tracking.log import changes_of, logs
 from byname.tracking.lookup import creation_record_of, site_of_tensor
@@ -177,9 +177,7 @@ class WeightCopies(Topic):
         """Report the assignment, in the same file, that makes a target the trained module itself."""
         path = callee_text(line)
         for site, node in assignments(line.code):
-            value: Any = node.value
-            if isinstance(value, ast.Call) and ast.unparse(value.func) in ("copy.copy", "copy") and value.args:
-                value = value.args[0]  # a shallow copy, which has the same parameters
+            value = copied_in(node.value)
             module = ast.unparse(value) if isinstance(value, ast.Name | ast.Attribute) else ""
             if module and path in map(ast.unparse, node.targets) and not _TARGET.search(module.lower()):
                 names = {"copy": variable(path), "module": variable(module)}

@@ -28,7 +28,7 @@ from byname.reading.frames import NO_LINE, Line, caller, reported_frame, variabl
 from byname.reading.modules import modules_in, parameters_in, state_of
 from byname.reading.objects import living, snapshot
 from byname.reading.tensor import is_tensor, memory_of
-from byname.source.code import enclosing_statement
+from byname.source.code import copied_in, enclosing_statement
 from byname.source.location import Site, assignments, is_library
 from byname.source.tracebacks import walk_frames
 from byname.table import counted
@@ -53,13 +53,14 @@ SHARES = topic_cause("same-module",
     "in {module} at every step, not when it is loaded",
     "give {module} parts of its own, as copy.deepcopy() of the whole other model does")
 BEST_IS_MODEL = topic_cause("loads-itself",
-    "{copy} is {module} itself since `{assigned.statement}`{assigned:at}, and no copy: the steps since{noticed:at} "
-    "changed it, too, so that it always has the latest weights",
-    "keep a copy: {copy.path} = copy.deepcopy({module.path})")
+    "{copy} has the memory of {module} since `{assigned.statement}`{assigned:at}, and is no copy: the steps "
+    "since{noticed:at} changed it, too, so that it always has the latest values",
+    "keep a copy: {copy.path} = {remedy}")
 LOADS_NO_OTHER = topic_cause("loads-nothing",
     "load_state_dict(){noticed:at} changes nothing in {module}: {state} has its own tensors only, as its "
     "state_dict(){kept:at} gave them",
-    "load the state of another model, or of a checkpoint; if the program compares names first, no name was equal")
+    "load the state of another model, which copy.deepcopy() makes and an assignment does not, or of a checkpoint; if "
+    "the program compares names first, no name was equal")
 LOADS_NOTHING = topic_cause("loads-nothing",
     "load_state_dict(strict=False){noticed:at} loads {matched} of the {given} of {state}: their names, such as "
     "'{name}', are not those of {module}, such as '{wanted}'", "{remedy}")
@@ -224,9 +225,11 @@ class Loading(Topic):
         self._at[line.place] += 1
         is_trained = not self.owned().isdisjoint(map(id, parameters_in(module)))
         kept = None if (cut := self._restores_nothing(given, line, module)) is None else cut.line.site
-        if kept is not None and not is_trained and (self._watch.steps or kept != line.site):
-            facts = {"module": arg_name(line, -1, "the model"), "state": arg_name(line, 0, "the state")}
-            self.report(LOADS_NO_OTHER, line.site, kept=kept, **facts)
+        names = {"module": arg_name(line, -1, "the model"), "state": arg_name(line, 0, "the state")}
+        given_by = [ast.unparse(one) for one in getattr(getattr(line.expr, "node", None), "args", ())[:1]]
+        is_anothers = kept == line.site and given_by != [f"{names['module'].path}.state_dict()"]
+        if kept is not None and (is_anothers or not is_trained) and (self._watch.steps or kept != line.site):
+            self.report(LOADS_NO_OTHER, line.site, kept=kept, **names)
 
     def _restores_nothing(self, given: Sequence[torch.Tensor], line: Line, module: Any = None) -> DetachPoint | None:
         """Report references kept before some steps; return the call that made them if there was no step since."""
@@ -314,11 +317,12 @@ class Loading(Topic):
                 self._chosen[code.co_filename] = [*_chosen_as_best(code)]
         for site, target, value in chain.from_iterable(self._chosen.values()):
             for variables in map(variables_of, frames):
-                one = value_of(target, variables)
-                is_module = issubclass(type(one), nn.Module) and one is value_of(value, variables)
-                if is_module and not followed.keys.isdisjoint(map(id, parameters_in(one))):
-                    copy, module = variable(ast.unparse(target)), variable(ast.unparse(value))
-                    self.report(BEST_IS_MODEL, followed.site, assigned=site, copy=copy, module=module)
+                both = [_memories_of(value_of(one, variables)) for one in (target, value)]
+                if both[0] and both[0] == both[1] <= {id(memory_of(one)) for one in followed.parameters()}:
+                    facts = {"copy": variable(ast.unparse(target)), "module": variable(path := ast.unparse(value))}
+                    is_module = issubclass(type(value_of(value, variables)), nn.Module)
+                    remedy = f"copy.deepcopy({path})" if is_module else f"{path}.detach().clone()"
+                    self.report(BEST_IS_MODEL, followed.site, assigned=site, remedy=remedy, **facts)
 
     def _look_for_replacing(self, own: Mapping[str, Any], keys: frozenset[int], site: Any, held: Sequence[Any]) -> None:
         """Report new parameters, of the same shapes, in the places of most of those that were loaded."""
@@ -401,4 +405,10 @@ def _chosen_as_best(code: CodeType) -> Iterator[tuple[Site, ast.expr, ast.expr]]
         is_compared = test is not None and re.search("[<>=]|better|improve", ast.unparse(test))
         if is_compared and re.search("(?i)best|champion|winner", ast.unparse(node.targets[0])):
             targets, values = (getattr(one, "elts", [one]) for one in (node.targets[0], node.value))
-            yield from ((site, target, value) for target, value in zip(targets, values, strict=False))
+            yield from ((site, target, copied_in(value)) for target, value in zip(targets, values, strict=False))
+
+
+def _memories_of(one: Any) -> set[int]:
+    """Return the memory of a tensor, or that of each parameter of a module."""
+    tensors = parameters_in(one) if issubclass(type(one), nn.Module) else [one] if is_tensor(one) else []
+    return {id(memory_of(tensor)) for tensor in tensors}

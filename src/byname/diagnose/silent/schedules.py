@@ -32,6 +32,10 @@ NEVER_SCHEDULED = topic_cause("scheduler-never-stepped",
     "{scheduler} ({kind}), made{noticed:at} for {optimizer}, is never stepped in {steps} steps: the learning rate "
     "stays at its first value, {rate:g}",
     "call {scheduler.path}.step() once an epoch, or once a step where its numbers count steps")
+SCHEDULED_ANEW = topic_cause("scheduler-anew",
+    "{times} schedulers or more, {scheduler} ({kind}), are made one after the other{noticed:at} for {optimizer}, and "
+    "each makes one step{called:at}: none comes further, and the learning rate is {rate:g} still",
+    "make it once, before the loop over the epochs, where the optimizer is made")
 OTHER_OPTIMIZER = topic_cause("scheduler-of-another-optimizer",
     "{first}{made:at} and {scheduler}{noticed:at} are both schedulers of the same optimizer, {optimizer}, whose "
     "learning rate changes twice as fast; {other} has no scheduler",
@@ -189,6 +193,7 @@ class Schedules(Topic):
             self._report_span(schedule)
             self._report_mode(schedule)
             self._report_factor(schedule)
+            self._report_anew(schedule)
             same = [one for one in self._schedules if one.followed is schedule.followed]
             keys = schedule.followed.keys if schedule.followed is not None else None
             later = [one for one in without if keys is None or not one.keys.isdisjoint(keys)]
@@ -203,6 +208,15 @@ class Schedules(Topic):
                 if twins and other.made.place != schedule.made.place and other in self._schedules[:at]:
                     facts = {"first": _target(other.made), "made": other.made.site, "other": without[0].variable}
                     self.report(OTHER_OPTIMIZER, **facts, **schedule.facts)
+
+    def _report_anew(self, schedule: _Schedule) -> None:
+        """Report schedulers of one optimizer that one line makes, each for one step that changes no learning rate."""
+        followed, called = schedule.followed, schedule.called
+        same = [one for one in self._schedules if one.made.place == schedule.made.place and one.followed is followed]
+        times = [one.steps for one in same].count(1) if all(one.steps < 2 for one in same) else 0
+        rate = None if followed is None else self._rates[id(followed)][0]
+        if followed is not None and called is not None and times >= _ENOUGH and followed.rate == rate:
+            self.report(SCHEDULED_ANEW, called=called.site, times=times, rate=rate, **schedule.facts)
 
     def _report_span(self, schedule: _Schedule) -> None:
         """Report a scheduler that is made for the steps of the optimizer, and stepped once an epoch; or otherwise."""
