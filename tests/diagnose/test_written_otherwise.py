@@ -501,6 +501,44 @@ def scheduler_of_each_epoch(right):
         scheduler.step()
 
 
+def advantages_in_a_column(right):
+    actor, critic = nn.Linear(4, 3), nn.Linear(4, 1)
+
+    def loss():
+        states = torch.randn(8, 4)
+        policy = torch.distributions.Categorical(logits=actor(states))
+        advantage = torch.rand(8, 1) - critic(states).detach()
+        surrogate = policy.log_prob(policy.sample()) * (advantage.squeeze(1) if right else advantage)
+        pairs = (policy.entropy() * torch.rand(8).unsqueeze(1) * torch.eye(8)).mean()  # of a matrix for all pairs
+        return -surrogate.mean() - pairs
+
+    trained_by(loss, actor)
+
+
+def columns_of_a_picture(right):
+    convolution, rnn = nn.Conv2d(1, 3, 3, padding=1), nn.GRU(12, 5, batch_first=True)
+
+    def loss():
+        maps = convolution(torch.randn(6, 1, 4, 10))
+        steps = maps.permute(0, 3, 1, 2).reshape(6, 10, 12) if right else maps.reshape(6, 10, 12)
+        single = maps[:, :1, :1].reshape(6, 10, 1).expand(-1, -1, 12)
+        return rnn(single)[0].mean() + rnn(steps)[0].square().mean()
+
+    trained_by(loss, convolution, rnn)
+
+
+def distilled_over_the_batch(right):
+    student, teacher, dim = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False), 1 if right else 0
+
+    def loss():
+        x, labels = torch.randn(8, 4), torch.randint(0, 3, (8,))
+        output = student(x)
+        soft = F.kl_div(output.log_softmax(dim), teacher(x).softmax(dim), reduction="batchmean")
+        return soft + F.cross_entropy(output, labels)
+
+    trained_by(loss, student)
+
+
 def best_of_several_models(_):
     best, best_model = float("inf"), None
     for rate in (0.01, 0.02):
@@ -1750,6 +1788,9 @@ PROGRAMS = {
     best_image_is_the_canvas: "loads-itself",
     loaded_into_itself_by_another_name: "loads-nothing",
     scheduler_of_each_epoch: "scheduler-anew",
+    advantages_in_a_column: "broadcast-loss",
+    columns_of_a_picture: "view-mixes",
+    distilled_over_the_batch: "softmax-over-batch",
     dropout_made_in_forward: "dropout-in-evaluation",
     validated_within_an_epoch: "left-in-evaluation",
     one_cycle_by_epoch: "scheduler-out-of-step",

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
+from byname.autograd.slots import held_by_nodes
 from byname.autograd.walk import Walk
 from byname.diagnose.cause import Cause, Facts, always, variable
 from byname.diagnose.causes.attention import ATTENTION
@@ -51,33 +52,40 @@ def _broadcast(loss: Loss) -> Iterator[Facts]:
 
 
 def _squares(loss: Loss) -> Iterator[Facts]:
-    """Yield a difference of (N, 1) and (N,), which has shape (N, N), in a loss written by hand."""
-    for node in loss.of_kinds(NORMS):
-        minus = node.next_functions[0][0]
-        terms = minus.next_functions if node_kind(minus) == "SubBackward" else ()
+    """Yield a difference of (N, 1) and (N,), which has shape (N, N), in a loss written by hand, or a mean of a product.
+
+    The mean of all products is the product of two means, which nobody computes like this on purpose.
+    """
+    products = set(loss.of_kinds(("MulBackward",)))
+    for node in [*loss.of_kinds(NORMS), *products]:
+        minus = node if node in products else node.next_functions[0][0]
+        terms = minus.next_functions if node in products or node_kind(minus) == "SubBackward" else ()
         shape = shape_of(minus) if terms else ()
         if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1 or (None, 0) not in terms:
             continue
         given, output = next(term for term in terms if term[0] is not None)
         before, walk = tuple(given._input_metadata[output].shape), loss.context.walk
+        if node in products and all(one.numel() > shape[0] for _, _, one in held_by_nodes([node])):
+            continue
         is_column = before == (shape[0], 1) and node_kind(given) not in _MAKES_COLUMNS
-        is_reduced = _ends_in_a_mean(walk, node, shape)
+        is_reduced = _ends_in_a_mean(walk, node, shape, _PICKS if node in products else _EACH)
         if given.next_functions and is_reduced and (is_column or before == shape[:1]):
             site, call = loss.site(minus), loss.context.lookup.call(minus)
             expr, code = (None, None) if call is None else (call.line.expr, call.line.code)
             names = [] if expr is None else [one.id for one in ast.walk(expr.node) if isinstance(one, ast.Name)]
             bound = [one.node for name in names if code is not None for one in statements_binding(code, name)]
             made = [ast.unparse(one.value) for one in bound if isinstance(one, ast.Assign)]
-            if site is not None and not _ON_PURPOSE.search("; ".join([site.statement, *made])):
+            is_meant = node not in products and _ON_PURPOSE.search("; ".join([site.statement if site else "", *made]))
+            if site is not None and not is_meant:
                 yield {"before": str(before), "after": str(shape), "compared": site}
 
 
-def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether every elementwise result of a node goes into a mean or a sum."""
+def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...], each: Collection[str]) -> bool:
+    """Return whether every result of a node goes into a mean or a sum, past nodes of some kinds for each number."""
     waiting = [node]
     for one in waiting:
         for user in [walk.nodes[user] for user in walk.users[walk.numbers[one]]]:
-            is_alike = node_kind(user) in _EACH and shape_of(user) == shape
+            is_alike = node_kind(user) in each and shape_of(user) == shape
             if is_alike and len(waiting) < 24:
                 waiting.append(user)
             elif node_kind(user) not in ("MeanBackward", "SumBackward"):
@@ -86,6 +94,7 @@ def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...]) -> bool:
 
 
 _EACH = {*NORMS, "WhereBackward", "AddBackward", "SubBackward", "DivBackward", "ClampBackward", "ClampMaxBackward"}
+_PICKS = {"NegBackward", "MinimumBackward"}
 _MAKES_COLUMNS = {*MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
 _ON_PURPOSE = re.compile(r"None|newaxis|unsqueeze|(view|reshape)(?!\(-1\))|\.T\b|\.m?[tT]\(|transpose")
 """Words in statements that broadcast on purpose."""
@@ -388,8 +397,8 @@ def _overwriting(loop: ast.For, name: str) -> ast.Assign | None:
 
 
 _COMPARED = (
-    "suspicious: the loss{compared:at} compares values of shape {before} with targets of another shape: both are "
-    "broadcast to {after}, so that each value is compared with several targets",
+    "suspicious: the loss{compared:at} combines values of shape {before} with targets or weights of another shape: "
+    "both are broadcast to {after}, so that each value meets several of them",
     "give both the same shape, as by target.reshape(output.shape) or output.squeeze(-1)",
 )
 

@@ -245,6 +245,12 @@ def mixes_heads(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     return joined == (parts[0], parts[2], parts[1] * parts[3])
 
 
+def mixes_steps(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a view makes ``(b, w, c * h)`` of ``(b, c, h, w)``, or ``(b, t, c)`` of ``(b, c, t)``."""
+    is_turned = len(before) > 2 == len(after) - 1 and after == (before[0], before[-1], math.prod(before[1:-1]))
+    return is_turned and min(after[1:]) > 1 and after[1] not in (before[1], after[2])
+
+
 def leads(batch: int, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     """Return whether a view puts the batch first, which was behind dimensions that no part of it can be in."""
     if batch < 2 or after[:1] != (batch,) or before.count(batch) != 1 or after.count(batch) != 1:

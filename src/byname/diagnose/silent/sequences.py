@@ -27,6 +27,7 @@ from byname.diagnose.silent.mixing import (
     leaves_out_the_last,
     mixes_channels,
     mixes_heads,
+    mixes_steps,
     numbered,
     padding_of,
     positions_by_sample,
@@ -60,6 +61,9 @@ IMAGE_MIXES = topic_cause("view-mixes",
 CLASSES_MIX = topic_cause("view-mixes",
     f"{_DEALT}: cross_entropy takes the classes from dimension 1, and gets scores of several positions there",
     "x.transpose(1, 2) puts the classes there")
+STEPS_MIX = topic_cause("view-mixes",
+    f"{_DEALT}: each step of a sequence gets values of several steps, or columns",
+    "move the dimension of the steps first: x.transpose(1, 2), or permute(0, 3, 1, 2) of images, and then reshape")
 SOFTMAX_MIXES = topic_cause("softmax-over-batch",
     "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
     "sample depend on the other samples",
@@ -306,14 +310,16 @@ class Sequences(Topic):
                 IMAGE_MIXES: mixes_channels(before, after),
                 CLASSES_MIX: node in scores and len(after) == 3 and swaps(before[1:], after[1:]),
                 HEADS_MIX: mixes_heads(before, after) and attending(loss, before[-2]),
+                STEPS_MIX: mixes_steps(before, after) and node._sequence_nr() in [one.number for one in self._layers],
             }
             for cause in [one for one, holds in found.items() if holds and call is not None and not call.inside]:
                 self.report(cause, loss.site(node), before=str(before), after=str(after))
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
         found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
-        if "NllLossBackward" not in loss.nodes:  # of which another row speaks
-            found += [("log_softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("LogSoftmaxBackward",))]
+        scored = [input_of(one) for one in loss.of_kinds(("NllLossBackward",))]  # of which another row speaks
+        every = [one for one in loss.of_kinds(("LogSoftmaxBackward",)) if one not in scored]
+        found += [("log_softmax", node, int(node._saved_dim)) for node in every]
         found += [("a softmax by hand", node, dim) for node in loss.of_kinds(("DivBackward",)) for dim in summed(node)]
         for what, node, dim in found:
             shape = shape_of(node)
