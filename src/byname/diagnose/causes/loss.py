@@ -166,15 +166,6 @@ def _rates(loss: Loss) -> Iterator[Facts]:
             yield loss.between(given, node, what=_RATES[node_kind(given)])
 
 
-def _over_samples(loss: Loss) -> Iterator[Facts]:
-    """Yield a log_softmax of (samples, classes) along the samples, whose result nll_loss takes."""
-    for node in loss.of_kinds(_TAKES_LOGARITHMS):
-        given = node.next_functions[0][0]
-        shape = shape_of(given) if node_kind(given) == "LogSoftmaxBackward" else ()
-        if len(shape) == 2 and shape[0] != shape[1] and dim_of(given) == 0:
-            yield loss.between(given, node, samples=shape[0], shape=str(shape))
-
-
 _RANGES = {
     "SigmoidBackward": ("a sigmoid", 0.0, 1.0),
     "SoftmaxBackward": ("a softmax", 0.0, 1.0),
@@ -341,10 +332,6 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "suspicious: the result of {what}{given:at} is given to poisson_nll_loss{used:at}, which expects the logarithm "
         "of a rate, and takes its exponential, by default",
         "leave it out before the loss, or give the loss log_input=False"),
-    Cause("no-log-probabilities", is_first, _over_samples,
-        "suspicious: log_softmax{given:at} is over the {samples} samples (dim=0) of shape {shape}, and "
-        "nll_loss{used:at} expects it over the classes",
-        "take the log_softmax with dim=1"),
     Cause("target-out-of-reach", is_first, _unreachable,
         "{what}{given:at} gives values between {range} only, and {share} of the targets that the loss{used:at} "
         "compares them with lie outside: they go from {ends}",

@@ -141,7 +141,7 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
     called: Any = None if flat is None else flat.site
     remedy = (
         "look for what is saturated or has no slope between them and the loss, such as clamp, relu or a comparison, "
-        "for a factor of 0, and for weights that are all 0"
+        "for a factor of 0, and for weights or inputs that are all 0, as those of a division by //"
     )
     if flat is not None and flat.of_one:
         along = f"{flat.operation}(){at(flat.site)} is along a dimension with one element"
@@ -303,7 +303,7 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
         no_extra_facts,
         "suspicious: the learning rate (lr) is 0 in the last {idle} of {steps}: they change no parameter",
         "call scheduler.step() once for each optimizer.step(), not for each micro-batch, or give the scheduler the "
-        "number of all its calls; it is right if the parameters are frozen by it"),
+        "number of all its calls, in all epochs; it is right if the parameters are frozen by it"),
     Cause("zeroed-before-step", lambda followed: followed.all_without and followed.loses_gradients, no_extra_facts,
         "{without} {without:has|have} no gradient in any of {steps}, though the backward{backward:at} reaches "
         "{without:it|them} before: the gradients are cleared in between, as zero_grad() does",

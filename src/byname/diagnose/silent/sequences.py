@@ -317,9 +317,7 @@ class Sequences(Topic):
 
     def _look_at_softmaxes(self, loss: Loss) -> None:
         found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
-        scored = [input_of(one) for one in loss.of_kinds(("NllLossBackward",))]  # of which another row speaks
-        every = [one for one in loss.of_kinds(("LogSoftmaxBackward",)) if one not in scored]
-        found += [("log_softmax", node, int(node._saved_dim)) for node in every]
+        found += [("log_softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("LogSoftmaxBackward",))]
         found += [("a softmax by hand", node, dim) for node in loss.of_kinds(("DivBackward",)) for dim in summed(node)]
         for what, node, dim in found:
             shape = shape_of(node)
