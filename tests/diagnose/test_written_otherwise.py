@@ -539,6 +539,14 @@ def distilled_over_the_batch(right):
     trained_by(loss, student)
 
 
+def fewer_samples_than_a_batch(right):
+    model, data = nn.Linear(4, 1), TensorDataset(torch.randn(6, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    for drops in (False, True):
+        for (batch,) in DataLoader(data, 4 if right else 8, shuffle=True, drop_last=drops):
+            follow(model(batch).square().mean(), optimizer)
+
+
 def best_of_several_models(_):
     best, best_model = float("inf"), None
     for rate in (0.01, 0.02):
@@ -1788,6 +1796,7 @@ PROGRAMS = {
     best_image_is_the_canvas: "loads-itself",
     loaded_into_itself_by_another_name: "loads-nothing",
     scheduler_of_each_epoch: "scheduler-anew",
+    fewer_samples_than_a_batch: "empty-loader",
     advantages_in_a_column: "broadcast-loss",
     columns_of_a_picture: "view-mixes",
     distilled_over_the_batch: "softmax-over-batch",

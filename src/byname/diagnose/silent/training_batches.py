@@ -51,6 +51,9 @@ ENDS_EARLY = topic_cause("first-batch-only",
     "suspicious: each of {times} loops over {loader}{noticed:at} makes one step: `{left.statement}`{left:at} leaves "
     "it in its first iteration, and the other batches are never used",
     "move it behind the loop, one level out; it is right if each call should make one step")
+EMPTY_LOADER = topic_cause("empty-loader",
+    "{loader}{noticed:at} gives no batch, and a loop over it ends at once: it has {samples} samples, batches of {size} "
+    "and drop_last=True", "drop_last=False, or a batch_size of {samples} or less")
 BATCH_NOT_USED = topic_cause("batch-not-used",
     "each of {times} steps uses the same {what}, {name}{noticed:at}: a batch that {loader} gave before, while the loop"
     "{loop:at} gets a new batch each time, which is not used for it", "use the batch of the loop, not {name}")
@@ -171,6 +174,8 @@ class Batches(Topic):
             is_plain = type(own.get("sampler")) in (RandomSampler, SequentialSampler) and own["batch_size"]
             size, samples = (own["batch_size"], len(own["dataset"])) if is_plain else (0, 0)
             known.several = samples > size
+            if own["drop_last"] and 0 < samples < size:
+                self.report(EMPTY_LOADER, line.site, loader=loader_of(line)[0], samples=samples, size=size)
             if type(own.get("sampler")) is SequentialSampler:
                 known.size, known.samples = size, samples
         known.regular += made - known.steps == 1 and known.batches == known.iterators
