@@ -1911,6 +1911,16 @@ def test_targets_and_weights_without_a_graph_and_noise_of_other_uses_have_no_fau
     assert findings_of(program, right=True) == []
 
 
+def test_a_model_through_which_an_image_is_optimized_needs_no_optimizer():
+    def dreams(_):
+        model, image = nn.Linear(4, 1), torch.randn(8, 4, requires_grad=True)
+        optimizer = torch.optim.Adam([image])
+        for _ in range(8):
+            follow(model(image).square().mean(), optimizer)
+
+    assert findings_of(dreams, right=True) == []
+
+
 def test_an_iterator_that_only_one_iteration_goes_through_is_not_said_to_be_used_up():
     def resumed(_):
         model = nn.Linear(4, 1)

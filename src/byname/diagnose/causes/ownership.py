@@ -74,7 +74,8 @@ def _foreign_parameters(context: FailureContext) -> list[torch.Tensor]:
 
 
 def _left_out_of(context: FailureContext) -> _LeftOut:
-    leaves = reversed(context.once(_leaves)) if context.optimizers else ()
+    trains = any(issubclass(type(one), nn.Parameter) for one in context.once(_optimized).values())
+    leaves = reversed(context.once(_leaves)) if trains else ()  # else an image is optimized, through a fixed model
     mine = [leaf for leaf in leaves if leaf.kind == "parameter" and not leaf.in_optimizer]
     hidden = _hidden(context, mine) if mine else {}
     theirs = {id(one) for model in context.models for one in parameters_in(model)} | hidden.keys()

@@ -58,7 +58,7 @@ BEST_IS_MODEL = topic_cause("loads-itself",
     "keep a copy: {copy.path} = {remedy}")
 LOADS_NO_OTHER = topic_cause("loads-nothing",
     "load_state_dict(){noticed:at} changes nothing in {module}: {state} has its own tensors only, as its "
-    "state_dict(){kept:at} gave them",
+    "state_dict(){kept:at} gave them{same}",
     "load the state of another model, which copy.deepcopy() makes and an assignment does not, or of a checkpoint; if "
     "the program compares names first, no name was equal")
 LOADS_NOTHING = topic_cause("loads-nothing",
@@ -229,7 +229,8 @@ class Loading(Topic):
         given_by = [ast.unparse(one) for one in getattr(getattr(line.expr, "node", None), "args", ())[:1]]
         is_anothers = kept == line.site and given_by != [f"{names['module'].path}.state_dict()"]
         if kept is not None and (is_anothers or not is_trained) and (self._watch.steps or kept != line.site):
-            self.report(LOADS_NO_OTHER, line.site, kept=kept, **names)
+            same = f"; {given_by[0]} is that of the same module" if is_anothers else ""
+            self.report(LOADS_NO_OTHER, line.site, kept=kept, same=same, **names)
 
     def _restores_nothing(self, given: Sequence[torch.Tensor], line: Line, module: Any = None) -> DetachPoint | None:
         """Report references kept before some steps; return the call that made them if there was no step since."""
