@@ -192,10 +192,10 @@ def expression_at(source: executing.Source, position: Position) -> ast.AST | Non
 
 def copied_in(node: Any) -> Any:
     """Return what an expression gives without a copy of its values: a shallow copy of a module, ``.detach()``."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("copy.copy", "copy") and node.args:
+    function: Any = node.func if isinstance(node, ast.Call) else None
+    if function is not None and ast.unparse(function) in ("copy.copy", "copy") and node.args:
         return node.args[0]
-    is_cut = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "detach"
-    return node.func.value if is_cut else node
+    return function.value if getattr(function, "attr", "") == "detach" else node
 
 
 def enclosing_statement(node: ast.AST) -> ast.stmt:

@@ -193,30 +193,24 @@ class Schedules(Topic):
             self._report_span(schedule)
             self._report_mode(schedule)
             self._report_factor(schedule)
-            self._report_anew(schedule)
             same = [one for one in self._schedules if one.followed is schedule.followed]
+            anew = [one.called for one in same if one.made.place == schedule.made.place and one.steps == 1]
+            rate = self._rates.get(id(schedule.followed), [-1.0])[0]
+            if schedule.followed in stepped and len(anew) >= _ENOUGH and schedule.followed.rate == rate:
+                called = anew[0].site if anew[0] is not None else None
+                self.report(SCHEDULED_ANEW, called=called, times=len(anew), rate=rate, **schedule.facts)
             keys = schedule.followed.keys if schedule.followed is not None else None
             later = [one for one in without if keys is None or not one.keys.isdisjoint(keys)]
             if later and (schedule.steps if keys is None else schedule.idle) >= _ENOUGH:
                 since = "" if keys is None else f" since its step {schedule.seen}"
                 self.report(UNUSED_OPTIMIZER, other=later[0].variable, since=since, **schedule.facts)
             elif schedule.followed in stepped and not any(one.steps or _is_stepped_in_source(one) for one in same):
-                steps, rate = schedule.followed.steps, self._rates[id(schedule.followed)][0]
-                self.report(NEVER_SCHEDULED, steps=steps, rate=rate, **schedule.facts)
+                self.report(NEVER_SCHEDULED, steps=schedule.followed.steps, rate=rate, **schedule.facts)
             for other in same if schedule.followed is not None and without else ():
                 twins = other.kind == schedule.kind and other.steps == schedule.steps > 0
                 if twins and other.made.place != schedule.made.place and other in self._schedules[:at]:
                     facts = {"first": _target(other.made), "made": other.made.site, "other": without[0].variable}
                     self.report(OTHER_OPTIMIZER, **facts, **schedule.facts)
-
-    def _report_anew(self, schedule: _Schedule) -> None:
-        """Report schedulers of one optimizer that one line makes, each for one step that changes no learning rate."""
-        followed, called = schedule.followed, schedule.called
-        same = [one for one in self._schedules if one.made.place == schedule.made.place and one.followed is followed]
-        times = [one.steps for one in same].count(1) if all(one.steps < 2 for one in same) else 0
-        rate = None if followed is None else self._rates[id(followed)][0]
-        if followed is not None and called is not None and times >= _ENOUGH and followed.rate == rate:
-            self.report(SCHEDULED_ANEW, called=called.site, times=times, rate=rate, **schedule.facts)
 
     def _report_span(self, schedule: _Schedule) -> None:
         """Report a scheduler that is made for the steps of the optimizer, and stepped once an epoch; or otherwise."""
