@@ -254,7 +254,8 @@ class WeightCopies(Topic):
             if not twins or not owned.isdisjoint(map(id, mine)):
                 continue
             if sum_of(mine[0]) != called.total:
-                self._look_for_old_statistics(called)
+                if "Norm" in followed.modes.modal:  # else the model has its initial statistics, too
+                    self._look_for_old_statistics(called)
             elif called.made <= _FIRST_USED:  # else a copy that takes the place of others now and then
                 names = FailureContext().names([mine[0], twins[0][0]])
                 unused = _swapped_update(twins[0][0], names[0]) or _dead_updates(called.line, names[0])
