@@ -314,6 +314,7 @@ class StepModes:
     def __init__(self) -> None:
         self.modal, self.evaluating = "", 0
         self.modules: list[weakref.ref[nn.Module]] = []
+        self._owners: list[weakref.ref[nn.Module]] = []  # of parameters, that compute alike in both modes
 
     def find_modules(self, keys: frozenset[int]) -> None:
         """Find the modules that have run, if those with the parameters of these ids are in training mode."""
@@ -324,12 +325,15 @@ class StepModes:
         ran += owners
         modal = [one for one in ran if is_training(one) and has_modes(one)]
         if modal and any(map(is_training, owners)):
-            self.modules = [weakref.ref(one) for one in [*modal, *owners]]
+            self.modules = [*map(weakref.ref, modal)]
+            self._owners = [weakref.ref(one) for one in owners if not has_modes(one)]
             self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
 
     def note_step(self) -> None:
         over = not self.modules or any((one := known()) is None or is_training(one) for known in self.modules)
-        self.evaluating += not over
+        around = [one for known in self._owners if (one := known()) is not None and not over]
+        trained = [one for one in around if any(fact(its, "requires_grad") for its in own_parameters(one))]
+        self.evaluating += not over and (not self._owners or not all(map(is_training, trained)))
 
 
 class ComparedValues:

@@ -341,8 +341,8 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
     Cause("left-in-evaluation",
         lambda one: one.done and 2 * ENOUGH <= one.modes.evaluating < one.steps <= 2 * one.modes.evaluating,
         no_extra_facts,
-        "{backward:-}suspicious: {modal} in the model ran in training mode at first, and the model is in evaluation "
-        "mode in {evaluating} of {steps}: no dropout, and fixed statistics, as after model.eval(){put:at} "
+        "{backward:-}suspicious: {modal} in the model ran in training mode at first, and in evaluation mode in "
+        "{evaluating} of {steps}: no dropout, and fixed statistics, as after model.eval(){put:at} "
         "without a model.train()",
         "call `model.train()` after each evaluation, or as each epoch begins; it is right if this is meant"),
 )
