@@ -587,6 +587,40 @@ def validated_within_an_epoch(right):
                 model.eval()(torch.randn(8, 4))
 
 
+def heads_left_in_evaluation(right):
+    nets = {"body": nn.Linear(4, 8), "head": nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 1))}
+    optimizer = torch.optim.Adam([*nets["body"].parameters(), *nets["head"].parameters()])
+    for _ in range(6):
+        for net in [*nets.values()] if right else [nets["body"]]:
+            net.train()
+        for _ in range(4):
+            follow(nets["head"](nets["body"](torch.randn(8, 4))).square().mean(), optimizer)
+        for net in nets.values():
+            net.eval()
+
+
+def logarithms_as_targets(right):
+    student, teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def loss():
+        x = torch.randn(8, 4)
+        goal = F.log_softmax(teacher(x).detach(), 1)
+        return F.kl_div(F.log_softmax(student(x), 1), goal, reduction="batchmean", log_target=right)
+
+    trained_by(loss, student)
+
+
+def preferences_without_a_minus(right):
+    items = nn.Embedding(12, 4)
+
+    def loss():
+        user, liked, other = (items(torch.randint(0, 12, (8,))) for _ in range(3))
+        likelihood = F.logsigmoid((user * (liked - other)).sum(1)).mean()
+        return -likelihood if right else likelihood
+
+    trained_by(loss, items)
+
+
 def scheduled(make, is_each, rises=0.01):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -1802,6 +1836,9 @@ PROGRAMS = {
     distilled_over_the_batch: "softmax-over-batch",
     dropout_made_in_forward: "dropout-in-evaluation",
     validated_within_an_epoch: "left-in-evaluation",
+    heads_left_in_evaluation: "left-in-evaluation",
+    logarithms_as_targets: "target-out-of-reach",
+    preferences_without_a_minus: "loss-turned-round",
     one_cycle_by_epoch: "scheduler-out-of-step",
     cosine_by_batch: "scheduler-out-of-step",
     plateau_of_an_accuracy: "scheduler-wrong-mode",
@@ -2476,11 +2513,53 @@ def two_towers_of_which_one_was_trained_before(_):
     trained_by(lambda: (towers["left"](torch.randn(8, 4)) * towers["right"](torch.randn(8, 4))).mean(), towers)
 
 
+def body_frozen_half_way(_):
+    body, head = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2)), nn.Linear(8, 1)
+    optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()])
+    for number in range(24):
+        if number == 8:
+            body.requires_grad_(False).eval()
+        follow(head(body(torch.randn(8, 4))).square().mean(), optimizer)
+
+
+def norms_frozen_half_way(_):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for number in range(24):
+        model.train()
+        model[1].train(number < 8)
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+
+
+def target_of_a_critic_in_evaluation(_):
+    critic = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    target = copy.deepcopy(critic)
+    optimizer = torch.optim.Adam(critic.parameters())
+    for _ in range(40):
+        x = torch.randn(8, 4)
+        critic.eval()
+        with torch.no_grad():
+            goal = 1 + 0.9 * target(x)
+        follow(F.mse_loss(critic(x), goal), optimizer)
+        target.load_state_dict(critic.state_dict())
+
+
+def generator_that_saturates(_):
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1).requires_grad_(False)
+    trained_by(lambda: F.logsigmoid(-critic(generator(torch.randn(8, 2)))).mean(), generator)
+
+
+def divergence_of_counts(_):
+    model, counts = nn.Linear(4, 3), torch.tensor([[3.0, 0.0, 1.0]]).expand(8, 3)
+    trained_by(lambda: F.kl_div(F.log_softmax(model(torch.randn(8, 4)), 1), counts, reduction="sum"), model)
+
+
 RIGHT = (
     *(follows_a_student, target_of_a_network_with_dropout, put_into_training_on_purpose, clicks_of_an_autoencoder),
     sum_of_very_many_losses,
     *(positives_of_a_batch, shares_of_several_tags, series_in_reverse, echo_of_the_last, gradients_in_one_list),
     *(best_of_each_fold, two_towers_of_which_one_was_trained_before),
+    *(body_frozen_half_way, norms_frozen_half_way, generator_that_saturates, divergence_of_counts),
 )
 
 
@@ -2488,3 +2567,8 @@ RIGHT = (
 @pytest.mark.parametrize("program", RIGHT, ids=[one.__name__ for one in RIGHT])
 def test_nothing_is_said_of_what_is_right_and_looks_alike(program):
     assert [str(one) for one in findings_of(program, right=True)] == []
+
+
+def test_a_target_whose_critic_has_its_initial_statistics_too_is_not_said_to_lack_them():
+    found = findings_of(target_of_a_critic_in_evaluation, right=True)
+    assert [one.cause for one in found] == ["left-in-evaluation"]

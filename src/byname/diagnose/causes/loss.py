@@ -319,6 +319,27 @@ def _sum_beside_mean(loss: Loss) -> Iterator[Facts]:
                 yield loss.between(node, mean, numbers=numbers)
 
 
+def _negative_targets(loss: Loss) -> Iterator[Facts]:
+    """Yield targets of kl_div, by which it multiplies, that are mostly negative."""
+    for node, target in _held(loss.of_kinds(["MulBackward"]), "self"):
+        call = loss.context.lookup.call(node)
+        share, ends = _outside(target, 0.0, math.inf) if call is not None and call.name == "kl_div" else (0.0, "")
+        if share > 0.25:
+            yield {"share": f"{share:.0%}", "ends": ends, "used": loss.site(node)}
+
+
+def _without_minus(loss: Loss) -> Iterator[Facts]:
+    """Yield a logsigmoid of which the loss is the mean or sum as it is: that of -x in one should be small."""
+    found, waiting = list[Any](), [*loss.context.nodes[:1]]
+    for node in waiting:
+        is_sum = node_kind(node) in {*MOVES, "MeanBackward", "SumBackward", "AddBackward"}
+        (waiting if is_sum else found).extend([one for one, _ in node.next_functions] if is_sum else [node])
+    is_alone = {*map(node_kind, found)} == {"LogSigmoidBackward"}
+    plain = [one for one in found if node_kind(input_of(one)) != "NegBackward"] if is_alone else []
+    if plain:
+        yield {"used": loss.site(plain[0])}
+
+
 # fmt: off
 ACTIVATIONS: tuple[Cause[Loss], ...] = (
     Cause("double-softmax", is_first, _squashed_twice,
@@ -340,6 +361,10 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "binary_cross_entropy_with_logits{used:at} takes targets between 0 and 1, and {share} of them lie outside: "
         "they go from {ends}; their loss has no lower bound",
         "make them 0 and 1, such as (target > 0).float()"),
+    Cause("target-out-of-reach", is_first, _negative_targets,
+        "kl_div{used:at} takes probabilities as targets, and {share} of them are negative, as logarithms are: they go "
+        "from {ends}",
+        "give it probabilities, by softmax in place of log_softmax, or log_target=True"),
     Cause("target-out-of-reach", is_first, _share_one,
         "the results of a softmax{given:at} sum up to 1, and {share} of the samples have several targets of 1 in "
         "binary_cross_entropy{used:at}, which cannot all be reached",
@@ -356,6 +381,10 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "{loss}{used:at} gets its gradient through its target only, and its first argument has no graph: they seem to "
         "be swapped, the labels first and the prediction as their target",
         "swap the arguments: {loss}(prediction, target)"),
+    Cause("loss-turned-round", is_first, _without_minus,
+        "suspicious: this loss is the mean or sum of logsigmoid(){used:at} as it is, which has no lower bound: each "
+        "step makes what it is given smaller, the wrong way round for a score that should be large",
+        "put a minus before it: -F.logsigmoid(x).mean()"),
 )
 # fmt: on
 """Causes that concern an activation before a loss."""
