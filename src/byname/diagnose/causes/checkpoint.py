@@ -62,9 +62,7 @@ def _other_operation(context: FailureContext, record: Any, nodes: Sequence[int |
     if found is None:
         return None
     then, now = found
-    compared = difflib.SequenceMatcher(
-        None, [_key(call) for call in then], [_key(call) for call in now], autojunk=False
-    )
+    compared = difflib.SequenceMatcher(None, [*map(_key, then)], [*map(_key, now)], autojunk=False)
     changed = next((change for change in compared.get_opcodes() if change[0] != "equal"), None)
     if changed is None:
         return None

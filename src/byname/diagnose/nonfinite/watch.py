@@ -94,9 +94,8 @@ class FiniteWatch:
         else:
             runs[-1] = WatchedRun(walk, place)
             if (origin := self._origins.overflow) is not None:
-                self._report_once(
-                    *of_forward(_Root(walk, place, None, origin, ". The root is finite again, as 1 / Inf is 0"))
-                )
+                root = _Root(walk, place, None, origin, ". The root is finite again, as 1 / Inf is 0")
+                self._report_once(*of_forward(root))
         self._origins.overflow = None
 
     def begin(self, block: Undo) -> None:
@@ -120,9 +119,8 @@ class FiniteWatch:
         if bad is not None and (frame := caller()) is not None:
             self._bad_leaves.update((id(one), weakref.ref(one)) for one in fine)
             step = _NonFiniteStep(optimizer, bad, locate(frame.f_code, frame.f_lasti).site)
-            self._report_once(
-                ("step", step.stepped), next(found for cause in BY_STEP for found in cause.findings(step))
-            )
+            found = (one for cause in BY_STEP for one in cause.findings(step))
+            self._report_once(("step", step.stepped), next(found))
 
     def after_backward(self) -> None:
         """Remove the hooks, and report the gradient that is not finite, if they saw one."""

@@ -158,11 +158,8 @@ class Loading(Topic):
             self._shares(own, given, line)
         elif len(matched) > _FEW * len(own):
             self._missed.pop(id(module), None)
-            self._others[id(module)] = (
-                weakref.ref(module),
-                line,
-                [log.detaches[-1] for log in logs() if log.detaches],
-            )
+            cuts = [log.detaches[-1] for log in logs() if log.detaches]
+            self._others[id(module)] = weakref.ref(module), line, cuts
             large = [(key, own[key]) for key in matched if own[key].dim() > 1]
             held = [(weakref.ref(one), sum_of(one), key, one.shape) for key, one in large]
             if _renamed(own, given):

@@ -77,9 +77,7 @@ class Clipping(Topic):
                 self._clipped.add(id(followed))
                 self._stale.pop(id(followed), None)
             elif id(followed) not in self._clipped and followed.steps:
-                others = (
-                    [one for one in every if one.has_new_grads] if followed.steps == followed.backward_steps else []
-                )
+                others = [one for one in every if one.has_new_grads and followed.steps == followed.backward_steps]
                 self._stale[id(followed)] = followed, call.programs_line, others
 
     def _is_late(self) -> bool:
