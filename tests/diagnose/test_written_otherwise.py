@@ -2533,14 +2533,15 @@ def norms_frozen_half_way(_):
 
 def target_of_a_critic_in_evaluation(_):
     critic = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    actor = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))  # a norm of the same size
     target = copy.deepcopy(critic)
-    optimizer = torch.optim.Adam(critic.parameters())
+    optimizers = [torch.optim.Adam(one.parameters()) for one in (critic, actor)]
     for _ in range(40):
         x = torch.randn(8, 4)
-        critic.eval()
         with torch.no_grad():
             goal = 1 + 0.9 * target(x)
-        follow(F.mse_loss(critic(x), goal), optimizer)
+        follow(F.mse_loss(critic.eval()(x), goal), optimizers[0])
+        follow(actor(x).square().mean(), optimizers[1])
         target.load_state_dict(critic.state_dict())
 
 

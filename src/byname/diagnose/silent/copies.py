@@ -266,7 +266,8 @@ class WeightCopies(Topic):
     def _look_for_old_statistics(self, called: _Called) -> None:
         """Report a batch norm in evaluation mode that has its initial statistics, in a copy that was updated."""
         module: Any = called.module()
-        norms = [one for one in modules_in(module) if issubclass(type(one), nn.modules.batchnorm._BatchNorm)]
+        inner = modules_in(module)[1:]  # a norm alone is like any other of its size
+        norms = [one for one in inner if issubclass(type(one), nn.modules.batchnorm._BatchNorm)]
         for own in [attributes_of(one)["_buffers"] for one in norms if not is_training(one)]:
             mean, batches = own.get("running_mean"), own.get("num_batches_tracked")
             count = copy_values(batches)
