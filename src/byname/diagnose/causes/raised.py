@@ -21,7 +21,7 @@ from byname.diagnose.context import FailingExpression, FailureContext, base_name
 from byname.memory.oom import memory_report
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
-from byname.reading.modules import modules_in, parameters_of, plain_containers
+from byname.reading.modules import modules_in, parameters_in, parameters_of, plain_containers
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import locate, statements_binding
@@ -130,22 +130,34 @@ def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Na
 
 
 def _no_parameters(context: FailureContext) -> Iterator[Facts]:
-    """Yield the module or the exhausted generator that gave an optimizer no parameters."""
-    for failing, node in context.failing_parts():
-        if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
-            module = failing.value(node.value)
-            if issubclass(type(module), nn.Module):
-                yield _without_parameters(ast.unparse(node.value), module)
-        held = failing.variables.get(node.id) if isinstance(node, ast.Name) else None
-        if isinstance(node, ast.Name) and type(held) is GeneratorType and held.gi_frame is None:
-            why = render(": {generator} is a generator that was read to its end before", generator=variable(node.id))
-            remedy = f"make it a list when it is made, {node.id} = list(...), or call .parameters() anew"
-            yield {"why": why, "remedy": remedy}
+    """Yield the module, or the exhausted iterator, that gave an optimizer no parameters."""
+    parts = [*context.failing_parts()]
+    names = [(failing, node.id) for failing, node in parts if isinstance(node, ast.Name)]
+    bound = [(failing, expr) for failing, name in names for expr in statements_binding(failing.code, name)]
+    parts += [(failing, part) for failing, expr in bound if expr.node is not None for part in ast.walk(expr.node)]
+    made = [expr.site for _, expr in bound if "parameters(" in expr.site.statement]
+    asked = [one for one in parts if getattr(one[1], "attr", "") in ("parameters", "named_parameters")]
+    found = [(ast.unparse(node.value), failing.value(node.value)) for failing, node in asked]  # type: ignore[attr-defined]
+    modules = [(path, module) for path, module in found if issubclass(type(module), nn.Module)]
+    learns = any(fact(one, "requires_grad") for _, module in modules for one in parameters_in(module))
+    spent = [name for failing, name in names if type(failing.variables.get(name)) in (GeneratorType, filter)]
+    for name in spent if learns or not modules else ():
+        why = render(": {it} gives its items only once, and has none left, as after a loop over it", it=variable(name))
+        remedy = f"make it a list when it is made, {name} = list(...), or call .parameters() anew"
+        yield {"why": why, "made": made, "remedy": remedy}
+    yield from ({"made": made, **_without_parameters(*one)} for one in modules[:1])
 
 
 def _without_parameters(path: str, module: nn.Module) -> Facts:
-    """Return the facts of a module that has no parameters, with the tensors and containers that should be some."""
+    """Return the facts of a module that gave no parameters, with the tensors and containers that should be some."""
     whose = f": `{path}` ({type(module).__name__})"
+    if own := parameters_in(module):
+        lack, remedy = "none requires grad", f"unfreeze what should learn: {path}.requires_grad_(True)"
+        if any(fact(one, "requires_grad") for one in own):
+            lack, remedy = "the condition leaves out all", f"print the names in {path}.named_parameters()"
+        number = counted(len(own), "parameter")
+        why = render("{whose} has {number}, and {lack}{it:-}", whose=whose, number=number, lack=lack, it=variable(path))
+        return {"why": why, "remedy": remedy}
     every = [(key, one, it) for one in modules_in(module) for key, it in attributes_of(one).items()]
     for key, one, held in every:
         if is_tensor(held) and fact(held, "requires_grad"):
@@ -395,7 +407,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "if it is the last batch, which is smaller, pass drop_last=True to the DataLoader; call eval() on the model to "
         "compute a single sample; a GroupNorm or a LayerNorm takes single samples in training, too"),
     Cause("empty-optimizer", Raised(ValueError, r"optimizer got an empty parameter list"), _no_parameters,
-        "the optimizer{noticed:at} got no parameters{why}", "{remedy}"),
+        "the optimizer{noticed:at} got no parameters{why}{made:-}", "{remedy}"),
     Cause("copy-of-graph", Raised(RuntimeError, r"support the deepcopy protocol"), _copied_with_graph,
         "copy.deepcopy{noticed:at} met {tensor}, which belongs to a graph: it was computed{made:at}, and only tensors "
         "that the program made itself can be deep-copied", "{remedy}"),
