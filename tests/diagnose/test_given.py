@@ -152,6 +152,14 @@ def test_nan_of_a_distribution_that_comes_from_its_inputs_blames_no_parameter():
     assert why.remedy.startswith("look at the inputs of this forward")
 
 
+def test_a_row_that_a_mask_leaves_out_is_told_for_a_distribution():
+    policy, legal = nn.Linear(4, 3), torch.tensor([[True, False, True], [False, False, False]])
+    logits = policy(torch.ones(2, 4)).masked_fill(~legal, -torch.inf)
+    why = explained(lambda: torch.distributions.Categorical(logits=logits))
+    assert "all of 1 row is NaN, and others hold -inf, as where a mask leaves out a whole row" in why.message
+    assert "mask with -1e9" in why.remedy
+
+
 @pytest.mark.parametrize(
     ("make", "what", "write"),
     [

@@ -214,6 +214,11 @@ for row in x:
     loss += model(row).sum().item()
 loss.backward()
 """
+UNUSED = """
+predicted = model(x)
+loss = (x[:, 0] - x[:, 1]).square().mean()
+loss.backward()
+"""
 MASKED_WEIGHT = """
 class Masked(nn.Linear):
     def forward(self, x):
@@ -304,6 +309,8 @@ CASES = [  # program, PyTorch's words, cause, words of the message, old text, te
      "vmap(net)", "vmap(net, randomness='different')"),
     (NUMBER, "no attribute 'backward'", "backward-of-no-tensor", "`loss` at program.py:11 is no tensor, but of type float",
      ".item()", ""),
+    (UNUSED, "does not require grad", "no-grad-path", "`predicted` has a graph, and that line does not use it",
+     "x[:, 0] - ", "predicted[:, 0] - "),
     (MASKED_WEIGHT, "as parameter 'weight'", "result-as-parameter", "`self.weight` is a parameter, and at program.py:11",
      "self.weight = self.weight * 0.5\n        return nn.functional.linear(x, self.weight)",
      "weight = self.weight * 0.5\n        return nn.functional.linear(x, weight)"),

@@ -27,6 +27,7 @@ from byname.reading.quiet import modes_disabled
 from byname.reading.tensor import PLAIN, fact, is_tensor, storage_of
 from byname.source.location import Site, is_torch, locate
 from byname.source.tracebacks import is_byname
+from byname.table import counted
 from byname.tracking.log import logs
 
 
@@ -394,10 +395,16 @@ def _bad_before(context: FailureContext, value: torch.Tensor) -> tuple[Sentence 
         words = "holds {kind}, and so {names:does|do} {names}: the {kind} was there before this forward"
         return render(words, kind=numbers_of(value).kind, names=context.names(bad)), _FIRST_NAN
     fine = ", and the parameters that it is computed from are finite" if has_graph(value) else ""
+    with reading_values():
+        rows = value.isnan().all(-1)
+        if value.isneginf().any() and rows.equal(value.isnan().any(-1)):
+            return f"holds {numbers_of(value)}{fine}: all of {counted(int(rows.sum()), 'row')} is NaN{_BESIDE}", _MASKED
     return f"holds {numbers_of(value)}{fine}", _LOOK_AT_INPUTS
 
 
 _FIRST_NAN = "`byname run --non-finite` names the first operation, gradient or step that gave NaN or Inf"
+_BESIDE = ", and others hold -inf, as where a mask leaves out a whole row"
+_MASKED = "leave one entry of each row, or mask with -1e9 in place of -inf"
 _LOOK_AT_INPUTS = "look at the inputs of this forward, and at log(), sqrt() and divisions in it"
 
 # fmt: off

@@ -7,6 +7,7 @@ a loss does not reach though the program expects it to.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch import nn
 
 from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, opaque_reason, why_no_graph
-from byname.diagnose.cause import Cause, Facts, Raised, any_of, is_before_backward, render
+from byname.diagnose.cause import Cause, Facts, Raised, any_of, is_before_backward, render, variable
 from byname.diagnose.causes.cuts import DETACHES, MOST_PLACES, NUMBERS, cut_before, is_of_state, remedy_of, sentence_of
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import first_run
@@ -83,6 +84,12 @@ def _unseen(context: FailureContext) -> Iterator[Facts]:
         made, name = site_of_tensor(root), quote(context.name(root))
         why = why_no_graph(root, made)
         remedy = "" if made or logs() else "byname.explaining() around the forward remembers which line cut it off"
+        held = {key for key, one in context.variables().items() if is_tensor(one) and fact(one, "grad_fn") is not None}
+        names = tuple(map(variable, sorted(held - {*re.findall(r"\w+", getattr(made, "statement", ""))})))
+        if names and made is not None and context.error_site and made.function == context.error_site.function:
+            says = "{why}. {names} {names:has|have} a graph, and that line does not use {names:it|them}"
+            why = render(says, why=why.partition(". Either")[0], names=names)
+            remedy = "compute the loss from what the model gives"
         yield {"name": name, "why": why, "made": made, "remedy": remedy}
 
 

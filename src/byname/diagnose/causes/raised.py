@@ -155,9 +155,8 @@ def _without_parameters(path: str, module: nn.Module) -> Facts:
         lack, remedy = "none requires grad", f"unfreeze what should learn: {path}.requires_grad_(True)"
         if any(fact(one, "requires_grad") for one in own):
             lack, remedy = "the condition leaves out all", f"print the names in {path}.named_parameters()"
-        number = counted(len(own), "parameter")
-        why = render("{whose} has {number}, and {lack}{it:-}", whose=whose, number=number, lack=lack, it=variable(path))
-        return {"why": why, "remedy": remedy}
+        facts = {"whose": whose, "number": counted(len(own), "parameter"), "lack": lack, "it": variable(path)}
+        return {"why": render("{whose} has {number}, and {lack}{it:-}", **facts), "remedy": remedy}
     every = [(key, one, it) for one in modules_in(module) for key, it in attributes_of(one).items()]
     for key, one, held in every:
         if is_tensor(held) and fact(held, "requires_grad"):
