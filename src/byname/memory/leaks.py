@@ -277,7 +277,8 @@ _KNOWN: Sequence[tuple[str, Callable[[Evidence], bool], str | Callable[[Evidence
     (
         "stored-copies",
         _is_copy,
-        "keep only the best copy, or save it to a file; .cpu() copies take no memory of the accelerator",
+        "keep only the copies still used, as the best or those of one round: .clear() the others, or save them to a "
+        "file; .cpu() copies take no memory of the accelerator",
     ),
     (
         "growing-cache",
