@@ -530,6 +530,52 @@ def test_the_parameters_of_the_new_model_are_named_beside_those_of_the_old_one(m
     assert "no_grad" not in finding.message, "by which a module that is converted, or moved to a GPU, computes"
 
 
+def multiplied(factor):
+    body, head, other = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters(), *other.parameters()], 0.1)
+    steps = iter(range(2 * STEPS))
+
+    def loss(x, y):
+        hidden = body(x)
+        return F.mse_loss(head(hidden), y) + factor(next(steps)) * F.mse_loss(other(hidden), y)
+
+    trained(optimizer, loss, 2 * STEPS)
+    return body, head, other, optimizer
+
+
+def all_dropped(p=1.0):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(p), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trained(optimizer, lambda x, y: F.mse_loss(model(x), y), 2 * STEPS)
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [(lambda: multiplied(lambda step: step // 20), "factor(next(steps)) *"), (all_dropped, "model(x)")],
+)
+def test_a_factor_of_zero_is_told_with_its_line(program, line):
+    _, (finding,) = found_in(program)
+    assert finding.cause == "zero-gradient" and "multiplies by 0 in the first backward" in finding.message
+    assert line in finding.sites[0].statement and "p is the probability to drop" in finding.remedy
+
+
+@pytest.mark.parametrize("program", [lambda: multiplied(lambda step: step // 4), lambda: all_dropped(0.5)])
+def test_a_factor_that_is_zero_at_first_only_is_healthy(program):
+    assert found_in(program) == ([], [])
+
+
+def test_a_target_that_gets_gradients_should_compute_without_them():
+    def program():
+        online, target_net = nn.Linear(4, 1), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(online.parameters(), 0.1)
+        trained(optimizer, lambda x, y: F.mse_loss(online(x), y + 0.9 * target_net(x)))
+        return online, target_net
+
+    _, (finding,) = found_in(program)
+    assert finding.cause == "not-in-optimizer" and "compute with it under torch.no_grad()" in finding.remedy
+
+
 @pytest.mark.parametrize(
     ("program", "said", "line"),
     [

@@ -19,7 +19,7 @@ class FlatOperation(NamedTuple):
     operation: str
     site: Site | None
     of_one: bool = False  # a softmax along a dimension with one element, whose result is always the same
-    dead: bool = False  # a relu that gave only zeros, or a clamp that was given only values beyond its bounds
+    dead: bool = False  # a relu that gave only zeros, a clamp of values beyond its bounds only, or a factor of 0
     of_equals: bool = False  # an exp of a difference of equal results, such as PPO's ratio
 
 
@@ -50,12 +50,14 @@ def flat_operation_in(loss: Loss) -> FlatOperation | None:
         shape = shape_of(node) if kind in _SOFTMAX else ()
         if shape and shape[dim_of(node)] == 1:
             return FlatOperation(_SOFTMAX[kind], loss.site(node), of_one=True)
-    for node, slot, held in held_by_nodes(list(loss.of_kinds(("ReluBackward", *_CLAMPS, "ExpBackward")))):
-        kind = node_kind(node).removesuffix("Backward").lower()
-        if kind == "relu" and slot == "result" and is_zero(held):
-            return FlatOperation("relu", loss.site(node), dead=True)
-        if node_kind(node) in _CLAMPS and slot == "self" and _is_outside(node, held):
-            return FlatOperation("clamp", loss.site(node), dead=True)
+    for node, slot, held in held_by_nodes(
+        list(loss.of_kinds(("ReluBackward", *_CLAMPS, "ExpBackward", "MulBackward")))
+    ):
+        kind = "clamp" if node_kind(node) in _CLAMPS else node_kind(node).removesuffix("Backward").lower()
+        is_dead = kind == "relu" and slot == "result" and is_zero(held)
+        is_dead = is_dead or (kind == "clamp" and slot == "self" and _is_outside(node, held))
+        if is_dead or (kind == "mul" and not held.dim() and not held.requires_grad and is_zero(held)):  # dropout, p=1
+            return FlatOperation(kind, loss.site(node), dead=True)
         if kind == "exp" and slot == "result" and _is_of_equals(node, held):
             return FlatOperation("exp", loss.site(node), of_equals=True)
     return None

@@ -114,7 +114,8 @@ _TWO_ZEROS = ": {still:3} are 0 themselves, two layers in a row, and the gradien
 _ONE_OF = "initialise only one of them by nn.init.zeros_(), and the other at random, as kaiming_uniform_() does"
 
 _ONE_ELEMENT = (
-    "take it along the dimension of the classes; one logit a sample goes to binary_cross_entropy_with_logits, or to a "
+    "take it along the dimension of the classes, or of the positions that an attention weighs, such as dim=1 of "
+    "(batch, time, 1); one logit a sample goes to binary_cross_entropy_with_logits, or to a "
     "sigmoid: cross_entropy, which begins with log_softmax, needs a logit for each class"
 )
 _DEAD = {
@@ -122,6 +123,11 @@ _DEAD = {
         "gave only zeros in the first backward, and passes no gradient",
         "a relu is dead where all that it is given is negative or 0: initialise the layer before it otherwise, scale "
         "its inputs, or take leaky_relu or gelu",
+    ),
+    "mul": (
+        "multiplies by 0 in the first backward, and passes no gradient",
+        "look at that factor: a whole division such as epoch // 10 is 0 at first, and a dropout with p=1 multiplies by "
+        "0, since p is the probability to drop: p = 1 - keep_prob",
     ),
     "clamp": (
         "was given only values beyond its bounds in the first backward, and passes no gradient there",
@@ -297,7 +303,8 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
     Cause("zero-learning-rate", lambda followed: followed.steps == followed.idle, no_extra_facts,
         "the learning rate (lr) is 0 in each of {steps}: they change no parameter",
         "look at the lr that the optimizer was given, and at its scheduler: is scheduler.step() called? With LambdaLR "
-        "look at the function, which gives the factor of lr: a division such as epoch // 10 is 0 at first"),
+        "look at the function, which gives the factor of lr: a division such as epoch // 10 is 0 at first. "
+        "Lightning calls it once an epoch, unless it is given with 'interval': 'step'"),
     Cause("zero-learning-rate",
         lambda followed: followed.done and MANY <= followed.idle < followed.steps <= 4 * followed.idle,
         no_extra_facts,

@@ -246,7 +246,7 @@ def is_zero(tensor: torch.Tensor) -> bool:
         return False
     with DisableTorchFunction():
         try:
-            return can_read(tensor) and not _outside_modes(torch.count_nonzero, tensor.detach())
+            return is_readable(tensor) and not _outside_modes(torch.count_nonzero, tensor.detach())
         except Exception:  # noqa: BLE001 - each backend and layout refuses different operations; nothing is claimed then
             return False
 
