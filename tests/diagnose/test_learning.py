@@ -565,6 +565,26 @@ def test_a_factor_that_is_zero_at_first_only_is_healthy(program):
     assert found_in(program) == ([], [])
 
 
+def ensemble(members):
+    """Train several models; the optimizer of each takes the place of the one before, if there is only one."""
+    models = [nn.Linear(4, 1) for _ in range(4)]
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in models[-members:]]
+    for _ in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for model in models:
+            loss_of(model).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return models, optimizers
+
+
+def test_of_an_ensemble_the_models_that_no_optimizer_has_are_told():
+    told, _ = found_in(lambda: ensemble(1))
+    assert [cause for cause, _ in told] == ["not-in-optimizer"]
+    assert found_in(lambda: ensemble(4)) == ([], [])
+
+
 def test_a_target_that_gets_gradients_should_compute_without_them():
     def program():
         online, target_net = nn.Linear(4, 1), nn.Linear(4, 1)

@@ -58,7 +58,7 @@ from byname.table import counted
 from byname.tracking.log import logs
 from byname.undo import Undo
 
-_CALLS, _GROWN_BY = 8, 4
+_CALLS, _GROWN_BY = 16, 4
 """Calls of each line that calls backward whose graph is looked at; the one that is checked for a graph that has grown,
 three iterations after the first."""
 _CALLS_OF_WASTE = 64

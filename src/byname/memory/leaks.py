@@ -132,15 +132,13 @@ def _own_result_of(node: Node) -> str | None:
 
 def _pins_base(found: Evidence) -> bool:
     """Return whether the unused part of the members' storages is most of the memory that they keep alive."""
-    if not found.group.paths or (
-        found.has_graph() and not any(fact(one, "_base") is not None for one in found.members)
-    ):
+    is_view = any(fact(one, "_base") is not None for one in found.members)
+    if not found.group.paths or (found.has_graph() and not is_view):
         return False  # the storage of a sum's result had room for all of its summands
     if found.is_cut_by_arrays():
         return True
-    unused_bytes = sum(
-        found.snapshot.unused_bytes(number) for number in set(map(found.snapshot.block_of, found.group.tensors))
-    )
+    numbers = set(map(found.snapshot.block_of, found.group.tensors))
+    unused_bytes = sum(map(found.snapshot.unused_bytes, numbers))
     return 2 * unused_bytes > sum(found.snapshot.blocks[number].bytes for number in found.group.blocks)
 
 

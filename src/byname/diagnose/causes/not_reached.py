@@ -44,9 +44,8 @@ def _cut(context: FailureContext) -> Iterator[Facts]:
     seen = [] if root is None else _seen_frozen(root)
     frozen = [one for _, _, one in seen if id(one) in optimized and not fact(one, "requires_grad")]
     if facts is not None and frozen and DETACHES[0] in facts["remedy"]:
-        facts["why"] = render(
-            "{why}, and {names} {names:does|do} not require grad", why=facts["why"], names=context.names(frozen)
-        )
+        says = "{why}, and {names} {names:does|do} not require grad"
+        facts["why"] = render(says, why=facts["why"], names=context.names(frozen))
         facts["remedy"] += _UNFREEZE
     return iter([] if facts is None else [facts])
 

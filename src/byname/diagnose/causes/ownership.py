@@ -134,8 +134,9 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
     elif any(not group["params"] for optimizer in context.optimizers for group in optimizer.param_groups):
         why = "a group of its parameters is empty: a generator, as net.parameters() is, gives them only once"
         remedy = f"{why}, so keep list(net.parameters()); otherwise {remedy}"
-    elif all(_FOLLOWS.search(name.path) for name in names):
-        remedy = f"{_NO_GRAD}; otherwise {remedy}"
+    elif all(re.search(r"target|teacher|momentum|(?<![a-z])ema(?![a-z])", name.path) for name in names):
+        follows = "if it only follows another model, as a target does, compute with it under torch.no_grad()"
+        remedy = f"{follows}; otherwise {remedy}"
     owned = [one.tensor for one in context.once(_leaves) if one.in_optimizer and one.tensor is not None]
     cut, beside = next((cut for cut, certainty in cuts_beside(context, owned) if certainty is not MAY_BE), None), ""
     if cut is not None:
@@ -150,10 +151,6 @@ def _left_out(context: FailureContext) -> Iterator[Facts]:
         "cut": None if cut is None else cut.line.site,
         "remedy": remedy,
     }
-
-
-_FOLLOWS = re.compile(r"target|teacher|momentum|(?<![a-z])ema(?![a-z])")
-_NO_GRAD = "if it only follows another model, as a target or a teacher does, compute with it under torch.no_grad()"
 
 
 def _wraps_too_early(use: Site) -> bool:

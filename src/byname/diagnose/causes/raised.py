@@ -136,9 +136,9 @@ def _no_parameters(context: FailureContext) -> Iterator[Facts]:
     bound = [(failing, expr) for failing, name in names for expr in statements_binding(failing.code, name)]
     parts += [(failing, part) for failing, expr in bound if expr.node is not None for part in ast.walk(expr.node)]
     made = [expr.site for _, expr in bound if "parameters(" in expr.site.statement]
-    asked = [one for one in parts if getattr(one[1], "attr", "") in ("parameters", "named_parameters")]
-    found = [(ast.unparse(node.value), failing.value(node.value)) for failing, node in asked]  # type: ignore[attr-defined]
-    modules = [(path, module) for path, module in found if issubclass(type(module), nn.Module)]
+    asked = [(failing, one.value) for failing, one in parts if getattr(one, "attr", "").endswith("parameters")]  # type: ignore[attr-defined]
+    given = [(ast.unparse(node), failing.value(node)) for failing, node in asked]
+    modules = [(path, module) for path, module in given if issubclass(type(module), nn.Module)]
     learns = any(fact(one, "requires_grad") for _, module in modules for one in parameters_in(module))
     spent = [name for failing, name in names if type(failing.variables.get(name)) in (GeneratorType, filter)]
     for name in spent if learns or not modules else ():
@@ -305,11 +305,7 @@ def _result_as_parameter(context: FailureContext) -> Iterator[Facts]:
 def _tensors_made_numbers(context: FailureContext) -> Iterator[Facts]:
     """Yield the list of tensors that ``torch.tensor`` was given."""
     call = None if context.failing is None else context.failing.node
-    if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in (
-        "tensor",
-        "as_tensor",
-        "FloatTensor",
-    ):
+    if isinstance(call, ast.Call) and re.search(r"(^|\.)(tensor|as_tensor|FloatTensor)$", ast.unparse(call.func)):
         yield from ({"given": variable(ast.unparse(one))} for one in call.args[:1])
 
 

@@ -126,8 +126,8 @@ _DEAD = {
     ),
     "mul": (
         "multiplies by 0 in the first backward, and passes no gradient",
-        "look at that factor: a whole division such as epoch // 10 is 0 at first, and a dropout with p=1 multiplies by "
-        "0, since p is the probability to drop: p = 1 - keep_prob",
+        "look at that factor: a whole division such as epoch // 10 is 0 at first, and so is what a dropout with p=1 "
+        "gives: p is the probability to drop, 1 - keep_prob",
     ),
     "clamp": (
         "was given only values beyond its bounds in the first backward, and passes no gradient there",
