@@ -15,6 +15,7 @@ from byname.diagnose.causes.in_place import MODIFIED, REFUSED_IN_PLACE
 from byname.diagnose.causes.iterations import BACKWARD_TWICE
 from byname.diagnose.causes.not_reached import DDP_UNUSED, NO_GRAD_PATH
 from byname.diagnose.causes.raised import RAISED
+from byname.diagnose.causes.vmap import VMAP
 from byname.diagnose.context import FailureContext, context_of
 from byname.diagnose.finding import Explanation, explained
 from byname.diagnose.nonfinite.backward import ANOMALY
@@ -94,6 +95,7 @@ ERRORS: tuple[Cause[FailureContext], ...] = (
     *NO_GRAD_PATH,
     DDP_UNUSED,
     *GIVEN,
+    *VMAP,
     *RAISED,
     *CUSTOM_FUNCTIONS,
     ANOMALY,

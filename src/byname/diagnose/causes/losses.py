@@ -16,7 +16,6 @@ from byname.diagnose.cause import Cause, Facts, always, variable
 from byname.diagnose.causes.attention import ATTENTION
 from byname.diagnose.causes.custom_function import RETURNS_NOTHING
 from byname.diagnose.causes.cuts import cut_before, remedy_of, why_cut
-from byname.diagnose.causes.flat import DRAWN
 from byname.diagnose.causes.loss import (
     ACTIVATIONS,
     COMPARING,
@@ -285,26 +284,6 @@ def _misspelt(loss: Loss) -> Iterator[Facts]:
 _MISSPELT = re.compile(r"(?!requires_grad$)requ\w{1,6}grads?")
 
 
-def _drawn(loss: Loss) -> Iterator[Facts]:
-    """Yield a draw from a normal distribution that a layer is given, if its mean gets a gradient in another way."""
-    for node in loss.of_kinds(("NormalBackward",)):
-        walk, seen = loss.context.walk, {loss.context.walk.numbers[node]}
-        around = [walk.numbers[one] for one, _ in node.next_functions if one is not None]
-        for number in around:  # ways to the loss around the draw
-            around += (new := set(walk.users[number]) - seen)
-            seen |= new
-        waiting = [node] if not {*walk.roots}.isdisjoint(around) else []
-        for one in waiting:
-            users = [walk.nodes[user] for user in walk.users[walk.numbers[one]]]
-            waiting += [user for user in users if node_kind(user) in {*MOVES, "CatBackward"}]
-            if any(node_kind(user) in _LAYERS for user in users):
-                yield {"drawn": loss.site(node)}
-                return
-
-
-_LAYERS = {"AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward"}
-
-
 def _freezing(frame: FrameType | None, module: nn.Module) -> Site | None:
     """Return the line of a statement that assigns False to ``requires_grad`` of a module, or None."""
     variables = {} if frame is None else variables_of(frame)
@@ -428,10 +407,6 @@ LOSSES: tuple[Cause[Loss], ...] = (
         "suspicious: `{word} = False` was assigned to {names:3}{assigned:at}, an attribute like any other that freezes "
         "nothing: {names:it still gets a gradient|they still get gradients}",
         "requires_grad = False, or module.requires_grad_(False)"),
-    Cause("zero-gradient", is_first, _drawn,
-        "suspicious: the derivative of normal(){drawn:at} is 0 everywhere: what is computed from its draw gives no "
-        "gradient to its mean and standard deviation, which other terms of the loss do",
-        f"{DRAWN['normal']}; it is right if they should learn from the other terms only"),
     Cause("same-module", is_first, _same_module,
         "suspicious: {copy} and {module} are the same module since `{assigned.statement}`{assigned:at}, and this loss "
         "is computed with it twice: what {copy} gives changes with every step, and the gradient flows through it, too",

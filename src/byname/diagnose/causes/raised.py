@@ -16,7 +16,7 @@ from byname.autograd.order import node_of_input
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, render, variable
 from byname.diagnose.causes.custom_function import method_in_class
-from byname.diagnose.causes.given import norm_called
+from byname.diagnose.causes.vmap import norm_called
 from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
 from byname.memory.oom import memory_report
 from byname.naming.name import Name, at, quote, quote_all

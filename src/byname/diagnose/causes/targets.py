@@ -1,4 +1,4 @@
-"""Targets: what a loss should take as it is, a target or a weight of log-probabilities, and that carries a graph."""
+"""Targets: what a loss should take as it is and that carries a graph, and noise that is drawn as it should not be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import nn
 from byname.autograd.slots import held_by_nodes
 from byname.autograd.walk import leaf_tensors, nodes_from
 from byname.diagnose.cause import Cause, Facts, variable
-from byname.diagnose.causes.loss import COMPARING, Loss, differences, is_first, node_kind
+from byname.diagnose.causes.flat import DRAWN
+from byname.diagnose.causes.loss import COMPARING, MOVES, Loss, differences, is_first, node_kind
 from byname.diagnose.context import FailureContext, callee_text
 from byname.tracking.lookup import creation_record_of
 
@@ -70,6 +71,26 @@ def _scale_of(node: Any) -> bool:
     return len(kinds) == 1 and kinds[0] in ("ExpBackward", "SoftplusBackward", "SqrtBackward")
 
 
+def _drawn(loss: Loss) -> Iterator[Facts]:
+    """Yield a draw from a normal distribution that a layer is given, if its mean gets a gradient in another way."""
+    for node in loss.of_kinds(("NormalBackward",)):
+        walk, seen = loss.context.walk, {loss.context.walk.numbers[node]}
+        around = [walk.numbers[one] for one, _ in node.next_functions if one is not None]
+        for number in around:  # ways to the loss around the draw
+            around += (new := set(walk.users[number]) - seen)
+            seen |= new
+        waiting = [node] if not {*walk.roots}.isdisjoint(around) else []
+        for one in waiting:
+            users = [walk.nodes[user] for user in walk.users[walk.numbers[one]]]
+            waiting += [user for user in users if node_kind(user) in {*MOVES, "CatBackward"}]
+            if any(node_kind(user) in _LAYERS for user in users):
+                yield {"drawn": loss.site(node)}
+                return
+
+
+_LAYERS = {"AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward"}
+
+
 UNIFORM = re.compile(r"\brand(_like)?$")
 _TARGET = re.compile(r"(?<![a-z])(targets?|expected|bellman)(?![a-z])")
 _ADVANTAGE = re.compile(r"(?<![a-z])(adv|advantages?|td_errors?|deltas?|baselines?|values?)(?![a-z])")
@@ -88,6 +109,10 @@ TARGETS: tuple[Cause[Loss], ...] = (
     Cause("uniform-noise", is_first, _uniform_noise,
         "suspicious: the noise that a scale multiplies{used:at} is drawn by {draw}(){drawn:at}, from 0 to 1: its mean "
         "is 0.5, not 0, and its standard deviation 0.29, not 1", "torch.randn_like(), which is normal"),
+    Cause("zero-gradient", is_first, _drawn,
+        "suspicious: the derivative of normal(){drawn:at} is 0 everywhere: what is computed from its draw gives no "
+        "gradient to its mean and standard deviation, which other terms of the loss do",
+        f"{DRAWN['normal']}; it is right if they should learn from the other terms only"),
 )
 # fmt: on
 """Causes that concern what a loss should take as it is."""

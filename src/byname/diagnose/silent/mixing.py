@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.causes.loss import Loss, node_kind, shape_of
+from byname.diagnose.causes.loss import Loss, input_of, node_kind, shape_of
 from byname.diagnose.context import value_of
 from byname.diagnose.nonfinite.reasons import reading_values
 from byname.diagnose.silent.topic import distinct
@@ -264,6 +264,16 @@ def leaves_out_the_last(loss: Loss, length: int) -> bool:
     cut = [one for one in loss.of_kinds(("SliceBackward",)) if length in tuple(one._saved_self_sym_sizes)[:2]]
     kept = [one for one in cut if one._saved_dim < 2 and one._saved_self_sym_sizes[one._saved_dim] == length]
     return bool(kept) and all(one._saved_start == 0 and one._saved_end in (length - 1, (1 << 64) - 1) for one in kept)
+
+
+def predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
+    """Return whether a linear layer computes the scores of each word from what belongs to its position."""
+    given: Any = next(map(input_of, loss.of_kinds(("LogSoftmaxBackward",))), None)
+    given = input_of(given) if node_kind(given) == "AddBackward" else given  # of the bias
+    repeats = [*loss.of_kinds(("ExpandBackward", "RepeatBackward"))]
+    shapes = [(shape_of(one), tuple(one._saved_self_sym_sizes)) for one in repeats]
+    is_layer = node_kind(given) in ("AddmmBackward", "MmBackward") and shape_of(given)[0] == ids.numel()
+    return is_layer and all(after[:2] != tuple(ids.shape) or before == after for after, before in shapes)
 
 
 def numbered(series: torch.Tensor | None) -> list[torch.Tensor]:

@@ -31,6 +31,7 @@ from byname.diagnose.silent.mixing import (
     numbered,
     padding_of,
     positions_by_sample,
+    predicts_each,
     reaches_later,
     seeing_later,
     statistics_in,
@@ -283,7 +284,7 @@ class Sequences(Topic):
             if self._shifted is not None and (not self._cut or leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, *self._shifted)
             for line, what, ids in [self._copied] if self._copied is not None else ():
-                if _predicts_each(loss, ids) and self._sees_the_past(loss, ids):
+                if predicts_each(loss, ids) and self._sees_the_past(loss, ids):
                     self.report(NOT_SHIFTED, line.site, loss=what)
             if self._targets or self._ids or self._filled:
                 self._look_at_masks(loss)
@@ -432,16 +433,6 @@ def _connects(tensor: torch.Tensor, count: int) -> bool:
     """Return whether a tensor connects so many nodes of a graph: a square matrix, or two rows of their numbers."""
     shape = tuple(tensor.shape)
     return shape == (count, count) or (len(shape) == 2 and shape[0] == 2 and tensor.dtype == torch.long)
-
-
-def _predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
-    """Return whether a linear layer computes the scores of each word from what belongs to its position."""
-    given: Any = next(map(input_of, loss.of_kinds(("LogSoftmaxBackward",))), None)
-    given = input_of(given) if node_kind(given) == "AddBackward" else given  # of the bias
-    repeats = [*loss.of_kinds(("ExpandBackward", "RepeatBackward"))]
-    shapes = [(shape_of(one), tuple(one._saved_self_sym_sizes)) for one in repeats]
-    is_layer = node_kind(given) in ("AddmmBackward", "MmBackward") and shape_of(given)[0] == ids.numel()
-    return is_layer and all(after[:2] != tuple(ids.shape) or before == after for after, before in shapes)
 
 
 def _keeps(node: Any, mask: torch.Tensor) -> torch.Tensor | None:
