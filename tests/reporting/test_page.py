@@ -1,5 +1,6 @@
 """`byname.report`: one page of every kind of thing, in which no text becomes code."""
 
+import copy
 import os
 import stat
 import time
@@ -209,7 +210,7 @@ def test_a_recording_that_was_cut_short_says_so_first(model, tmp_path, page):
         model(torch.ones(2, 4))
         1 / 0
     shown = page(tmp_path / "run.h5")
-    assert shown.text.count("ZeroDivisionError") == 2
+    assert shown.text.count("ZeroDivisionError") == 1
     assert "not complete" in shown.text
 
 
@@ -243,6 +244,27 @@ def test_facts_that_differ_between_recordings_stay_with_them(model, tmp_path, pa
     assert "Report of Sequential and Linear" in shown.text
     assert shown.source.count("<dt>model</dt>") == 2
     assert shown.source.count("<dt>python</dt>") == 1
+
+
+def test_the_page_of_a_difference_says_it_once_and_marks_the_first_place(model, page):
+    other = copy.deepcopy(model)
+    other[1] = nn.GELU()
+    shown = page(byname.diff(model, other, example=torch.randn(3, 4)))
+    assert shown.source.count("differ first in <code>1</code>") == 1
+    assert "1 (the first)" in shown.text and "2 (the first)" not in shown.text
+
+
+def test_names_between_backticks_stay_text(page):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleDict({"<b>`x`</b>": nn.Linear(4, 2)})
+
+        def forward(self, x):
+            return self.layers["<b>`x`</b>"](x)
+
+    shown = page(byname.diff(Odd(), Odd(), example=torch.randn(3, 4)))
+    assert "<b>`" not in shown.source and "<b>" not in shown.source.partition("<main>")[2].replace("<b></b>", "")
 
 
 def test_training_and_evaluation_are_two_curves(page):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
@@ -128,7 +129,15 @@ def _environment() -> Environment:
     environment.finalize = lambda value: printable_lines(value) if type(value) is str else value
     environment.filters["json"] = _json
     environment.filters["linked"] = _linked
+    environment.filters["code"] = _code
     return environment
+
+
+def _code(sentence: str) -> Markup:
+    """Return a sentence with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(printable_lines(sentence)))))
 
 
 def _asset(name: str) -> str:

@@ -343,7 +343,8 @@ def _errors(found: Diff) -> list[BarPanel]:
     bars = []
     for one, error in [*zip(ran, errors, strict=True)][begin : begin + BARS]:
         share = 0.0 if error == 0 else 1.0 if error == math.inf else (math.log10(error) - low) / (high - low)
-        bars.append((one.path, figure(error) if error else one.what or one.state, share))
+        path = f"{one.path} (the first)" if one is found.first_value else one.path
+        bars.append((path, figure(error) if error else one.what or one.state, share))
     left = len(ran) - len(bars)
     note = f"{counted(left, 'further place')} not drawn; " if left > 0 else ""
     return [BarPanel(title="Largest error by place", bars=bars, note=f"{note}in the order of the run, logarithmic.")]
