@@ -1670,8 +1670,9 @@ def q_learning_with_a_moving_target(right):
     q = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
     def loss():
-        target = torch.randn(8) + 0.9 * q(torch.randn(8, 4)).max(1).values
-        return F.mse_loss(q(torch.randn(8, 4))[:, 0], target.detach() if right else target)
+        later = q(torch.randn(8, 4)).max(1).values
+        target = torch.randn(8) + 0.9 * (later.detach() if right else later)
+        return F.mse_loss(q(torch.randn(8, 4))[:, 0], target)
 
     trained_by(loss, q)
 
@@ -1927,12 +1928,19 @@ def samples_made_continuous(x):
     return lambda model: (model((x.round() + noise) / 4) * torch.rand_like(x).exp()).square().mean()
 
 
+def views_of_one_model(x):
+    target = x + torch.randn_like(x)
+    return lambda model: F.mse_loss(model(x), model(target)) - model(x).std(0).mean()
+
+
 def entropy_times_a_value(x):
     value = x.square().sum(1)
     return lambda model: (model(x).log_softmax(1)[:, 0] * value).mean()
 
 
-@pytest.mark.parametrize("made", [codes_of_a_frozen_teacher, samples_made_continuous, entropy_times_a_value])
+@pytest.mark.parametrize(
+    "made", [codes_of_a_frozen_teacher, samples_made_continuous, views_of_one_model, entropy_times_a_value]
+)
 def test_targets_and_weights_without_a_graph_and_noise_of_other_uses_have_no_fault(made):
     def program(_):
         model = nn.Linear(4, 8)

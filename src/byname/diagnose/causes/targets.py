@@ -37,7 +37,7 @@ def _moving_targets(loss: Loss) -> Iterator[Facts]:
     """Yield the targets that are computed from weights from which the predictions are computed, too."""
     for node in [*loss.of_kinds(COMPARING), *(minus for minus, _, _ in differences(loss))]:
         sides = _sides(loss, node)
-        for path, target in [one for one in sides if _TARGET.search(one[0])][:1]:
+        for path, target in [one for one in sides if _TARGET.search(one[0]) and "(" not in one[0]][:1]:
             (other,) = [below for text, below in sides if text != path] or [target]
             shared = _weights_behind(other).keys() & (behind := _weights_behind(target)).keys()
             if shared and other is not target:
@@ -89,8 +89,6 @@ def _drawn(loss: Loss) -> Iterator[Facts]:
 
 
 _LAYERS = {"AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward"}
-
-
 UNIFORM = re.compile(r"\brand(_like)?$")
 _TARGET = re.compile(r"(?<![a-z])(targets?|expected|bellman)(?![a-z])")
 _ADVANTAGE = re.compile(r"(?<![a-z])(adv|advantages?|td_errors?|deltas?|baselines?|values?)(?![a-z])")
