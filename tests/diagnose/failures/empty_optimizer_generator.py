@@ -7,9 +7,9 @@ from torch import nn
 
 
 def build():
-    params = nn.Linear(3, 3).parameters()
+    params = nn.Linear(3, 3).parameters()  #: 1
     print(sum(one.numel() for one in params))
-    return torch.optim.Adam(params)  #: 1
+    return torch.optim.Adam(params)  #: 2
 
 
 build()
