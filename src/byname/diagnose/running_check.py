@@ -99,7 +99,10 @@ class RunningCheck:
 
     Attributes:
         steps: the steps of all optimizers so far.
+        is_finite_watched: whether another watch tells where NaN comes from.
     """
+
+    is_finite_watched = False
 
     def __init__(
         self, report: Callable[[Finding], None], models: Sequence[nn.Module], optimizers: Sequence[Any]

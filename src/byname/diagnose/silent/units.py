@@ -118,7 +118,8 @@ class Units(Topic):
 
     def backward(self, loss: Loss) -> None:
         """Report a loss that is not finite, where that comes from no weights."""
-        bad = [root for root in loss.context.roots if not is_finite(root)] if loss.number == 2 else []
+        is_second = loss.number == 2 and not self._watch.is_finite_watched
+        bad = [root for root in loss.context.roots if not is_finite(root)] if is_second else []
         if bad and all(map(is_finite, loss.context.leaves)):
             self.report(LOSS_NOT_FINITE, loss.line.site, kind=nonfinite_kind(bad[0]))
 
@@ -148,7 +149,8 @@ class Units(Topic):
 
     def _look_for_nan(self, followed: FollowedOptimizer) -> None:
         """Report parameters that are not finite; the program waits once for the numbers of all of them."""
-        every = followed.parameters() if id(followed) not in self._lost else []
+        is_known = id(followed) in self._lost or self._watch.is_finite_watched
+        every = [] if is_known else followed.parameters()
         with reading_values():
             plain = [one for one in every if type(one) in PLAIN and one.is_floating_point() and can_read(one)]
             sums = [one.sum(dtype=torch.float32) for one in plain if one.layout is torch.strided]
