@@ -11,7 +11,13 @@ from custom import Scaled
 from processes import run_forked
 from torch import nn
 
-from byname.watch.value_gradients import on_accumulated, on_gradient
+from byname.watch.value_gradients import leaf_hook, on_gradient
+
+
+def on_accumulated(parameter, receive):
+    hook = leaf_hook(parameter)
+    hook.accumulate(parameter, receive)
+    return hook
 
 
 def leaf(*shape):
@@ -303,15 +309,15 @@ def test_parameters_of_fully_sharded_models():
         import torch.distributed as dist
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.device_mesh import init_device_mesh
-        from byname.watch.value_gradients import on_accumulated
+        from byname.watch.value_gradients import leaf_hook
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
         told = []
-        zero = lambda gradient: told.append(type(gradient).__name__) or gradient * 0
-        hook = on_accumulated(model[0].weight, zero)
+        hook = leaf_hook(model[0].weight)
+        hook.accumulate(model[0].weight, lambda gradient: told.append(type(gradient).__name__) or gradient * 0)
         model(torch.ones(3, 4)).sum().backward()
         print(*told, float(model[0].weight.grad.full_tensor().abs().sum()))
         hook.remove()

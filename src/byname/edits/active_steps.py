@@ -24,7 +24,6 @@ from byname.undo import Undo
 from byname.watch.forwards import watch_forwards
 from byname.watch.hooks import MethodOverride
 from byname.watch.requested import Entry
-from byname.watch.value_gradients import graph_task
 
 
 class ActiveSteps:
@@ -81,7 +80,7 @@ class ActiveSteps:
         """Return whether the edit holds for a value that passes now; for a gradient its stamp says so."""
         if type(stamp) is bool:
             return stamp
-        if graph_task() != -1:
+        if torch._C._current_graph_task_id() != -1:
             return self._in_backward(path)
         thread = self.thread
         holds = thread.calls[-1].holds if thread.calls else thread.holds

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from byname.errors import NoMatchError, NothingSeenWarning
@@ -19,7 +20,7 @@ from byname.table import listed
 from byname.tracing.muted import MUTED_RUNS, is_muted, muting, thread_state
 from byname.watch.replacement import conversion_note
 from byname.watch.requested import WARNED, Notes, PlaceNote, Requested, describe_request
-from byname.watch.value_gradients import LeafHooks, graph_task
+from byname.watch.value_gradients import LeafHooks
 
 
 @dataclass(slots=True, eq=False)
@@ -265,3 +266,6 @@ class Attachment:
             thread.task = task
             thread.again.clear()
         return thread.again
+
+
+graph_task: Callable[[], int] = torch._C._current_graph_task_id

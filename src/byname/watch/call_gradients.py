@@ -23,9 +23,7 @@ from byname.watch.value_gradients import (
     Removable,
     Reshaped,
     ViewGeometry,
-    graph_task,
     on_gradient,
-    sequence_number,
     view_geometry_of,
     watch_the_base,
 )
@@ -44,7 +42,7 @@ def note_arguments(inputs: Sequence[Tensor]) -> CallInputs:
                     _note_base(geometries, number, tensor)
             elif tensor.requires_grad:
                 leaves.setdefault(id(tensor), number)
-    return CallInputs(edges, leaves, geometries, tuple(inputs), sequence_number())
+    return CallInputs(edges, leaves, geometries, tuple(inputs), _sequence_number())
 
 
 def _note_base(geometries: dict[Edge, tuple[int, ViewGeometry | Reshaped] | None], number: int, tensor: Tensor) -> None:
@@ -100,7 +98,7 @@ def _install(followed: Followed, found: BoundaryNodes) -> None:
     for number in range(len(events) - 1, -1, -1):
         event = events[number]
         if event.leaf is not None:
-            followed.watch_leaf(number, event, event.leaf)
+            followed.watch_leaf(number, event)
         else:
             register = event.node.register_hook if event.input_edges else event.node.register_prehook
             register(followed.node_hook(number, event, later))
@@ -115,6 +113,9 @@ def _all_at_last_node(events: Sequence[BoundaryNode]) -> bool:
     input_edges = {edge.input for event in events for edge in (*event.input_edges, *event.passthrough_edges)}
     last = {edge.input for edge in (events[-1].input_edges or events[-1].passthrough_edges)}
     return input_edges == last
+
+
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 Later: TypeAlias = tuple[int, Any, "Later | None"]
@@ -199,7 +200,7 @@ class Followed:
         """Whether there are hooks that are not freed with the graph, and so must be removed."""
         return bool(self._on_leaves)
 
-    def watch_leaf(self, number: int, event: BoundaryNode, leaf: Tensor) -> None:
+    def watch_leaf(self, number: int, event: BoundaryNode) -> None:
         """Hook an output that is a leaf. Its gradient may come before or after those of the other nodes."""
         outputs, passthrough_edges = event.outputs, event.passthrough_edges
 
@@ -213,7 +214,8 @@ class Followed:
             new = self._report(task, (gradient,), passthrough_edges) if len(task.done) == self._events else None
             return None if new is None else new[0]
 
-        self._on_leaves.append(on_gradient(leaf, hook))
+        if event.leaf is not None:
+            self._on_leaves.append(on_gradient(event.leaf, hook))
 
     def node_hook(self, number: int, event: BoundaryNode, later: Later | None) -> Callable[..., Gradients | None]:
         """Return a hook, called with the gradients that a node passes on and gets; a pre-hook only with the latter."""
@@ -240,7 +242,7 @@ class Followed:
         """
 
         def hook(gradients: Gradients) -> Gradients | None:
-            task = self._tasks.get(graph_task())
+            task = self._tasks.get(_graph_task())
             if task is None:
                 return None
             change = task.changes.pop(input, None)
@@ -258,7 +260,7 @@ class Followed:
             return None
         if self._events == 1:  # one node brings all gradients, so nothing has to be kept
             return _BackwardState(self._inputs, self._outputs, self._leaves)
-        number = graph_task()
+        number = _graph_task()
         task = self._tasks.get(number)
         if task is not None and task.reported:
             raise InterjectionError(_OUT_OF_ORDER)
@@ -367,4 +369,5 @@ def _will_run(node: Any) -> bool:
 
 
 _will_engine_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _engine: Any = torch.autograd.Variable._execution_engine

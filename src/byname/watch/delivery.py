@@ -18,11 +18,11 @@ from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import is_tensor
 from byname.text import note_on
 from byname.tracing.muted import MUTED_RUNS
-from byname.watch.attachment import Attachment, Event, Number
+from byname.watch.attachment import Attachment, Event, Number, graph_task
 from byname.watch.hooks import AFTER, ALWAYS, BEFORE, Hook, Hooks
 from byname.watch.replacement import cannot_overwrite, overwrite, returns_its_argument
 from byname.watch.requested import MISSED, NO_GRADIENT
-from byname.watch.value_gradients import graph_task, on_gradient
+from byname.watch.value_gradients import on_gradient
 
 _GONE = object()
 

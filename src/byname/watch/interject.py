@@ -23,7 +23,7 @@ from byname.watch.call_gradients import Followed, Gradients, follow, note_argume
 from byname.watch.handle import Handle
 from byname.watch.replacement import check_gradients, check_replacement
 from byname.watch.requested import MISSED, NO_GRADIENT, PlaceNote
-from byname.watch.value_gradients import LeafHooks, Removable, graph_task, on_gradient
+from byname.watch.value_gradients import LeafHooks, Removable, on_gradient
 
 
 def interject(
@@ -130,7 +130,7 @@ class _PutInBothWays(_PutIn):
     def _await_gradients(self, event: Event, module: nn.Module | None) -> None:
         """Hook the graph for the gradients of a call, or for that of another value."""
         path, note = event.path, self.handle.note
-        if graph_task() != -1 and not event.recomputed:
+        if torch._C._current_graph_task_id() != -1 and not event.recomputed:
             return note(f"`{path}` is itself a gradient: `process` gets it, and `process_backward` is not called")
         if not torch.is_grad_enabled():
             return None

@@ -25,7 +25,7 @@ from byname.watch.delivery import ReportedPlace
 from byname.watch.handle import remove_all
 from byname.watch.hooks import AFTER, BEFORE, BEFORE_STATE_DICT, Hook, Hooks, attachments_of
 from byname.watch.requested import NO_GRADIENT_OF_PARAMETER
-from byname.watch.value_gradients import OnGradient, Removable, graph_task, on_accumulated
+from byname.watch.value_gradients import OnGradient, leaf_hook
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class States:
     def _computed(self, place: ReportedPlace, module: nn.Module, *given: Any) -> Any:
         spot = place.spot
         value = module.__dict__.get(spot.name) if spot.name else given[-1]  # what a parametrization returns
-        again = not spot.name and graph_task() != -1  # a checkpoint's second run
+        again = not spot.name and torch._C._current_graph_task_id() != -1  # a checkpoint's second run
         if value is None or not (self._attachment.thread.state.depth or again):
             return None
         new = place.report(None, (), None, value)
@@ -118,11 +118,9 @@ class States:
                 if self._awaiting and known is not parameter:
                     if hook is not None:
                         hook.remove()
-                    keep = partial(self._keep, spot.full, parameter)
-                    on_accumulated(parameter, _receiver(weakref.ref(self), spot.full), keep)
-
-    def _keep(self, path: str, parameter: torch.Tensor, hook: Removable) -> None:
-        self._hooked[path] = parameter, hook
+                    new = leaf_hook(parameter)
+                    self._hooked[spot.full] = parameter, new  # noted first, so that `remove` finds it in any case
+                    new.accumulate(parameter, _receiver(weakref.ref(self), spot.full))
 
     def remove(self) -> None:
         self.put_back()
@@ -163,7 +161,7 @@ class States:
         model = self._attachment.model
 
         def refuse(*_: object) -> None:
-            if graph_task() != -1 and not self._attachment.thread.state.depth:
+            if torch._C._current_graph_task_id() != -1 and not self._attachment.thread.state.depth:
                 raise InterjectionError(_AGAIN.format(spot.path))
 
         hooks = self._refusing[spot.path] = Hooks(self._attachment)

@@ -37,10 +37,10 @@ class Removable:
             hook is freed with the graph.
     """
 
-    __slots__ = ("_attribute", "_handle", "_leaf", "lasting")
+    __slots__ = ("_attribute", "_leaf", "handle", "lasting")
 
     def __init__(self, handle: Any, leaf: Tensor | None = None, attribute: str = "") -> None:
-        self._handle = handle
+        self.handle = handle
         self._leaf = None if leaf is None else weakref.ref(leaf)
         self._attribute = attribute
         self.lasting = leaf is not None
@@ -50,12 +50,25 @@ class Removable:
         leaf = None if self._leaf is None else self._leaf()
         return [] if leaf is None else [leaf]
 
+    def accumulate(self, parameter: Tensor, receive: OnGradient) -> None:
+        """Register the hook, which is called with ``.grad`` after each backward; its result replaces it unless None."""
+
+        def accumulated(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            new = None if gradient is None else receive(gradient)
+            if new is not None and new is not gradient:
+                parameter.grad = new
+
+        with DisableTorchFunction(), TENSOR_HOOK_LOCK:
+            self.handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+
     def remove(self) -> None:
         """Remove the hook. A second call does nothing."""
         leaf = None if self._leaf is None else self._leaf()
         with TENSOR_HOOK_LOCK:
-            self._handle.remove()
-            if leaf is None or graph_task() != -1:  # PyTorch may be iterating over the hooks now
+            if self.handle is not None:
+                self.handle.remove()
+            if leaf is None or torch._C._current_graph_task_id() != -1:  # PyTorch may be iterating over the hooks now
                 return
             with DisableTorchFunction():
                 if getattr(leaf, self._attribute) == {}:
@@ -94,34 +107,21 @@ def on_gradient(
                 return Removable(value.register_hook(receive))  # type: ignore[no-untyped-call]
         with defer_signals(), TENSOR_HOOK_LOCK:  # a hook of a leaf that is not kept would never go
             hook = Removable(value.register_hook(receive), value, "_backward_hooks")  # type: ignore[no-untyped-call]
-            return _kept(hook, keep)
+            if keep is not None:
+                keep(hook)
+        return hook
 
 
-def on_accumulated(parameter: Tensor, receive: OnGradient, keep: _Do | None = None) -> Removable:
-    """Report ``.grad`` of a leaf that requires grad after each backward; for `keep` see `on_gradient`.
+def leaf_hook(parameter: Tensor) -> Removable:
+    """Return the hook of a leaf that requires grad, not registered yet; it can be removed even if that is interrupted.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> hook = on_accumulated(weight, lambda gradient: gradient.clamp(max=1))
+    >>> leaf_hook(weight).accumulate(weight, lambda gradient: gradient.clamp(max=1))
     >>> (weight * 5).sum().backward()
     >>> weight.grad
     tensor([1., 1.])
     """
-
-    def accumulated(parameter: Tensor) -> None:
-        gradient = parameter.grad
-        new = None if gradient is None else receive(gradient)
-        if new is not None and new is not gradient:
-            parameter.grad = new
-
-    with defer_signals(), DisableTorchFunction(), TENSOR_HOOK_LOCK:
-        handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
-        return _kept(Removable(handle, parameter, "_post_accumulate_grad_hooks"), keep)
-
-
-def _kept(hook: Removable, keep: _Do | None) -> Removable:
-    if keep is not None:
-        keep(hook)
-    return hook
+    return Removable(None, parameter, "_post_accumulate_grad_hooks")
 
 
 class LeafHooks:
@@ -193,7 +193,7 @@ def hidden_base_target(view: Tensor) -> GradientTarget | None:
     behind = base.grad_fn
     if behind is None:
         return None
-    newest = sequence_number()
+    newest = _sequence_number()
     geometry: ViewGeometry | Reshaped | None
     if (
         type(node).__name__ == "ViewBackward0"
@@ -236,8 +236,7 @@ def _just_made(node: Any, behind: Any, newest: int) -> bool:
 _MOST_VIEWS = 8
 """Chains of views, a view of a view and so on, are followed if they have fewer nodes than this."""
 
-sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 @dataclass(slots=True, eq=False)
