@@ -26,7 +26,7 @@ def test_equal_is_0_and_different_is_1(runs, capsys):
     assert "a.h5 (a) and same.h5 (b) are equal: 4 values of 1 place" in capsys.readouterr().out
     for other in ("b.h5", "left.h5", "left.h5.log"):
         assert main(["diff", str(runs / "a.h5"), str(runs / other)]) == 1
-        assert "differ first in <code>forward</code>, iteration 2: error " in capsys.readouterr().out
+        assert "differ first in `forward`, iteration 2: error " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("tolerance", "code"), [("10", 0), ("1e-6", 1), ("dtype", 1)])
