@@ -1736,7 +1736,19 @@ def positions_along_the_batch(right):
     trained_by(lambda: F.cross_entropy(model(torch.randint(9, (6, 5))), torch.arange(6) % 3), model)
 
 
+def squares_as_a_product(right):
+    model = nn.Linear(4, 1)
+
+    def loss():
+        x = torch.randn(8, 4)
+        difference = model(x) - (x[:, :1] if right else x[:, 0])
+        return (difference * difference).mean()
+
+    trained_by(loss, model)
+
+
 PROGRAMS = {
+    squares_as_a_product: "broadcast-loss",
     q_learning_with_a_moving_target: "target-with-gradient",
     policy_that_trains_its_critic: "advantage-with-gradient",
     latent_of_uniform_noise: "uniform-noise",

@@ -55,28 +55,37 @@ def _squares(loss: Loss) -> Iterator[Facts]:
 
     The mean of all products is the product of two means, which nobody computes like this on purpose.
     """
-    products = set(loss.of_kinds(("MulBackward",)))
-    for node in [*loss.of_kinds(NORMS), *products]:
-        minus = node if node in products else node.next_functions[0][0]
-        terms = minus.next_functions if node in products or node_kind(minus) == "SubBackward" else ()
-        shape = shape_of(minus) if terms else ()
+    below = [(norm, norm.next_functions[0][0], _EACH) for norm in loss.of_kinds(NORMS)]
+    products = [(node, node, _PICKS) for node in loss.of_kinds(("MulBackward",))]
+    for node, made, each in [*(one for one in below if node_kind(one[1]) == "SubBackward"), *products]:
+        shape, terms = shape_of(made), made.next_functions
         if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 1 or (None, 0) not in terms:
             continue
         given, output = next(term for term in terms if term[0] is not None)
-        before, walk = tuple(given._input_metadata[output].shape), loss.context.walk
-        if node in products and all(one.numel() > shape[0] for _, _, one in held_by_nodes([node])):
-            continue
+        before = tuple(given._input_metadata[output].shape)
         is_column = before == (shape[0], 1) and node_kind(given) not in _MAKES_COLUMNS
-        is_reduced = _ends_in_a_mean(walk, node, shape, _PICKS if node in products else _EACH)
+        is_reduced = _ends_in_a_mean(loss.context.walk, node, shape, each)
         if given.next_functions and is_reduced and (is_column or before == shape[:1]):
-            site, call = loss.site(minus), loss.context.lookup.call(minus)
-            expr, code = (None, None) if call is None else (call.line.expr, call.line.code)
-            names = [] if expr is None else [one.id for one in ast.walk(expr.node) if isinstance(one, ast.Name)]
-            bound = [one.node for name in names if code is not None for one in statements_binding(code, name)]
-            made = [ast.unparse(one.value) for one in bound if isinstance(one, ast.Assign)]
-            is_meant = node not in products and _ON_PURPOSE.search("; ".join([site.statement if site else "", *made]))
+            site = loss.site(made)
+            is_meant = _has_a_matrix(node, shape) if made is node else _broadcasts_on_purpose(loss, made)
             if site is not None and not is_meant:
                 yield {"before": str(before), "after": str(shape), "compared": site}
+
+
+def _has_a_matrix(product: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether the factor without a graph has a number for each pair, and is not broadcast."""
+    return all(one.numel() > shape[0] for _, _, one in held_by_nodes([product]))
+
+
+def _broadcasts_on_purpose(loss: Loss, minus: Any) -> bool:
+    """Return whether the statement of a difference, or one that made its operands, adds a dimension by itself."""
+    call = loss.context.lookup.call(minus)
+    expr, code = (None, None) if call is None else (call.line.expr, call.line.code)
+    names = [] if expr is None else [one.id for one in ast.walk(expr.node) if isinstance(one, ast.Name)]
+    bound = [one.node for name in names if code is not None for one in statements_binding(code, name)]
+    made = [ast.unparse(one.value) for one in bound if isinstance(one, ast.Assign)]
+    site = loss.site(minus)
+    return _ON_PURPOSE.search("; ".join([site.statement if site else "", *made])) is not None
 
 
 def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...], each: Collection[str]) -> bool:
