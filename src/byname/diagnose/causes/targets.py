@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -36,24 +37,22 @@ def _weights_behind(node: Any) -> dict[int, torch.Tensor]:
 def _moving_targets(loss: Loss) -> Iterator[Facts]:
     """Yield the targets that are computed from weights from which the predictions are computed, too."""
     for node in [*loss.of_kinds(COMPARING), *(minus for minus, _, _ in differences(loss))]:
-        sides = _sides(loss, node)
-        for path, target in [one for one in sides if _TARGET.search(one[0]) and "(" not in one[0]][:1]:
-            (other,) = [below for text, below in sides if text != path] or [target]
-            shared = _weights_behind(other).keys() & (behind := _weights_behind(target)).keys()
-            if shared and other is not target:
-                names = tuple(FailureContext().names([behind[key] for key in shared]))
-                yield loss.between(target, node, target=variable(path), names=names)
+        for (path, target), (_, other) in permutations(_sides(loss, node), 2):
+            behind = _weights_behind(target) if _TARGET.search(path) and "(" not in path else {}
+            others = _weights_behind(other) if behind else {}
+            if shared := [one for key, one in behind.items() if key in others]:
+                yield loss.between(target, node, target=variable(path), names=tuple(FailureContext().names(shared)))
 
 
 def _moving_weights(loss: Loss) -> Iterator[Facts]:
     """Yield the weights of log-probabilities, or of ratios of them, that are computed from weights of their own."""
     for node in loss.of_kinds(("MulBackward",)):
-        sides = dict(_sides(loss, node))
-        for path, advantage in [one for one in sides.items() if _ADVANTAGE.search(one[0])][:1]:
-            known = [_weights_behind(below) for text, below in sides.items() if _LOG_PROBABILITY.search(text)]
-            own = [one for key, one in _weights_behind(advantage).items() if known and key not in known[0]]
-            if own:
-                yield loss.between(advantage, node, advantage=variable(path), names=tuple(FailureContext().names(own)))
+        for (path, advantage), (text, other) in permutations(_sides(loss, node), 2):
+            if _ADVANTAGE.search(path) and _LOG_PROBABILITY.search(text):
+                others = _weights_behind(other)
+                if own := [one for key, one in _weights_behind(advantage).items() if key not in others]:
+                    names = tuple(FailureContext().names(own))
+                    yield loss.between(advantage, node, advantage=variable(path), names=names)
 
 
 def _uniform_noise(loss: Loss) -> Iterator[Facts]:
@@ -90,6 +89,10 @@ def _drawn(loss: Loss) -> Iterator[Facts]:
 
 _LAYERS = {"AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward"}
 UNIFORM = re.compile(r"\brand(_like)?$")
+OF_UNIFORM, NORMAL = (
+    "its mean is 0.5, not 0, and its standard deviation 0.29, not 1",
+    "torch.randn_like(), which is normal",
+)
 _TARGET = re.compile(r"(?<![a-z])(targets?|expected|bellman)(?![a-z])")
 _ADVANTAGE = re.compile(r"(?<![a-z])(adv|advantages?|td_errors?|deltas?|baselines?|values?)(?![a-z])")
 _LOG_PROBABILITY = re.compile(r"log_?p|logp|ratio")
@@ -105,8 +108,8 @@ TARGETS: tuple[Cause[Loss], ...] = (
         "trains {names:it|them}, too, to make the loss of the policy small, not to predict returns",
         "{advantage.path}.detach() in this product"),
     Cause("uniform-noise", is_first, _uniform_noise,
-        "suspicious: the noise that a scale multiplies{used:at} is drawn by {draw}(){drawn:at}, from 0 to 1: its mean "
-        "is 0.5, not 0, and its standard deviation 0.29, not 1", "torch.randn_like(), which is normal"),
+        "suspicious: the noise that a scale multiplies{used:at} is drawn by {draw}(){drawn:at}, from 0 to 1: "
+        f"{OF_UNIFORM}", NORMAL),
     Cause("zero-gradient", is_first, _drawn,
         "suspicious: the derivative of normal(){drawn:at} is 0 everywhere: what is computed from its draw gives no "
         "gradient to its mean and standard deviation, which other terms of the loss do",

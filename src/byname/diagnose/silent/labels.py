@@ -15,7 +15,7 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import node_kind
-from byname.diagnose.causes.targets import UNIFORM
+from byname.diagnose.causes.targets import NORMAL, OF_UNIFORM, UNIFORM
 from byname.diagnose.context import callee_text
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.topic import (
@@ -59,8 +59,8 @@ GOES_ON_AT_THE_END = topic_cause("mask-inverted",
     "samples, and nothing where it is 0: an episode counts as going on only where it ends",
     "multiply by (1 - {path}), or by ~{path} if it is boolean")
 UNIFORM_TARGETS = topic_cause("uniform-noise",
-    "suspicious: {name}, which a model learns to predict{noticed:at}, is uniform noise from 0 to 1{drawn:at}: its mean "
-    "is 0.5, not 0, and its standard deviation 0.29, not 1", "torch.randn_like(), which is normal")
+    "suspicious: {name}, which a model learns to predict{noticed:at}, is uniform noise from 0 to 1{drawn:at}: "
+    f"{OF_UNIFORM}", NORMAL)
 # fmt: on
 
 _NOISE = re.compile(r"(?<![a-z])(noises?|eps|epsilon)(?![a-z])")
@@ -106,8 +106,10 @@ class Labels(Topic):
             self._look_at_ones(call, call.targets)
         if call.called in (F.cross_entropy, F.binary_cross_entropy_with_logits) and torch.is_grad_enabled():
             self._note_weights(call)
-        if call.targets is not None and call.line.place not in self._looked_at:
-            self._look_at_ends(call.targets, call)
+        made = None if call.targets is None else creation_record_of(call.targets)
+        if made is not None and call.line.place not in self._looked_at:
+            self._look_at_ends(made.line, call)
+            self._look_at_noise(made.line, call)
         signs = self._signs.setdefault(call.line.place, []) if call.called in SIGNED else [0.0] * _COUNTED
         if len(signs) < _COUNTED and (values := copy_values(call.given(SIGNED[call.called], "target"))) is not None:
             signs += values.flatten().tolist()
@@ -115,26 +117,27 @@ class Labels(Topic):
                 counts = {"zeros": signs.count(0), "all": len(signs)}
                 self.report(ZERO_FOR_MINUS_ONE, call.line.site, loss=call.called.__name__, **counts)
 
-    def _look_at_ends(self, targets: torch.Tensor, call: ObservedCall) -> None:
-        """Report targets that add the value of the next state only where an episode has ended."""
-        made = creation_record_of(targets)
-        node: Any = None if made is None else getattr(made.line.expr, "node", None)
-        site = None if made is None else made.line.site
-        path = "" if site is None or site.target is None else site.target
-        if made is not None and _NOISE.search(path) and UNIFORM.search(callee_text(made.line)):
+    def _look_at_noise(self, made: Line, call: ObservedCall) -> None:
+        """Report targets that are called noise and are uniform."""
+        path = getattr(made.site, "target", None) or ""
+        if _NOISE.search(path) and UNIFORM.search(callee_text(made)):
             self._looked_at.add(call.line.place)
-            self.report(UNIFORM_TARGETS, call.line.site, name=variable(path), drawn=site)
-        if made is None or not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+            self.report(UNIFORM_TARGETS, call.line.site, name=variable(path), drawn=made.site)
+
+    def _look_at_ends(self, made: Line, call: ObservedCall) -> None:
+        """Report targets that add the value of the next state only where an episode has ended."""
+        node: Any = getattr(made.expr, "node", None)
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             return
         every = [one for term in (node.left, node.right) if isinstance(term, ast.BinOp) for one in _factors(term)]
         for factor in [one for one in every if _DONE.fullmatch(["", *re.findall(r"\w+", _path_of(one))][-1])]:
-            values = copy_values(tensor_given_by(factor, variables_at(made.line.code, call.frame)))
+            values = copy_values(tensor_given_by(factor, variables_at(made.code, call.frame)))
             ones = 0 if values is None else int((values == 1).sum())
             if values is not None and 0 < 2 * ones < values.numel() == ones + int((values == 0).sum()):
                 self._looked_at.add(call.line.place)
                 path = _path_of(factor)
                 facts = {"name": variable(path), "path": path, "ends": ones, "all": values.numel()}
-                self.report(GOES_ON_AT_THE_END, made.line.site, **facts)
+                self.report(GOES_ON_AT_THE_END, made.site, **facts)
 
     def _note_classes(self, call: ObservedCall, targets: torch.Tensor) -> None:
         """Count the targets of each class, where each has an output of a linear layer."""
