@@ -77,10 +77,9 @@ class Explaining:
     ) -> None:
         self._models, self._optimizers = models_of(model), optimizers_of(optimizer)
         self._checked, self._non_finite = checked, non_finite
-        self._check = None if checked is None else RunningCheck(checked, self._models, self._optimizers)
         self._finite = None if non_finite is None else FiniteWatch(non_finite)
-        if self._check is not None:
-            self._check.is_finite_watched = self._finite is not None
+        given = self._models, self._optimizers, self._finite is not None
+        self._check = None if checked is None else RunningCheck(checked, *given)
         self._tracker = track()
         self._tracker.listener = self._check
         self._predicted: list[tuple[Finding, Explanation]] = []

@@ -102,12 +102,10 @@ class RunningCheck:
         is_finite_watched: whether another watch tells where NaN comes from.
     """
 
-    is_finite_watched = False
-
     def __init__(
-        self, report: Callable[[Finding], None], models: Sequence[nn.Module], optimizers: Sequence[Any]
+        self, report: Callable[[Finding], None], models: Sequence[nn.Module], optimizers: Sequence[Any], watched: bool
     ) -> None:
-        self._report, self._models, self._optimizers = report, models, optimizers
+        self._report, self._models, self._optimizers, self.is_finite_watched = report, models, optimizers, watched
         self.steps = 0
         self._lines: dict[tuple[CodeKey, int], _Backwards] = {}
         self._reported: set[tuple[str, frozenset[str]]] = set()

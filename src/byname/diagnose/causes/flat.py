@@ -50,9 +50,7 @@ def flat_operation_in(loss: Loss) -> FlatOperation | None:
         shape = shape_of(node) if kind in _SOFTMAX else ()
         if shape and shape[dim_of(node)] == 1:
             return FlatOperation(_SOFTMAX[kind], loss.site(node), of_one=True)
-    for node, slot, held in held_by_nodes(
-        list(loss.of_kinds(("ReluBackward", *_CLAMPS, "ExpBackward", "MulBackward")))
-    ):
+    for node, slot, held in held_by_nodes(list(loss.of_kinds((*_CLAMPS, *_MAY_BE_FLAT)))):
         kind = "clamp" if node_kind(node) in _CLAMPS else node_kind(node).removesuffix("Backward").lower()
         is_dead = kind == "relu" and slot == "result" and is_zero(held)
         is_dead = is_dead or (kind == "clamp" and slot == "self" and _is_outside(node, held))
@@ -63,6 +61,7 @@ def flat_operation_in(loss: Loss) -> FlatOperation | None:
     return None
 
 
+_MAY_BE_FLAT = ("ReluBackward", "ExpBackward", "MulBackward")
 _CLAMPS = ("ClampBackward", "ClampMinBackward", "ClampMaxBackward", "HardtanhBackward")
 
 

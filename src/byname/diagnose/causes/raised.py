@@ -136,8 +136,8 @@ def _no_parameters(context: FailureContext) -> Iterator[Facts]:
     bound = [(failing, expr) for failing, name in names for expr in statements_binding(failing.code, name)]
     parts += [(failing, part) for failing, expr in bound if expr.node is not None for part in ast.walk(expr.node)]
     made = [expr.site for _, expr in bound if "parameters(" in expr.site.statement]
-    asked = [(failing, one.value) for failing, one in parts if getattr(one, "attr", "").endswith("parameters")]  # type: ignore[attr-defined]
-    given = [(ast.unparse(node), failing.value(node)) for failing, node in asked]
+    asked = [(failing, one) for failing, one in parts if isinstance(one, ast.Attribute) and "parameters" in one.attr]
+    given = [(ast.unparse(one.value), failing.value(one.value)) for failing, one in asked]
     modules = [(path, module) for path, module in given if issubclass(type(module), nn.Module)]
     learns = any(fact(one, "requires_grad") for _, module in modules for one in parameters_in(module))
     spent = [name for failing, name in names if type(failing.variables.get(name)) in (GeneratorType, filter)]
