@@ -439,28 +439,30 @@ def attends_to_padded_series(right):
     trained_by(loss, layer, out)
 
 
-def best_model_is_the_model(right):
-    model, best_loss, best_model = nn.Linear(4, 1), float("inf"), None
+def losses_of(model):
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for _ in range(8):
         loss = model(torch.ones(8, 4)).square().mean()
         follow(loss, optimizer)
-        if loss.item() < best_loss:
+        yield loss.item()
+
+
+def best_model_is_the_model(right):
+    model, best_loss, best_model = nn.Linear(4, 1), float("inf"), None
+    for loss in losses_of(model):
+        if loss < best_loss:
             if right:
-                best_loss, best_model = loss.item(), copy.deepcopy(model)
+                best_loss, best_model = loss, copy.deepcopy(model)
             else:
-                best_loss, best_model = loss.item(), model
+                best_loss, best_model = loss, model
     return best_model
 
 
 def best_model_is_a_shallow_copy(right):
     model, best_loss, best_model = nn.Linear(4, 1), float("inf"), None
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    for _ in range(8):
-        loss = model(torch.ones(8, 4)).square().mean()
-        follow(loss, optimizer)
-        if loss.item() < best_loss:
-            best_loss = loss.item()
+    for loss in losses_of(model):
+        if loss < best_loss:
+            best_loss = loss
             best_model = copy.deepcopy(model) if right else None
             if not right:
                 best_model = copy.copy(model)
