@@ -5,15 +5,17 @@ These findings say which optimizer has the parameters that get a gradient, and w
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from byname.autograd.leaves import Leaf, leaves_of
-from byname.diagnose.cause import Cause, Facts, is_before_backward, render
+from byname.diagnose.cause import Cause, Facts, is_before_backward, render, variable
 from byname.diagnose.causes.cuts import sentence_of
 from byname.diagnose.causes.not_reached import MAY_BE, cuts_beside
 from byname.diagnose.causes.readers import reads_gradient_of
@@ -28,9 +30,9 @@ from byname.reading.modules import (
     parameters_of,
     plain_containers,
 )
-from byname.reading.objects import living
+from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import PLAIN, fact, is_tensor
-from byname.source.location import Site, is_library
+from byname.source.location import Site, is_library, statements_binding
 from byname.table import counted
 from byname.text import shape_text
 from byname.tracking.log import logs
@@ -291,6 +293,53 @@ _NOT_A_LEAF = (
     "the gradient goes to a tensor that no variable holds",
     "compute the values first: {variable} = (...).requires_grad_(), or wrap them in nn.Parameter(...)",
 )
+
+
+def no_parameters(context: FailureContext) -> Iterator[Facts]:
+    """Yield the module, or the exhausted iterator, that gave an optimizer no parameters."""
+    parts = [*context.failing_parts()]
+    names = [(failing, node.id) for failing, node in parts if isinstance(node, ast.Name)]
+    bound = [(failing, expr) for failing, name in names for expr in statements_binding(failing.code, name)]
+    parts += [(failing, part) for failing, expr in bound if expr.node is not None for part in ast.walk(expr.node)]
+    made = [expr.site for _, expr in bound if "parameters(" in expr.site.statement]
+    asked = [(failing, one) for failing, one in parts if isinstance(one, ast.Attribute) and "parameters" in one.attr]
+    given = [(ast.unparse(one.value), failing.value(one.value)) for failing, one in asked]
+    modules = [(path, module) for path, module in given if issubclass(type(module), nn.Module)]
+    learns = any(fact(one, "requires_grad") for _, module in modules for one in parameters_in(module))
+    spent = [name for failing, name in names if type(failing.variables.get(name)) in (GeneratorType, filter)]
+    for name in spent if learns or not modules else ():
+        why = render(": {it} gives its items only once, and has none left, as after a loop over it", it=variable(name))
+        remedy = f"make it a list when it is made, {name} = list(...), or call .parameters() anew"
+        yield {"why": why, "made": made, "remedy": remedy}
+    yield from ({"made": made, **_without_parameters(*one)} for one in modules[:1])
+
+
+def _without_parameters(path: str, module: nn.Module) -> Facts:
+    """Return the facts of a module that gave no parameters, with the tensors and containers that should be some."""
+    whose = f": `{path}` ({type(module).__name__})"
+    if own := parameters_in(module):
+        lack, remedy = "none requires grad", f"unfreeze what should learn: {path}.requires_grad_(True)"
+        if any(fact(one, "requires_grad") for one in own):
+            lack, remedy = "the condition leaves out all", f"print the names in {path}.named_parameters()"
+        facts = {"whose": whose, "number": counted(len(own), "parameter"), "lack": lack, "it": variable(path)}
+        return {"why": render("{whose} has {number}, and {lack}{it:-}", **facts), "remedy": remedy}
+    every = [(key, one, it) for one in modules_in(module) for key, it in attributes_of(one).items()]
+    for key, one, held in every:
+        if is_tensor(held) and fact(held, "requires_grad"):
+            why = f"{whose} has registered none. `{key}` of {type(one).__name__} is a plain tensor with requires_grad"
+            return {"why": why, "remedy": f"make it a parameter in __init__: self.{key} = nn.Parameter(...)"}
+    found = [(f"{path}.{name}", kind, len(held), better) for name, kind, held, better in plain_containers(module)]
+    if not found:
+        why = render("{whose} has none, and none of its modules has any{it:-}", whose=whose, it=variable(path))
+        remedy = "build its layers in __init__ and assign them to attributes of self, before the optimizer is built"
+        return {"why": why, "remedy": remedy}
+    words = ", ".join(f"{count} in `{where}`, a plain {kind}" for where, kind, count, _ in found)
+    hidden = [Name(where, "attribute", exact=False) for where, _, _, _ in found]
+    says = "{whose} has registered none. It holds modules or parameters where PyTorch does not look: {words}{hidden:-}"
+    why = render(says, whose=whose, words=words, hidden=hidden)
+    remedy = "; ".join(dict.fromkeys(f"make `{where}` a {better}" for where, _, _, better in found))
+    return {"why": why, "remedy": remedy}
+
 
 # fmt: off
 LEFT_OUT: Cause[FailureContext] = Cause("not-in-optimizer", is_before_backward, _left_out,

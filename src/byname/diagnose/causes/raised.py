@@ -6,7 +6,7 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator
-from types import CodeType, GeneratorType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -16,13 +16,13 @@ from byname.autograd.order import node_of_input
 from byname.autograd.walk import leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, render, variable
 from byname.diagnose.causes.custom_function import method_in_class
+from byname.diagnose.causes.ownership import no_parameters
 from byname.diagnose.causes.vmap import norm_called
 from byname.diagnose.context import FailingExpression, FailureContext, base_name, made_at
 from byname.memory.oom import memory_report
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.frames import locals_of
-from byname.reading.modules import modules_in, parameters_in, parameters_of, plain_containers
-from byname.reading.objects import attributes_of
+from byname.reading.modules import parameters_of
 from byname.reading.tensor import fact, is_tensor
 from byname.source.location import locate, statements_binding
 from byname.table import bytes_text, counted
@@ -127,52 +127,6 @@ def _read_by_numpy(context: FailureContext) -> Iterator[Facts]:
 def _parameters_behind(context: FailureContext, tensor: torch.Tensor) -> list[Name]:
     behind = leaf_tensors(nodes_behind([tensor])) if fact(tensor, "grad_fn") is not None else []
     return [name for name in context.names([one for one in behind if issubclass(type(one), nn.Parameter)]) if name.path]
-
-
-def _no_parameters(context: FailureContext) -> Iterator[Facts]:
-    """Yield the module, or the exhausted iterator, that gave an optimizer no parameters."""
-    parts = [*context.failing_parts()]
-    names = [(failing, node.id) for failing, node in parts if isinstance(node, ast.Name)]
-    bound = [(failing, expr) for failing, name in names for expr in statements_binding(failing.code, name)]
-    parts += [(failing, part) for failing, expr in bound if expr.node is not None for part in ast.walk(expr.node)]
-    made = [expr.site for _, expr in bound if "parameters(" in expr.site.statement]
-    asked = [(failing, one) for failing, one in parts if isinstance(one, ast.Attribute) and "parameters" in one.attr]
-    given = [(ast.unparse(one.value), failing.value(one.value)) for failing, one in asked]
-    modules = [(path, module) for path, module in given if issubclass(type(module), nn.Module)]
-    learns = any(fact(one, "requires_grad") for _, module in modules for one in parameters_in(module))
-    spent = [name for failing, name in names if type(failing.variables.get(name)) in (GeneratorType, filter)]
-    for name in spent if learns or not modules else ():
-        why = render(": {it} gives its items only once, and has none left, as after a loop over it", it=variable(name))
-        remedy = f"make it a list when it is made, {name} = list(...), or call .parameters() anew"
-        yield {"why": why, "made": made, "remedy": remedy}
-    yield from ({"made": made, **_without_parameters(*one)} for one in modules[:1])
-
-
-def _without_parameters(path: str, module: nn.Module) -> Facts:
-    """Return the facts of a module that gave no parameters, with the tensors and containers that should be some."""
-    whose = f": `{path}` ({type(module).__name__})"
-    if own := parameters_in(module):
-        lack, remedy = "none requires grad", f"unfreeze what should learn: {path}.requires_grad_(True)"
-        if any(fact(one, "requires_grad") for one in own):
-            lack, remedy = "the condition leaves out all", f"print the names in {path}.named_parameters()"
-        facts = {"whose": whose, "number": counted(len(own), "parameter"), "lack": lack, "it": variable(path)}
-        return {"why": render("{whose} has {number}, and {lack}{it:-}", **facts), "remedy": remedy}
-    every = [(key, one, it) for one in modules_in(module) for key, it in attributes_of(one).items()]
-    for key, one, held in every:
-        if is_tensor(held) and fact(held, "requires_grad"):
-            why = f"{whose} has registered none. `{key}` of {type(one).__name__} is a plain tensor with requires_grad"
-            return {"why": why, "remedy": f"make it a parameter in __init__: self.{key} = nn.Parameter(...)"}
-    found = [(f"{path}.{name}", kind, len(held), better) for name, kind, held, better in plain_containers(module)]
-    if not found:
-        why = render("{whose} has none, and none of its modules has any{it:-}", whose=whose, it=variable(path))
-        remedy = "build its layers in __init__ and assign them to attributes of self, before the optimizer is built"
-        return {"why": why, "remedy": remedy}
-    words = ", ".join(f"{count} in `{where}`, a plain {kind}" for where, kind, count, _ in found)
-    hidden = [Name(where, "attribute", exact=False) for where, _, _, _ in found]
-    says = "{whose} has registered none. It holds modules or parameters where PyTorch does not look: {words}{hidden:-}"
-    why = render(says, whose=whose, words=words, hidden=hidden)
-    remedy = "; ".join(dict.fromkeys(f"make `{where}` a {better}" for where, _, _, better in found))
-    return {"why": why, "remedy": remedy}
 
 
 def _not_a_leaf(context: FailureContext) -> Iterator[Facts]:
@@ -401,7 +355,7 @@ RAISED: tuple[Cause[FailureContext], ...] = (
         "of one value is unknown",
         "if it is the last batch, which is smaller, pass drop_last=True to the DataLoader; call eval() on the model to "
         "compute a single sample; a GroupNorm or a LayerNorm takes single samples in training, too"),
-    Cause("empty-optimizer", Raised(ValueError, r"optimizer got an empty parameter list"), _no_parameters,
+    Cause("empty-optimizer", Raised(ValueError, r"optimizer got an empty parameter list"), no_parameters,
         "the optimizer{noticed:at} got no parameters{why}{made:-}", "{remedy}"),
     Cause("copy-of-graph", Raised(RuntimeError, r"support the deepcopy protocol"), _copied_with_graph,
         "copy.deepcopy{noticed:at} met {tensor}, which belongs to a graph: it was computed{made:at}, and only tensors "
