@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -387,7 +388,26 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
         return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def keeps_state(optimizer: Any) -> bool:
+class SingleSteps:
+    """Optimizers in a row that make one step each for the same parameters, as one that is made in each iteration."""
+
+    def __init__(self) -> None:
+        self._known: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]], float]] = {}
+
+    def note(self, followed: FollowedOptimizer, optimizer: Any) -> None:
+        """Note a step; none counts that begins with the values of the one before, as where a model is adapted."""
+        followed.anew = 0
+        if followed.steps > 1:
+            self._known.pop(followed.keys, None)
+        elif followed.keys and _keeps_state(optimizer):
+            known = {keys: one for keys, one in self._known.items() if len([*alive(one[1])]) == len(one[1])}
+            every = followed.parameters()
+            now, (before, _, then) = sum_of(every[0]), known.get(followed.keys, (0, (), math.nan))
+            followed.anew = 0 if now == then else before + 1
+            self._known = {**known, followed.keys: (followed.anew, [weakref.ref(one) for one in every], now)}
+
+
+def _keeps_state(optimizer: Any) -> bool:
     """Return whether the steps of an optimizer are known to depend on earlier gradients."""
     if issubclass(type(optimizer), torch.optim.SGD):
         return any(group.get("momentum") for group in optimizer.param_groups)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +27,7 @@ from byname.diagnose.check import problems
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
-from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, alive, keeps_state
+from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, SingleSteps, alive
 from byname.diagnose.nonfinite.reasons import is_zero, sum_of
 from byname.diagnose.silent.aliases import Aliases
 from byname.diagnose.silent.copies import WeightCopies
@@ -50,8 +49,8 @@ from byname.naming.search import Targets
 from byname.reading.frames import Line, caller
 from byname.reading.modules import parameters_in, parameters_of
 from byname.reading.objects import living
-from byname.reading.quiet import DisableTorchFunction, collection_paused, dynamo_skip
-from byname.reading.tensor import PLAIN, fact, is_tensor, memory_of
+from byname.reading.quiet import collection_paused, dynamo_skip
+from byname.reading.tensor import fact, is_one_memory, is_tensor
 from byname.source.code import CodeKey
 from byname.source.location import is_library
 from byname.table import counted
@@ -115,7 +114,7 @@ class RunningCheck:
         self._outside: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._scaled: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None  # the last GradScaler, and its result
         self._outside_names: tuple[Name, ...] = ()
-        self._single: dict[frozenset[int], tuple[int, Sequence[weakref.ref[torch.Tensor]], float]] = {}
+        self._single = SingleSteps()
         self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
         self._graded: dict[tuple[CodeKey, int], bool] = {}  # whether a line with gradients may be an evaluation
         self._ungraded: dict[tuple[CodeKey, int], int] = {}
@@ -162,7 +161,7 @@ class RunningCheck:
         """Note a call of a loss, or of a dropout without gradients, in the first steps; a tensor copied to itself."""
         drops = function is dropout and not torch.is_grad_enabled()
         if function is torch.Tensor.copy_:
-            is_of_use = self.steps > 0 and _is_one_memory(*args[:2])
+            is_of_use = self.steps > 0 and is_one_memory(*args[:2])
         else:
             is_of_use = self.steps <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS or function in SIGNED)
         if is_of_use:
@@ -374,7 +373,7 @@ class RunningCheck:
             if gradients and all(one is None for one in gradients):
                 self.report_once(finding)
         self.steps += 1
-        self._note_single(followed, optimizer)
+        self._single.note(followed, optimizer)
         self._report_all(STEPPING, followed)
         number = followed.steps
         near = followed.is_sampled_step or (number - 1) & (number - 2) == 0
@@ -392,21 +391,6 @@ class RunningCheck:
             safely(followed.note_changes)
             if self._schedules.before:
                 safely(self._schedules.after_step, followed)
-
-    def _note_single(self, followed: FollowedOptimizer, optimizer: Any) -> None:
-        """Note how many optimizers in a row make one step each for the same parameters, and need a state.
-
-        None counts that begins with the values of the one before, as where a model is adapted to each sample.
-        """
-        followed.anew = 0
-        if followed.steps > 1:
-            self._single.pop(followed.keys, None)
-        elif followed.keys and keeps_state(optimizer):
-            known = {keys: one for keys, one in self._single.items() if len([*alive(one[1])]) == len(one[1])}
-            every = followed.parameters()
-            now, (before, _, then) = sum_of(every[0]), known.get(followed.keys, (0, (), math.nan))
-            followed.anew = 0 if now == then else before + 1
-            self._single = {**known, followed.keys: (followed.anew, [weakref.ref(one) for one in every], now)}
 
     def _end(self) -> None:
         """Report the last findings when the program ends."""
@@ -438,12 +422,3 @@ def _place_of(frame: FrameType) -> tuple[CodeKey, int]:
     """Return the place of the call from which a frame was called."""
     caller = frame.f_back or frame
     return CodeKey(caller.f_code), caller.f_lasti
-
-
-def _is_one_memory(target: Any, source: Any = None) -> bool:
-    """Return whether two tensors are the same numbers at the same place."""
-    with DisableTorchFunction():
-        if type(source) not in PLAIN or memory_of(target) is not memory_of(source):
-            return False
-        first, second = ((one.shape, one.stride(), one.storage_offset()) for one in (target, source))
-        return bool(first == second)

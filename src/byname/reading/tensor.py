@@ -216,6 +216,15 @@ def memory_of(tensor: torch.Tensor) -> Any:
         return tensor
 
 
+def is_one_memory(target: Any, source: Any = None) -> bool:
+    """Return whether two tensors are the same numbers at the same place."""
+    with DisableTorchFunction():
+        if type(source) not in PLAIN or memory_of(target) is not memory_of(source):
+            return False
+        first, second = ((one.shape, one.stride(), one.storage_offset()) for one in (target, source))
+        return bool(first == second)
+
+
 def version_of(value: Any) -> int | None:
     """Return how often a tensor was changed in place; None for an inference tensor, and for any other value."""
     kind = type(value)
