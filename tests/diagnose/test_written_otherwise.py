@@ -1749,7 +1749,24 @@ def squares_as_a_product(right):
     trained_by(loss, model)
 
 
+def second_training(right):
+    encoder, head = nn.LSTM(8, 16), nn.Linear(16, 8)
+
+    def predicted(mixed):
+        x = torch.randn(12, 5, 8)
+        states, _ = encoder(x.view(5, 12, 8) if mixed else x.transpose(0, 1))
+        return x, head(states[-1])
+
+    def loss(mixed):
+        x, out = predicted(mixed)
+        return F.mse_loss(out, x[:, 0])
+
+    for mixed in (False, not right):
+        trained_by(lambda mixed=mixed: loss(mixed), encoder, head, steps=70)
+
+
 PROGRAMS = {
+    second_training: "view-mixes",
     squares_as_a_product: "broadcast-loss",
     q_learning_with_a_moving_target: "target-with-gradient",
     policy_that_trains_its_critic: "advantage-with-gradient",

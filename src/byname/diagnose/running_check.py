@@ -60,6 +60,8 @@ from byname.undo import Undo
 _CALLS, _GROWN_BY = 16, 4
 """Calls of each line that calls backward whose graph is looked at; the one that is checked for a graph that has grown,
 three iterations after the first."""
+_PHASES = 4
+"""Optimizers made after others made steps, as for a second training, whose first steps are looked at again."""
 _CALLS_OF_WASTE = 64
 """Calls of each line whose graph is looked at where gradients are cleared between backward calls."""
 _LOOKED_INTO, _FIRST, _OBSERVED_IN = 2, 16, 64
@@ -98,6 +100,7 @@ class RunningCheck:
 
     Attributes:
         steps: the steps of all optimizers so far.
+        began: those of them that were made before the newest optimizer was.
         is_finite_watched: whether another watch tells where NaN comes from.
     """
 
@@ -105,7 +108,7 @@ class RunningCheck:
         self, report: Callable[[Finding], None], models: Sequence[nn.Module], optimizers: Sequence[Any], watched: bool
     ) -> None:
         self._report, self._models, self._optimizers, self.is_finite_watched = report, models, optimizers, watched
-        self.steps = 0
+        self.steps = self.began = self._phases = 0
         self._lines: dict[tuple[CodeKey, int], _Backwards] = {}
         self._reported: set[tuple[str, frozenset[str]]] = set()
         self._reported_on: set[int] = set()  # optimizers, by `id`
@@ -132,15 +135,27 @@ class RunningCheck:
     def begin(self, block: Undo) -> None:
         """Watch until the block is left; then report the findings."""
         block.add(safely, self._end)
-        on_call(block, torch.optim.Optimizer, "__init__", lambda call, _: self._made.append(weakref.ref(call.args[0])))
+        on_call(block, torch.optim.Optimizer, "__init__", self._note_optimizer)
         on_call(block, torch.amp.GradScaler, "scale", self._scales)
         block.register(register_optimizer_step_pre_hook, self._before_step)
         block.register(register_optimizer_step_post_hook, self._after_step)
         for topic in self._topics:
             topic.begin(block)
 
+    def _note_optimizer(self, call: ObservedCall, _: Any) -> None:
+        """Note a new optimizer, and look again at steps if it is that of a second training."""
+        self._made.append(weakref.ref(call.args[0]))
+        if self.began < self.steps and self._phases < _PHASES:
+            self.began, self._phases = self.steps, self._phases + 1
+            self._look_again()
+
     def _scales(self, call: ObservedCall, result: Any) -> None:
         self._scaled = (weakref.ref(call.args[0]), weakref.ref(result)) if is_tensor(result) else None
+
+    @property
+    def _recent(self) -> int:
+        """The steps since the newest optimizer was made."""
+        return self.steps - self.began
 
     def optimizers(self) -> list[FollowedOptimizer]:
         return list(self._followed.values())
@@ -163,7 +178,7 @@ class RunningCheck:
         if function is torch.Tensor.copy_:
             is_of_use = self.steps > 0 and is_one_memory(*args[:2])
         else:
-            is_of_use = self.steps <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS or function in SIGNED)
+            is_of_use = self._recent <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS or function in SIGNED)
         if is_of_use:
             call = ObservedCall(function, args, kwargs, frame)
             for note in self._applying:
@@ -176,11 +191,11 @@ class RunningCheck:
             return
         if not is_graded:
             is_enough = depth > 0 or self._is_enough(module, frame)
-            if depth == 1 and self.steps <= _LOOKED_INTO:  # a target inside a learner
+            if depth == 1 and self._recent <= _LOOKED_INTO:  # a target inside a learner
                 safely(self._copies.evaluated, ObservedCall(module, args, kwargs, frame))
         else:
             most = _LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN
-            is_enough = self.steps > most
+            is_enough = self._recent > most
         if is_graded and self.steps and not depth:
             place = _place_of(frame)
             if self._graded.get(place, True) and self._has_parameters(module):
@@ -215,7 +230,7 @@ class RunningCheck:
         Each line's first call is checked fully, and a later one for a graph that has grown. A finding that predicts an
         error is not reported yet, since the note on the error says the same.
         """
-        self._look_again()
+        self._look_for_unfrozen()
         line = self._lines.setdefault(run.line.place, _Backwards())
         line.calls += 1
         if run.partial:
@@ -234,18 +249,22 @@ class RunningCheck:
 
     def _applied_by_hand(self, line: _Backwards) -> None:
         """Note the differences that a loss by hand squares, in the first steps, as calls of ``mse_loss``."""
-        for made, reduction in line.by_hand.items() if self.steps <= _OBSERVED_IN else ():
+        for made, reduction in line.by_hand.items() if self._recent <= _OBSERVED_IN else ():
             call = ObservedCall.by_hand(made, reduction, caller())
             for note in self._applying if call is not None else ():
                 safely(note, call)
 
-    def _look_again(self) -> None:
-        """Look at the next backward calls of each line after parameters were unfrozen, the first few times."""
+    def _look_for_unfrozen(self) -> None:
+        """Look at backward calls again after parameters were unfrozen, the first few times."""
         unfrozen = sum(log.unfrozen for log in logs())
         if unfrozen > self._unfrozen[-1] and len(self._unfrozen) <= ENOUGH:
             self._unfrozen.append(unfrozen)
-            for line in self._lines.values():
-                line.calls = min(line.calls, _CALLS - ENOUGH)
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Look at the graphs of the next backward calls of each line."""
+        for line in self._lines.values():
+            line.calls = min(line.calls, _CALLS - ENOUGH)
 
     def _look(self, run: BackwardCall, roots: Sequence[Any], line: _Backwards) -> list[Finding]:
         graph = FailureContext([one for one in roots if has_graph(one)])

@@ -114,7 +114,8 @@ MASK_ADDED = topic_cause("mask-without-effect",
 # fmt: on
 
 _STEPS, _MASKED, _SAMPLES = 2, 8, 4
-"""Steps in which sequences are looked at; the fewest masked words; more samples than these are not equal by chance."""
+"""Steps of a training in which sequences are looked at; the fewest masked words; more samples than these are not equal
+by chance."""
 _BY_TIME = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _MASKS = ("key_padding_mask", "src_key_padding_mask", "memory_key_padding_mask", "tgt_key_padding_mask")
 _ADDED = ("attn_mask", "mask", "src_mask", "tgt_mask")
@@ -158,7 +159,7 @@ class Sequences(Topic):
 
     @property
     def _is_active(self) -> bool:
-        return self._watch.steps < _STEPS and torch.is_grad_enabled()
+        return self._watch.steps - self._watch.began < _STEPS and torch.is_grad_enabled()
 
     def ran(self, call: ObservedCall) -> None:
         """Note the inputs of outermost modules, and recurrent or attending layers; look at views and masks."""
@@ -279,7 +280,8 @@ class Sequences(Topic):
             self._look_at_views(loss)
             self._look_at_softmaxes(loss)
             self._look_at_means(loss)
-            if self._watch.steps and self._sums.get(0) != self._sums.get(self._watch.steps):  # no whole graph each time
+            now, began = self._watch.steps, self._watch.began
+            if now > began and self._sums.get(began) != self._sums.get(now):  # no whole graph each time
                 self._look_at_statistics(loss)
             if self._shifted is not None and (not self._cut or leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, *self._shifted)

@@ -111,6 +111,7 @@ class Watch(Protocol):
     """The watch that the topics belong to."""
 
     steps: int
+    began: int
     is_finite_watched: bool
 
     def report_once(self, finding: Finding) -> None:
