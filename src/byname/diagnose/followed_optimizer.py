@@ -7,6 +7,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,75 +39,54 @@ _WATCHED, _SMALL, _FAINT_SHARE = 3, 4096, 1e-4
 """Parameters of an optimizer whose values are compared, the numbers of each, at most; the share of a faint rate."""
 
 
+@dataclass(eq=False)
 class FollowedOptimizer:
-    """An optimizer that is followed. It and its parameters are held weakly.
+    """An optimizer that is followed. It and its parameters are held weakly; parameters are known by their ``id``."""
 
-    Attributes:
-        optimizer: the optimizer.
-        kind: the name of its class.
-        line: the line of its first step.
-        steps: its steps so far.
-        keys: the ``id`` of each of its parameters that require grad.
-        every_key: the ``id`` of each of its parameters, also of those that are frozen for a while.
-        without: the parameters without a gradient in every step so far, by ``id``.
-        zero: the parameters with gradients, but only zeros whenever their values were read, by ``id``.
-        still: those of them that were all 0 themselves at an early step, by ``id``, and where they got their values.
-        names: the names of some parameters, as they were at an early step, by ``id``.
-        idle: the last steps in a row in which the learning rate of every group was 0.
-        rate, largest_rate: the largest learning rate of its groups, at the last step and so far.
-        faint_steps: the steps whose rate was less than a ten-thousandth of the largest so far, and not 0.
-        frozen: whether none of its parameters required grad at any step so far.
-        backward_line: the line of the last backward call that reached one of its parameters.
-        backwards: those calls, of the ones that were looked at.
-        backward_steps: the steps before which a backward call, of those looked at, had reached its parameters.
-        steps_without_grads: steps among these at which no parameter had a gradient.
-        accumulation: which gradients its steps used again, and which none used.
-        modes: whether its steps were made in evaluation mode.
-        values: which of its parameters had the same values in all steps.
-        use: where some of the parameters without a gradient were used.
-        flat: an operation whose derivative is 0 everywhere, in a graph that reaches its parameters.
-        scaler: the ``GradScaler`` by which the last loss that reached its parameters was multiplied.
-        losses: whether the losses that reached its parameters were exactly 0, of those that were looked at.
-        waiting: findings about parameters that a loss does not reach, for those without a gradient at its next step.
-        cuts: findings about parameters that a recorded call cut off from a loss, with these parameters' ids.
-        explained: the parameters without a gradient that such a finding reported, by ``id``.
-        optional: those in a library's module of which other parameters get a gradient, by ``id``.
-        reached: the parameters that a backward call reached, by ``id``.
-        outside: the names of parameters that losses reach and that no optimizer has.
-        anew: optimizers in a row, with this one, that make one step each for its parameters.
-        done: whether there are no more steps to come.
-        has_backward: whether any backward call was seen in the program.
-        has_new_grads: whether a backward call reached its parameters since its last step, of those that were looked at.
-    """
+    optimizer: weakref.ref[Any]
+    kind: str = field(init=False)  # the name of its class
+    keys: frozenset[int] = field(init=False)  # its parameters that require grad
+    every_key: frozenset[int] = field(init=False)  # all its parameters, also those that are frozen for a while
+    line: Line = NO_LINE  # of its first step
+    steps: int = 0
+    idle: int = 0  # the last steps in a row in which the learning rate of every group was 0
+    rate: float = 0.0  # the largest learning rate of its groups at the last step
+    largest_rate: float = 0.0  # and so far
+    faint_steps: int = 0  # the steps whose rate was less than a ten-thousandth of the largest so far, and not 0
+    frozen: bool = True  # none of its parameters required grad at any step so far
+    anew: int = 0  # optimizers in a row, with this one, that make one step each for its parameters
+    done: bool = False  # there are no more steps to come
+    backward_line: Line = NO_LINE  # of the last backward call that reached one of its parameters
+    backwards: int = 0  # these calls, of the ones that were looked at
+    backward_steps: int = 0  # the steps before which one of them had been made
+    steps_without_grads: int = 0  # the steps among these at which no parameter had a gradient
+    has_new_grads: bool = False  # one of them was made since its last step
+    has_backward: bool = False  # any backward call was seen in the program
+    reached: set[int] = field(default_factory=set)  # the parameters that a backward call reached
+    losses: set[bool] = field(default_factory=set)  # whether the losses of these calls were exactly 0
+    flat: FlatOperation | None = None  # an operation before these losses whose derivative is 0 everywhere
+    scaler: weakref.ref[Any] | None = None  # the ``GradScaler`` by which the last of these losses was multiplied
+    without: dict[int, weakref.ref[torch.Tensor]] = field(init=False)  # those without a gradient in every step so far
+    use: Use | None = None  # where some of these were used
+    optional: set[int] = field(default_factory=set)  # those in a library's module of which others get a gradient
+    zero: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # whose gradients were 0 whenever read
+    still: dict[int, Site | None] = field(default_factory=dict)  # those that were 0 themselves: what gave them values
+    names: dict[int, Name] = field(default_factory=dict)  # of some parameters, as they were at an early step
+    outside: tuple[Name, ...] = ()  # of parameters that losses reach and that no optimizer has
+    waiting: list[tuple[Finding, list[weakref.ref[torch.Tensor]]]] = field(default_factory=list)
+    """Findings about parameters that a loss does not reach, for those without a gradient at its next step."""
+    cuts: list[tuple[Finding, frozenset[int]]] = field(default_factory=list)
+    """Findings about parameters that a recorded call cut off from a loss."""
+    explained: set[int] = field(default_factory=set)  # those without a gradient that such a finding reported
 
-    use: Use | None = None
-    scaler: weakref.ref[Any] | None = None
-    flat: FlatOperation | None = None
-    outside: tuple[Name, ...] = ()
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer: weakref.ref[Any] = weakref.ref(optimizer)
+    def __post_init__(self) -> None:
+        optimizer = self.optimizer()
         self.kind = type(optimizer).__name__
-        self.line = self.backward_line = NO_LINE
         self.accumulation, self.modes, self.values = Accumulation(), StepModes(), ComparedValues()
         self.without = {id(one): weakref.ref(one) for one in self.parameters()}
         self.keys = frozenset(self.without)
         self.every_key = frozenset(map(id, parameters_of(optimizer)))
         self._matrices = {id(one) for one in self.parameters() if one.dim() > 1}
-        self.steps = self.backwards = self.idle = self.backward_steps = self.steps_without_grads = 0
-        self.anew = self.faint_steps = 0
-        self.rate = self.largest_rate = 0.0
-        self.done = self.has_backward = self.has_new_grads = False
-        self.frozen = True
-        self.zero: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.still: dict[int, Site | None] = {}
-        self.names: dict[int, Name] = {}
-        self.waiting: list[tuple[Finding, list[weakref.ref[torch.Tensor]]]] = []
-        self.cuts: list[tuple[Finding, frozenset[int]]] = []
-        self.explained: set[int] = set()
-        self.optional: set[int] = set()
-        self.reached: set[int] = set()
-        self.losses: set[bool] = set()
 
     @property
     def site(self) -> Site | None:
@@ -258,21 +238,17 @@ class FollowedOptimizer:
         self.steps_without_grads += not graded and not self.zero and is_reached
 
 
+@dataclass(eq=False)
 class Accumulation:
-    """Backward calls between the steps of an optimizer, and the gradients that these leave.
+    """Backward calls between the steps of an optimizer, and the gradients that these leave."""
 
-    Attributes:
-        carried: steps in a row that used the gradients of the step before.
-        wasted: backward calls since the last step whose gradients were cleared before the next call at the same place.
-        wasteful: steps in a row with as many of these.
-        is_reached: whether a backward call has reached a parameter since the last step.
-    """
-
-    def __init__(self) -> None:
-        self.carried = self.wasted = self.wasteful = 0
-        self.is_reached = self._cleared = False
-        self._left: dict[int, float] = {}  # the sums of the gradients that the last step used, if they may be used on
-        self._last: tuple[Any, ...] = ()  # place of the last backward call, the steps and a parameter's version then
+    carried: int = 0  # steps in a row that used the gradients of the step before
+    wasted: int = 0  # calls since the last step whose gradients were cleared before the next call at the same place
+    wasteful: int = 0  # steps in a row with as many of these
+    is_reached: bool = False  # a backward call has reached a parameter since the last step
+    _cleared: bool = False
+    _left: dict[int, float] = field(default_factory=dict)  # sums of the gradients that may be used on, as they were
+    _last: tuple[Any, ...] = ()  # place of the last backward call, the steps and a parameter's version then
 
     @property
     def is_wasting(self) -> bool:
@@ -299,19 +275,14 @@ class Accumulation:
         self.is_reached = self._cleared = False
 
 
+@dataclass(eq=False)
 class ComparedValues:
-    """The values of some small parameters of an optimizer, before and after its steps.
+    """The values of some small parameters of an optimizer, before and after its steps."""
 
-    Attributes:
-        first: their values at the first step, as far as they are still the same whenever they are read.
-        outcomes: MOVED, PUT_BACK, or the dtype of those that a step does not change, of these.
-        restored: the steps before which `load_state_dict` had replaced the list of groups.
-    """
-
-    def __init__(self) -> None:
-        self.first: dict[int, bytes] = {}
-        self.outcomes: dict[int, str] = {}
-        self._groups = self.restored = 0
+    first: dict[int, bytes] = field(default_factory=dict)  # at the first step, if they are the same whenever read
+    outcomes: dict[int, str] = field(default_factory=dict)  # MOVED, PUT_BACK, or the dtype of those that stay
+    restored: int = 0  # the steps before which `load_state_dict` had replaced the list of groups
+    _groups: int = 0
 
     def note_groups(self, groups: list[dict[str, Any]]) -> None:
         self.restored, self._groups = self.restored + (self._groups != id(groups)), id(groups)

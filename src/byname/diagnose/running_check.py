@@ -272,7 +272,7 @@ class RunningCheck:
         for optimizer in every:
             self._of(optimizer)
         outermost = [one for reference, _ in self._modules.values() if (one := reference()) is not None]
-        loss = Loss(graph, line.calls, run.line, outermost)
+        loss = Loss(graph, line.calls, run.line, outermost, caller())
         line.by_hand = dict(lines_by_hand(loss))
         self._applied_by_hand(line)
         found = self._report_all(LOSSES, loss)
@@ -304,7 +304,7 @@ class RunningCheck:
     def _of(self, optimizer: Any) -> FollowedOptimizer:
         known = self._followed.get(id(optimizer))
         if known is None or known.optimizer() is not optimizer:
-            known = self._followed[id(optimizer)] = FollowedOptimizer(optimizer)
+            known = self._followed[id(optimizer)] = FollowedOptimizer(weakref.ref(optimizer))
         return known
 
     def _note_leaves(self, loss: Loss, line: _Backwards) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,21 +16,15 @@ from byname.source.location import Site
 from byname.tracking.log import logs
 
 
+@dataclass(eq=False)
 class StepModes:
-    """The modules that ran before the first step of an optimizer, and their modes in its steps.
+    """The modules that ran before the first step of an optimizer, and their modes in its steps."""
 
-    Attributes:
-        modal: the classes of those that had to be in training mode then, in words.
-        evaluating: the steps in which all of these were in evaluation mode.
-        put: the line that last put one of them into it.
-    """
-
-    put: Site | None = None
-
-    def __init__(self) -> None:
-        self.modal, self.evaluating = "", 0
-        self.modules: list[weakref.ref[nn.Module]] = []
-        self._owners: list[weakref.ref[nn.Module]] = []  # of parameters, that compute alike in both modes
+    modal: str = ""  # the classes of those that had to be in training mode then, in words
+    evaluating: int = 0  # the steps in which all of these were in evaluation mode
+    put: Site | None = None  # the line that last put one of them into it
+    modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
+    _owners: list[weakref.ref[nn.Module]] = field(default_factory=list)  # of parameters; alike in both modes
 
     def find_modules(self, keys: frozenset[int]) -> None:
         """Find the modules that have run, if those with the parameters of these ids are in training mode."""

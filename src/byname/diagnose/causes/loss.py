@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from byname.autograd.slots import held_by_nodes
 from byname.diagnose.cause import Cause, Facts
 from byname.diagnose.context import FailureContext
 from byname.diagnose.nonfinite.reasons import can_read, reading_values
-from byname.reading.frames import Line, caller
+from byname.reading.frames import Line
 from byname.source.location import Site
 
 COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
@@ -23,24 +25,16 @@ NORMS = {"PowBackward", "AbsBackward", "MulBackward"}
 MOVES = {"ViewBackward", "UnsafeViewBackward", "TransposeBackward", "PermuteBackward", "SqueezeBackward", "TBackward"}
 
 
+@dataclass(eq=False)
 class Loss:
-    """The losses of a backward call that a running program is about to make.
+    """The losses of a backward call that a running program is about to make."""
 
-    Attributes:
-        context: the graph behind them.
-        number: how many calls there were of this line, with this one.
-        line: the line.
-        modules: the outermost modules that were called so far.
-        frame: the frame of the program that makes the call.
-    """
-
-    def __init__(self, context: FailureContext, number: int, line: Line, modules: Sequence[nn.Module]) -> None:
-        self.context = context
-        self.number = number
-        self.line = line
-        self.modules = modules
-        self.frame = caller()
-        self.known: Facts = {"noticed": None}
+    context: FailureContext  # of the graph behind them
+    number: int  # of calls of this line, with this one
+    line: Line
+    modules: Sequence[nn.Module]  # the outermost ones that were called so far
+    frame: FrameType | None  # of the program, that makes the call
+    known: Facts = field(default_factory=lambda: {"noticed": None})
 
     @cached_property
     def nodes(self) -> dict[str, list[Any]]:
