@@ -88,14 +88,6 @@ class Samples(torch.utils.data.Dataset[Any]):
         self._held[path, record] = rows
         return rows
 
-    def __getstate__(self) -> dict[str, Any]:
-        if any(not isinstance(one.values, list | tuple | Tensor) for one in self._series.values()):
-            raise BynameError(
-                "only forked workers can read values from a recording's file: "
-                'DataLoader(..., num_workers=2, multiprocessing_context="fork")'
-            )
-        return self.__dict__
-
     def __repr__(self) -> str:
         paths = listed([printable(path) for path in self._series], 3)
         return f"<Dataset of {counted(len(self), 'sample')} ({self._samples}) of {paths}>"
