@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import sys
@@ -11,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from byname.cli.command import CommandError, say
+from byname.cli.tail import written
 from byname.cli.watcher import Watcher, failure
 from byname.diagnose.finding import Finding, explained
 from byname.errors import BynameError
-from byname.recording.distributed.ranks import rank, rank_files
+from byname.recording.distributed.ranks import rank
 from byname.recording.facts import version
 from byname.reporting.page import ready_to_write, report
 from byname.reporting.result_sections import Outcome
@@ -37,7 +37,7 @@ class Reported(Watcher):
         self._recorded = recorded
         self._found: list[Finding] = []
         self._started, self._begun = datetime.datetime.now(datetime.UTC), time.monotonic()
-        self._before = _stamp(recorded)
+        self._before = recorded and written(recorded)
 
     def found(self, finding: Finding) -> None:
         self._found.append(finding)
@@ -46,7 +46,7 @@ class Reported(Watcher):
         """Write the page, in the first of several processes; torchrun numbers them."""
         if os.environ.get("RANK", "0") not in ("0", "") or rank():
             return None
-        recorded = [self._recorded] if _stamp(self._recorded) != self._before else []
+        recorded = [self._recorded] if self._recorded and written(self._recorded) != self._before else []
         try:
             report(self._outcome(error), [*self._findings(error)], *recorded, to=self._file)
         except BynameError as wrong:
@@ -70,16 +70,6 @@ class Reported(Watcher):
         if end is not None:
             yield end
         yield from (one for one in self._found if end is None or (one.cause, one.message) != (end.cause, end.message))
-
-
-def _stamp(file: Path | None) -> list[tuple[int, int]]:
-    """Return facts that change when a recording is written, in one file or in those of several ranks."""
-    found = []
-    for one in [file, *rank_files(file).values()] if file is not None else ():
-        with contextlib.suppress(OSError):
-            facts = one.stat()
-            found.append((facts.st_ino, facts.st_mtime_ns))
-    return found
 
 
 def _ended(error: BaseException | None) -> str:

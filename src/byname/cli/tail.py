@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import math
 import sys
@@ -17,10 +16,11 @@ from torch import Tensor
 
 from byname.cli.command import say, show
 from byname.errors import BynameError
+from byname.recording.distributed.ranks import rank_files
 from byname.recording.export import as_float
 from byname.recording.recording import Recording
 from byname.recording.recording import open as opened
-from byname.recording.recording_file import file_of
+from byname.recording.recording_file import file_of, log_of
 from byname.table import Row, counted
 from byname.text import printable, table_width
 
@@ -63,7 +63,7 @@ def states(name: str) -> Iterator[Recording]:
     """Yield the recording after each change of its files, the last time when it is closed."""
     last, waiting, since = None, False, time.monotonic()
     while True:
-        state = _written(name)
+        state = written(file_of(Path(name)))
         if not state and not waiting:
             waiting = True
             say(f"waiting for {printable(name)}")
@@ -84,13 +84,14 @@ def states(name: str) -> Iterator[Recording]:
         time.sleep(PAUSE)
 
 
-def _written(name: str) -> list[tuple[str, int, int]]:
+def written(path: Path) -> list[tuple[str, int, int]]:
     """Return when and how far the files of a recording were written: those of all ranks, and the logs."""
-    path, found = file_of(Path(name)), []
-    for one in sorted(path.parent.glob(f"{glob.escape(path.stem)}.*")):
-        with suppress(FileNotFoundError):  # a log that has just gone
-            facts = one.stat()
-            found.append((one.name, facts.st_size, facts.st_mtime_ns))
+    found = []
+    for one in [path, *rank_files(path).values()]:
+        for file in (one, log_of(one)):
+            with suppress(OSError):  # there is none, or it has just gone
+                facts = file.stat()
+                found.append((file.name, facts.st_size, facts.st_mtime_ns))
     return found
 
 
