@@ -106,10 +106,7 @@ _TRIES = 5
 def _with_late_ranks(main: RecordingFile, ranks: dict[int, Path]) -> Recording:
     """Return the file in which all ranks were gathered, with what single ranks wrote when that was not possible."""
     further, missing = _readable({f"{printable(path.name)} cannot be read": path for path in ranks.values()})
-    for older in [one for one in further if not _same_run(one, main)]:
-        further.remove(older)
-        older.file.close()
-    return _recording([main, *further], missing)
+    return Recording([main, *(one for one in further if _same_run(one, main))], missing)
 
 
 def _readable(paths: dict[str, Path]) -> tuple[list[RecordingFile], list[str]]:
@@ -132,26 +129,15 @@ def _of_ranks(asked: Path, ranks: dict[int, Path]) -> Recording:
         raise RecordingError(f"no file of {printable(str(asked))} can be read: {'; '.join(missing)}")
     chief = next((one for one in sources if one.run.get("rank") == 0), None)  # each run has one, and writes it anew
     chief = chief or max(sources, key=lambda source: str(source.run.get("started", "")))
-    for source in [one for one in sources if not _same_run(one, chief)]:
-        missing.append(f"{printable(source.file.path.name)} is from another run and was left out")
-        sources.remove(source)
-        source.file.close()
+    others = [one for one in sources if not _same_run(one, chief)]
+    missing += [f"{printable(one.file.path.name)} is from another run and was left out" for one in others]
     world = chief.run.get("world_size")
     world = world if type(world) is int and 0 < world < 10**6 else len(ranks)
     gone = [rank for rank in range(world) if rank not in ranks]
     missing += [f"rank {rank} of {world}: no file {printable(rank_file(asked, rank).name)}" for rank in gone[:20]]
     if len(gone) > 20:
         missing.append(f"and no files of {len(gone) - 20} further ranks")
-    return _recording(sources, missing)
-
-
-def _recording(sources: list[RecordingFile], missing: list[str]) -> Recording:
-    try:
-        return Recording(sources, missing)
-    except BaseException:
-        for source in sources:
-            source.file.close()
-        raise
+    return Recording([one for one in sources if one not in others], missing)
 
 
 def _same_run(one: RecordingFile, other: RecordingFile) -> bool:
