@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from byname.errors import BadPathError, NotCapturedError
@@ -10,6 +10,7 @@ from byname.extras import needs
 from byname.place import Place, parse
 from byname.recording import export
 from byname.recording.dataset import Samples
+from byname.recording.memory import SeriesOnDemand
 from byname.recording.series import Series
 from byname.table import SHOWN, Row, closest, counted, text, to_html
 from byname.text import printable
@@ -104,31 +105,22 @@ class SeriesByPath(dict[str, Series], _OfPlaces):
         return to_html(rows, title=self._title(), notes=notes)
 
 
-class RecordedSeries(Mapping[str, Any], _OfPlaces):
+class RecordedSeries(SeriesOnDemand, _OfPlaces):
     """Series by path; a path with wildcards gives a dict of all that fit, with a table of their records.
 
     Places that were `listened` to and have reported nothing have an empty series.
     """
 
     def __init__(self, found: Mapping[str, Series], listened: Collection[str]) -> None:
-        self._found = found
+        super().__init__(found, found.__getitem__)
         self._listened = listened
 
     def __getitem__(self, path: str) -> Any:
-        nothing = [one for one in self._listened if one not in self._found]
-        return asked_for(path, [*self._found, *nothing], self._series)
+        nothing = [one for one in self._listened if one not in self]
+        return asked_for(path, [*self, *nothing], self._series)
 
     def _series(self, path: str) -> Series:
-        return self._found[path] if path in self._found else Series(path, [], [], [], [], [], [], [])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __contains__(self, path: object) -> bool:
-        return path in self._found
+        return super().__getitem__(path) if path in self else Series(path, [], [], [], [], [], [], [])
 
     def __repr__(self) -> str:
         return text(self._places(), title=self._title())
@@ -137,7 +129,7 @@ class RecordedSeries(Mapping[str, Any], _OfPlaces):
         return to_html(self._places(), title=self._title())
 
     def _places(self) -> list[Row]:
-        return [place_row(path, series) for path, series in self._found.items() if len(series)]
+        return [place_row(path, series) for path in self if len(series := self._series(path))]
 
 
 def place_row(path: str, series: Series) -> Row:
