@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -72,7 +71,7 @@ class PlaceRecorder:
     ) -> PlaceValues:
         convert = conversion_of(self._options, path, self._windows.warn)
         last = ChangeDetector(convert, by_content=by_content) if self._options.on_change and compared else None
-        sampling = replace(self._options.sampling(asked, self._clock.counted), state=state)
+        sampling = self._options.sampling(asked, self._clock.counted, state)
         column = PlaceValues(path, last=last, convert=convert, sampling=sampling, **known)
         self._columns[path] = self._windows.columns[path] = column
         return column

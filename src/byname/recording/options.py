@@ -61,22 +61,20 @@ class Options(IterationSchedule):
     dtype: Any = None
     on_value: Callbacks = ()
 
-    def sampling(self, where: str, count: str) -> Sampling:
+    def sampling(self, where: str, count: str, state: str) -> Sampling:
         """Return the same as facts that a recording keeps, with the entry that a place was matched by."""
         figures = self.reduce if isinstance(self.reduce, list | tuple) else [self.reduce]
         names = tuple(reduction_name(one) for one in figures if one is not None)
         dtype = torch_dtype(self.dtype)
         return Sampling(
             where,
-            every=self.every,
-            start=self.start,
-            stop=self.stop,
-            mode=self.mode,
+            **{one.name: getattr(self, one.name) for one in fields(IterationSchedule)},
             on_change=bool(self.on_change),
             reduce=names if len(names) > 1 else names[0] if names else None,
             dtype=None if dtype is None else dtype_name(dtype),
             count=count,
             on_value=tuple(reduction_name(one) for one in callables(self.on_value, "on_value")),
+            state=state,
         )
 
     def check(self, path: str) -> None:
