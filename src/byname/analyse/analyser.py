@@ -333,3 +333,19 @@ def checked_analyser(given: Any) -> Analyser:
             f"give an analyser such as byname.analyse.FeatureStatistics(), not {type(given).__name__}"
         )
     return given
+
+
+def class_numbers(sample: Sample, count: int, advice: Callable[[], str]) -> Tensor:
+    """Return the class of each of a number of samples; refuse targets that are missing, or are no class numbers."""
+    targets = sample.targets
+    if targets is None:
+        raise BadArgumentError(
+            "the classes of the samples are unknown: set analyser.targets to a tensor of class numbers before each "
+            'forward, or once to a path of the model such as "forward.targets"'
+        )
+    if targets.is_floating_point() or targets.is_complex() or targets.numel() != count:
+        raise BadArgumentError(
+            f"`{sample.path}` has {count} samples; targets must be one class number each, not "
+            f"{tuple(targets.shape)} of {targets.dtype}. {advice()}"
+        )
+    return targets.detach().reshape(-1)

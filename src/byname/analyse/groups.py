@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from byname.analyse.analyser import Analyser, Sample, checked_analyser
+from byname.analyse.analyser import Analyser, Sample, checked_analyser, class_numbers
 from byname.analyse.state import dotted, saved_class_name
 from byname.analyse.statistic import Statistic, merged, twin
 from byname.errors import BadArgumentError
@@ -183,17 +183,6 @@ def _kind_and_settings(analyser: Analyser) -> dict[str, Any]:
 
 
 def _classes_of(sample: Sample) -> Tensor:
-    targets = sample.targets
     if sample.parameter:
         raise BadArgumentError(f"`{sample.path}` is a parameter: it has no samples, and so no classes")
-    if targets is None:
-        raise BadArgumentError(
-            "the classes of the samples are unknown: set analyser.targets to a tensor of class numbers before each "
-            'forward, or once to a path of the model such as "forward.targets"'
-        )
-    if targets.ndim != 1 or targets.is_floating_point() or len(targets) != len(sample.value):
-        raise BadArgumentError(
-            f"`{sample.path}` has {len(sample.value)} samples; targets must be one class number each, not "
-            f"{tuple(targets.shape)} of {targets.dtype}. Set analyser.targets again for each batch"
-        )
-    return targets
+    return class_numbers(sample, len(sample.value), lambda: "Set analyser.targets again for each batch")

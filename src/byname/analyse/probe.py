@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from byname.analyse.analyser import Analyser, Sample
+from byname.analyse.analyser import Analyser, Sample, class_numbers
 from byname.analyse.batches import checked_choice, checked_integer
 from byname.analyse.classifier import (
     LinearClassifier,
@@ -252,18 +252,8 @@ class LinearProbe(Analyser):
 
     def _labels(self, sample: Sample, rows: Tensor) -> Tensor:
         """Return the class number of each row, as a copy."""
-        targets = sample.targets
-        if targets is None:
-            raise BadArgumentError(
-                "a probe needs the classes of the samples: set probe.targets to class numbers before each "
-                'forward, or once to a path of the model such as "forward.targets"'
-            )
-        if targets.is_floating_point() or targets.is_complex() or targets.numel() != len(rows):
-            raise BadArgumentError(
-                f"`{sample.path}` has {len(rows)} samples; targets must be one class number each, not "
-                f"{tuple(targets.shape)} of {targets.dtype}. {self._advice_on_targets(sample, sample.value)}"
-            )
-        labels = targets.detach().reshape(-1).to(rows.device, torch.int64, copy=True)
+        targets = class_numbers(sample, len(rows), lambda: self._advice_on_targets(sample, sample.value))
+        labels = targets.to(rows.device, torch.int64, copy=True)
         low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
         if low < 0 or (self.classes is not None and high >= self.classes):
             among = "from 0" if self.classes is None else f"from 0 to {self.classes - 1}"
@@ -271,7 +261,7 @@ class LinearProbe(Analyser):
         return labels
 
     def _advice_on_targets(self, sample: Sample, value: Tensor) -> str:
-        anew, given = "Set probe.targets again for each batch", self._channel_dim is not None
+        anew, given = "Set analyser.targets again for each batch", self._channel_dim is not None
         if self._features is None and value.ndim > 2:
             sequences = "" if given else ", for sequences (N, length, channels) with channel_dim=-1"
             return f"{anew}; if each position has its own class, give features='positions'{sequences}"

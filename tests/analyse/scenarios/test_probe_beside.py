@@ -159,7 +159,7 @@ WRONG = {
     "numbers": (torch.zeros(24), "of torch.float32"),
     "negative": (torch.full((24,), -100), "class numbers go from 0 to 2; .* from -100 to -100"),
     "too large": (torch.full((24,), 3), "class numbers go from 0 to 2; .* from 3 to 3"),
-    "none": (None, "set probe.targets"),
+    "none": (None, "set analyser.targets"),
 }
 
 
