@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from byname.errors import BadArgumentError, BynameError
+from byname.model.items import tensors_in
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import fact, is_tensor
 from byname.recording.export import NUMBERS, plain_type
@@ -209,16 +210,8 @@ def _versions(values: Any) -> list[tuple[Tensor, int]]:
     """Return the tensors in a value, and how often each has been changed so far."""
     with DisableTorchFunction():
         # Tensors made in inference mode count no changes.
-        return [(one, fact(one, "_version")) for one in _inside(values) if not torch._C.TensorBase.is_inference(one)]
-
-
-def _inside(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    if is_tensor(value):
-        yield value
-    elif depth < _DEPTH and issubclass(type(value), dict | list | tuple):
-        base = next(kind for kind in (dict, list, tuple) if issubclass(type(value), kind))
-        for inner in dict.values(value) if base is dict else base.__iter__(value):  # past methods of its class
-            yield from _inside(inner, depth + 1)
+        found = [one for _, one in tensors_in(values) if not torch._C.TensorBase.is_inference(one)]
+        return [(one, fact(one, "_version")) for one in found]
 
 
 def _unchanged(kept: list[tuple[Tensor, int]], instead: str) -> None:

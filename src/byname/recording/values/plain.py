@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import operator
 import types
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +18,7 @@ import numpy
 import torch
 
 from byname.codec import READABLE_DTYPES
-from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of
+from byname.reading.objects import attributes_of, found_in, namespace_of, parents_of, snapshot
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN, fact, parts_of
 from byname.recording.distributed.dtensor import is_distributed, local_part
@@ -185,13 +184,10 @@ def plain_items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _entries(value: Any) -> list[tuple[Any, Any]]:
-    read: Any = OrderedDict.items if OrderedDict in parents_of(type(value)) else dict.items
-    for _ in range(5):
-        try:
-            return list(read(value))
-        except RuntimeError:  # another thread has put something in meanwhile
-            continue
-    raise Refused("keeps being changed by another thread. Let `on_value` return the part you need")
+    found = snapshot(value)
+    if not found and dict.__len__(value):
+        raise Refused("keeps being changed by another thread. Let `on_value` return the part you need")
+    return found
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
