@@ -282,6 +282,8 @@ class Series(SeriesRecords):
         Frozen({'iteration': 2, 'rank': 1, 'call': 1, 'dim_0': 3})
         """
         with needs("to_xarray()", "xarray"):
+            import xarray  # noqa: F401 - it is this import that says what is missing
+
             from byname.recording.to_xarray import to_xarray
         return to_xarray(self, fill, chunks, dims)
 

@@ -63,6 +63,8 @@ class _OfPlaces:
         The arguments are those of `Series.to_xarray`. Values of several shapes are a `BynameError`, as there.
         """
         with needs("to_xarray()", "xarray"):
+            import xarray  # noqa: F401 - it is this import that says what is missing
+
             from byname.recording.to_xarray import together
         return together({path: series for path, series in self.items() if len(series)}, fill, chunks, dims)
 
