@@ -1,12 +1,15 @@
-"""Text: strings made safe to print in a terminal, and lines that fit its width."""
+"""Text: strings made safe to print in a terminal, lines that fit its width, and a bar for what takes long."""
 
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import length_hint
+from typing import Any, TextIO
 
 
 def printable(words: str) -> str:
@@ -98,3 +101,34 @@ def _broken(line: str, width: int) -> str:
         return line
     rest = " " * (len(line) - len(line.lstrip()) + 2)
     return textwrap.fill(line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
+
+
+PATIENCE = 1.0
+"""Seconds until a bar is shown."""
+
+
+def with_progress(
+    batches: Iterable[Any], words: str, *, wanted: bool | None = None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Any]:
+    """Yield the batches, with a labelled progress bar if they take longer than a second.
+
+    By default the bar is shown only in a terminal; `wanted` shows it always, from the start, or never.
+    """
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        yield from batches
+        return
+    begun, count, left = clock(), 0, iter(batches)
+    while not wanted and clock() - begun < PATIENCE:
+        try:
+            batch = next(left)
+        except StopIteration:
+            return
+        yield batch
+        count += 1
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    # no thread of its own: it is drawn between two batches
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        yield from bar.track(left, length_hint(batches) or None, count, description=words)

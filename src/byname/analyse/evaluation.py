@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from operator import length_hint
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,6 +29,7 @@ from byname.errors import BadArgumentError
 from byname.model.module_tree import unwrap_module
 from byname.model.where import unwrapped
 from byname.reading.interrupts import defer_signals
+from byname.text import with_progress
 from byname.tracing.muted import mute_others
 
 
@@ -310,34 +308,3 @@ def observations_on(model: nn.Module, analyser: Analyser) -> tuple[Switched, ...
         f"there is nothing to take a snapshot of: the {name} does not observe this {type(model).__name__}, {where}. "
         "Call byname.observe(model, where, analyser) first, and keep it until the training is over"
     )
-
-
-PATIENCE = 1.0
-"""Seconds that a pass may take before a bar is shown."""
-
-
-def with_progress(
-    batches: Iterable[Any], words: str, *, wanted: bool | None = None, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Any]:
-    """Yield the batches, with a labelled progress bar if they take longer than a second.
-
-    By default the bar is shown only in a terminal; `wanted` shows it always, from the start, or never.
-    """
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
-        yield from batches
-        return
-    begun, count, left = clock(), 0, iter(batches)
-    while not wanted and clock() - begun < PATIENCE:
-        try:
-            batch = next(left)
-        except StopIteration:
-            return
-        yield batch
-        count += 1
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    # no thread of its own: it is drawn between two batches
-    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        yield from bar.track(left, length_hint(batches) or None, count, description=words)

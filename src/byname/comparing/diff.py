@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import nn
 
-from byname.analyse.evaluation import with_progress
 from byname.comparing.both_models import ModelRun, drop_unequal_operations, path_in_b, reason, renamed
 from byname.comparing.difference import DIFFERENT, EQUAL, ONLY, UNCOMPARED, WITHIN, PlaceDiff, Tolerance, earliest
 from byname.comparing.records import Comparison, RecordedRun
@@ -23,6 +22,7 @@ from byname.recording.recording import Recording
 from byname.recording.recording import open as opened
 from byname.recording.series import Series
 from byname.table import Row, Rows, counted, listed
+from byname.text import with_progress
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -22,7 +22,7 @@ from byname.reading.interrupts import defer_signals
 from byname.reading.tensor import is_tensor
 from byname.source.tracebacks import warn
 from byname.table import Row, Rows, counted
-from byname.text import note_on
+from byname.text import note_on, with_progress
 from byname.tracing.preserve import arguments_of
 from byname.watch.handle import Handle
 
@@ -79,8 +79,6 @@ def sweep(
         BadArgumentError: an argument is invalid, or the edit or the metric returns something else.
         Exception: what the edit, the model or the metric raises, with a note that names the point.
     """
-    from byname.analyse.evaluation import with_progress
-
     if batch is not None and (type(batch) is not int or batch < 1):
         raise BadArgumentError(f"batch= must be a number of points, at least 1, or None, not {batch!r}")
     root, choices = unwrapped(model), _choices(over)

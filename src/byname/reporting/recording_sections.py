@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from byname.analyse.evaluation import with_progress
 from byname.recording import export
 from byname.recording.recorder import Recorder
 from byname.recording.recording import Recording
@@ -19,7 +18,7 @@ from byname.reporting.heat_maps import heat_map
 from byname.reporting.panels import PageBuilder, Panel, PlotPanel, Section, StripPanel, TablePanel, duration, figure
 from byname.reporting.thinning import POINTS, Curve, curves_of, rounded
 from byname.table import counted, listed
-from byname.text import shape_text
+from byname.text import shape_text, with_progress
 
 PLACES = 200
 """Number of places that are drawn of one thing."""

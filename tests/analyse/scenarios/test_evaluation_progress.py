@@ -12,7 +12,7 @@ from torch import nn
 
 import byname
 from byname.analyse import Evaluation
-from byname.analyse.evaluation import with_progress
+from byname.text import with_progress
 
 
 class Clock:
