@@ -103,32 +103,45 @@ def _broken(line: str, width: int) -> str:
     return textwrap.fill(line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
 
 
-PATIENCE = 1.0
-"""Seconds until a bar is shown."""
+PATIENCE, PAUSE = 1.0, 0.1
+"""Seconds until a bar is shown, and until it is drawn again."""
 
 
 def with_progress(
-    batches: Iterable[Any], words: str, *, wanted: bool | None = None, clock: Callable[[], float] = time.monotonic
+    items: Iterable[Any], words: str, *, wanted: bool | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Any]:
-    """Yield the batches, with a labelled progress bar if they take longer than a second.
+    """Yield the items, with a labelled progress bar if they take longer than a second.
 
     By default the bar is shown only in a terminal; `wanted` shows it always, from the start, or never.
     """
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
-        yield from batches
+    if not (_is_terminal(sys.stderr) if wanted is None else wanted):
+        yield from items
         return
-    begun, count, left = clock(), 0, iter(batches)
+    begun, count, left = clock(), 0, iter(items)
     while not wanted and clock() - begun < PATIENCE:
         try:
-            batch = next(left)
+            item = next(left)
         except StopIteration:
             return
-        yield batch
+        yield item
         count += 1
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    # no thread of its own: it is drawn between two batches
+    # no thread of its own: it is drawn between two items
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        yield from bar.track(left, length_hint(batches) or None, count, description=words)
+        task, drawn = bar.add_task(words, total=length_hint(items) or None, completed=count), clock()
+        for item in left:
+            yield item
+            bar.advance(task)
+            if clock() - drawn > PAUSE:  # to draw it takes a millisecond
+                bar.refresh()
+                drawn = clock()
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it was closed
+        return False

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 from byname.errors import (
     BynameError,
@@ -37,7 +33,7 @@ from byname.recording.recording_file import (
 )
 from byname.recording.stored import OpenFile
 from byname.source.tracebacks import warn
-from byname.text import printable
+from byname.text import printable, with_progress
 
 
 def finish(path: str | os.PathLike[str]) -> Path:
@@ -215,17 +211,15 @@ def _write(log: RecordingFile, new: Path) -> None:
         mark, index, copies = laid_out(made, log, log.level)
     with defer_signals():
         file = OpenFile(new, flags=os.O_RDWR)  # closes its descriptor itself, wherever an interrupt comes
-    total = sum(place.size for place in log.places.values())
-    with closing(file), _progress(printable(new.name[: -len(".123456789012.new")]), total) as advance:
-        for at, pieces in copies:
+    with closing(file):
+        for at, pieces in with_progress(copies, f"finishing {log.file.path.name}"):
             for piece in pieces:
-                size = piece.size if type(piece) is ByteRange else len(piece)
                 if type(piece) is ByteRange:
                     _copy(log.file, piece, file.descriptor, at)
+                    at += piece.size
                 else:
                     write_at(file.descriptor, piece, at)
-                at += size
-                advance(size)
+                    at += len(piece)
         whole = marked(log.identity, os.fstat(file.descriptor).st_size, index)
         write_at(file.descriptor, whole, mark)  # last: until then it is no recording
 
@@ -243,40 +237,3 @@ def _copy(file: OpenFile, run: ByteRange, descriptor: int, to: int) -> None:
         piece = file.read(run.at + done, min(BUFFER, run.size - done))
         write_at(descriptor, piece.data, to + done)
         done += len(piece)
-
-
-_PATIENCE, _PAUSE = 2.0, 0.2
-"""Seconds until a bar is shown, and between two looks of it."""
-
-
-@contextmanager
-def _progress(words: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show in a terminal how far the copying has come, if it takes long."""
-    done, shown, bar = 0, time.monotonic() + _PATIENCE, None
-
-    def advance(size: int) -> None:
-        nonlocal done, shown, bar
-        done += size
-        if time.monotonic() < shown or not sys.stderr.isatty():
-            return
-        shown = time.monotonic() + _PAUSE
-        bar = bar or _bar(words, total)
-        bar.update(bar.task_ids[0], completed=done, refresh=True)
-
-    try:
-        yield advance
-    finally:
-        if bar is not None:
-            bar.stop()
-
-
-def _bar(words: str, total: int) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    # no thread of its own: it is drawn between two pieces
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
-    bar.add_task(f"writing {words}", total=total)
-    bar.start()
-    return bar
