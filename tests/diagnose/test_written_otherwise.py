@@ -601,6 +601,21 @@ def heads_left_in_evaluation(right):
             net.eval()
 
 
+def closure_that_adds_up(right):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6)
+    x, clear = torch.randn(8, 4), optimizer.zero_grad if right else list
+
+    def closure():
+        clear()
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean() + model.weight.abs().sum()
+        loss.backward()
+        return loss
+
+    optimizer.zero_grad()
+    optimizer.step(closure)
+
+
 def logarithms_as_targets(right):
     student, teacher = nn.Linear(4, 3), nn.Linear(4, 3)
 
@@ -1869,6 +1884,7 @@ PROGRAMS = {
     dropout_made_in_forward: "dropout-in-evaluation",
     validated_within_an_epoch: "left-in-evaluation",
     heads_left_in_evaluation: "left-in-evaluation",
+    closure_that_adds_up: "never-zeroed",
     logarithms_as_targets: "target-out-of-reach",
     preferences_without_a_minus: "loss-turned-round",
     one_cycle_by_epoch: "scheduler-out-of-step",
@@ -2552,6 +2568,24 @@ def two_towers_of_which_one_was_trained_before(_):
     trained_by(lambda: (towers["left"](torch.randn(8, 4)) * towers["right"](torch.randn(8, 4))).mean(), towers)
 
 
+def closure_over_parts(_):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        return sum(loss_of_a_part(model, x) for x in torch.ones(32, 4).split(8))
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
+def loss_of_a_part(model, x):
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    return loss.item()
+
+
 def body_frozen_half_way(_):
     body, head = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2)), nn.Linear(8, 1)
     optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()])
@@ -2600,6 +2634,7 @@ RIGHT = (
     *(positives_of_a_batch, shares_of_several_tags, series_in_reverse, echo_of_the_last, gradients_in_one_list),
     *(best_of_each_fold, two_towers_of_which_one_was_trained_before),
     *(body_frozen_half_way, norms_frozen_half_way, generator_that_saturates, divergence_of_counts),
+    closure_over_parts,
 )
 
 

@@ -24,7 +24,8 @@ from byname.reading.frames import NO_LINE, Line, caller, reported_frame, user_li
 from byname.reading.modules import modules_in, parameters_in, parameters_of
 from byname.reading.objects import living
 from byname.reading.tensor import PLAIN, fact
-from byname.source.location import FILE_ORIGIN, LIBRARY, PROGRAM, Site
+from byname.source.location import FILE_ORIGIN, LIBRARY, PROGRAM, Site, is_library
+from byname.source.tracebacks import walk_frames
 from byname.tracking.lookup import made_last
 
 ENOUGH = 4
@@ -245,6 +246,7 @@ class Accumulation:
     carried: int = 0  # steps in a row that used the gradients of the step before
     wasted: int = 0  # calls since the last step whose gradients were cleared before the next call at the same place
     wasteful: int = 0  # steps in a row with as many of these
+    added: int = 0  # calls in a row that added to gradients in closures of steps, which clear none
     is_reached: bool = False  # a backward call has reached a parameter since the last step
     _cleared: bool = False
     _left: dict[int, float] = field(default_factory=dict)  # sums of the gradients that may be used on, as they were
@@ -260,6 +262,7 @@ class Accumulation:
         cleared = not graded or has_zero_gradient(min(graded, key=torch.numel))  # then the next one adds to nothing
         now = (*line.place, made, id(mine[0]), fact(mine[0], "_version"))
         inside = torch._C._current_graph_task_id() != -1  # that of a reentrant checkpoint
+        self.added = self.added + 1 if not cleared and _is_in_closure() else 0
         self.wasted += cleared and self.is_reached and self._last == now and not inside
         kept = [one for one in mine if id(one) in self._left] if not self.is_reached else []
         changed = any(sum_of(fact(one, "grad")) != self._left[id(one)] for one in kept)
@@ -311,6 +314,14 @@ class ComparedValues:
                     self.outcomes[key] = MOVED
                 elif now and not rate_is_zero(group) and one.dtype.itemsize < 4:  # a bias before a norm has but noise
                     self.outcomes.setdefault(key, str(fact(one, "dtype")))
+
+
+def _is_in_closure() -> bool:
+    """Return whether LBFGS makes a step now, and no function that it calls clears gradients, by its names."""
+    codes = [frame.f_code for frame in walk_frames(sys._getframe(1))]
+    ends = [at for at, one in enumerate(codes) if one.co_filename.endswith("lbfgs.py")]
+    called = [one.co_names for one in codes[: ends[0]] if not is_library(one.co_filename)] if ends else []
+    return bool(called) and not any(re.search(r"zero|clear|reset|\bgrad\b", " ".join(names)) for names in called)
 
 
 def alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Tensor]:

@@ -22,12 +22,12 @@ from byname.diagnose.causes.loss import Loss, is_first, lines_by_hand
 from byname.diagnose.causes.losses import LOSSES
 from byname.diagnose.causes.not_reached import MAY_BE, unreached_parameters
 from byname.diagnose.causes.ownership import LEFT_OUT
-from byname.diagnose.causes.training import BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING, Rebinding, rebinding_in
+from byname.diagnose.causes.training import ADDS, BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING, Rebinding, rebinding_in
 from byname.diagnose.check import problems
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
 from byname.diagnose.finding import Finding
-from byname.diagnose.followed_optimizer import ENOUGH, MOST_NAMED, FollowedOptimizer, SingleSteps, alive
+from byname.diagnose.followed_optimizer import CARRIED, ENOUGH, MOST_NAMED, FollowedOptimizer, SingleSteps, alive
 from byname.diagnose.nonfinite.reasons import is_zero, sum_of
 from byname.diagnose.silent.aliases import Aliases
 from byname.diagnose.silent.copies import WeightCopies
@@ -408,6 +408,8 @@ class RunningCheck:
         followed = self._followed.get(id(optimizer))
         if followed is not None:
             safely(followed.note_changes)
+            if followed.accumulation.added >= CARRIED:
+                safely(self._report_all, [ADDS], followed)
             if self._schedules.before:
                 safely(self._schedules.after_step, followed)
 

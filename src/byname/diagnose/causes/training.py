@@ -355,6 +355,11 @@ OVER_STEPS: tuple[Cause[FollowedOptimizer], ...] = (
 )
 """Causes that are looked for after many steps of an optimizer, or when the program ends."""
 
+ADDS: Cause[FollowedOptimizer] = Cause("never-zeroed", always, _all_parameters,
+    "nothing clears the gradients of {names} between the backward calls{backward:at} of a step of {kind}{noticed:at}, "
+    "which its closure makes: each adds to those before (accumulates)",
+    "call optimizer.zero_grad() in the closure, before its backward")
+
 NEVER_STEPPED: Cause[FollowedOptimizer] = Cause("never-stepped", always, _backward_calls,
     "{calls} or more{backward:at} {number:reaches|reach} {names}, and no step of the optimizer ({kind}) that has "
     "{names:it|them} was seen",
