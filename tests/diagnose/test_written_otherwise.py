@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 
 import numpy
 import pytest
@@ -2647,3 +2648,26 @@ def test_nothing_is_said_of_what_is_right_and_looks_alike(program):
 def test_a_target_whose_critic_has_its_initial_statistics_too_is_not_said_to_lack_them():
     found = findings_of(target_of_a_critic_in_evaluation, right=True)
     assert [one.cause for one in found] == ["left-in-evaluation"]
+
+
+def calls_of_byname(losses):
+    """The Python calls that one step with so many losses takes while it is checked."""
+    model, calls = nn.Linear(4, 3), 0
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "call"
+
+    with checking(lambda finding: None):
+        sys.setprofile(count)
+        try:
+            for x in torch.randn(losses, 2, 4):
+                F.cross_entropy(model(x), torch.tensor([0, 1]))
+        finally:
+            sys.setprofile(None)
+    return calls
+
+
+def test_of_many_calls_on_one_line_few_are_looked_at():
+    _, many, more = map(calls_of_byname, (1, 300, 500))  # the first reads the source
+    assert more - many < 200 * 100  # to look at each takes more than a thousand

@@ -120,7 +120,7 @@ class RunningCheck:
         self._single = SingleSteps()
         self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
         self._graded: dict[tuple[CodeKey, int], bool] = {}  # whether a line with gradients may be an evaluation
-        self._ungraded: dict[tuple[CodeKey, int], int] = {}
+        self._calls: dict[tuple[Any, ...], int] = {}
         self._leaf_losses = self._has_backward = self._over = False
         self._unfrozen = [0]  # parameters unfrozen so far, at the first times that some were
         self._schedules, self._units, self._evaluation = Schedules(self), Units(self), EvaluationMode(self)
@@ -179,7 +179,7 @@ class RunningCheck:
             is_of_use = self.steps > 0 and is_one_memory(*args[:2])
         else:
             is_of_use = self._recent <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS or function in SIGNED)
-        if is_of_use:
+        if is_of_use and not self._is_one_of_many(function, frame.f_lasti, _place_of(frame), self.steps):
             call = ObservedCall(function, args, kwargs, frame)
             for note in self._applying:
                 safely(note, call)
@@ -200,21 +200,26 @@ class RunningCheck:
             place = _place_of(frame)
             if self._graded.get(place, True) and self._has_parameters(module):
                 self._graded[place] = bool(safely(self._evaluation.graded, ObservedCall(module, args, kwargs, frame)))
+        is_sampled = self.steps & (self.steps - 1) == 0
+        if is_graded and (is_sampled or not is_enough) and self._is_one_of_many(_place_of(frame), self.steps):
+            return
         if not is_enough and (depth or self._has_parameters(module)):
             call = ObservedCall(module, args, kwargs, frame, depth)
             for note in self._running if is_graded else self._evaluating:
                 safely(note, call)
-        elif is_graded and not depth and self.steps & (self.steps - 1) == 0:
-            safely(self._inputs.ran, ObservedCall(module, args, kwargs, frame))
-        elif is_graded and not depth and self._loading.uncalled:
-            safely(self._loading.ran, ObservedCall(module, args, kwargs, frame))
+        elif is_graded and not depth and (is_sampled or self._loading.uncalled):
+            topic = self._inputs if is_sampled else self._loading
+            safely(topic.ran, ObservedCall(module, args, kwargs, frame))
 
     def _is_enough(self, module: nn.Module, frame: FrameType) -> bool:
-        """Return whether calls of a module without gradients were looked at on a line; of many, each 2^k-th is."""
+        """Return whether enough calls of a module without gradients were looked at."""
         if not self.steps:  # only the first call of each module counts
             return id(module) in self._modules and self._modules[id(module)][0]() is module
-        place = _place_of(frame)
-        number = self._ungraded[place] = self._ungraded.get(place, 0) + 1
+        return self._is_one_of_many(_place_of(frame))
+
+    def _is_one_of_many(self, *key: Any) -> bool:
+        """Return whether many calls of a line, or of one in a step, were looked at; of more, each 2^k-th is."""
+        number = self._calls[key] = self._calls.get(key, 0) + 1
         return number > _OBSERVED_IN and number & (number - 1) != 0
 
     def _has_parameters(self, module: nn.Module) -> bool:

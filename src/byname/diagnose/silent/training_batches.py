@@ -154,6 +154,7 @@ class Batches(Topic):
         self._iterators: dict[int, _Loader] = {}
         self._same: dict[Any, _Same | None] = {}
         self._input: list[_Input] = []
+        self._lines = set[Any]()  # that called a module before the first step
         self._is_zero = False  # whether all numbers of an input are
         self._equal, self._how = 0, ""  # how it shows that samples should differ
         self._parts: deque[tuple[weakref.ref[torch.Tensor], _Loader]] = deque(maxlen=64)  # of the last batches
@@ -202,7 +203,9 @@ class Batches(Topic):
         if given and not call.depth:
             self._note_same(("inputs", id(call.called)), given[0], call)
             self._input = [self._look_at_input(call, given[0])] if made in _LOOKED_AT else []
-            for facts in used_up(call.frame) if not made else ():
+            is_new = not made and call.line.place not in self._lines
+            self._lines |= {call.line.place} if is_new else set()
+            for facts in used_up(call.frame) if is_new else ():
                 self.report(USED_UP, facts.pop("site"), **facts)
 
     def _look_at_input(self, call: ObservedCall, given: torch.Tensor) -> _Input:
