@@ -23,8 +23,7 @@ from torch import nn
 
 from byname.cli.ask import Answer, Request, take_request, write_answer
 from byname.cli.command import CommandError
-from byname.cli.json_lines import census_facts, site_facts
-from byname.cli.watcher import call_guarded, census_text, preload, where
+from byname.cli.watcher import call_guarded, census_facts, census_text, preload, site_facts, where
 from byname.memory.census import census
 from byname.model.module_tree import modules_by_path
 from byname.reading.frames import MODULE_CALL_CODE, locals_of

@@ -70,9 +70,8 @@ class RunCommand:
 
 
 def _watchers(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
-    from byname.cli.json_lines import FindingsFile
     from byname.cli.spawned import same_options_in_spawned
-    from byname.cli.watcher import PrintedFindings
+    from byname.cli.watcher import FindingsFile, PrintedFindings
     from byname.diagnose.explaining import Explaining
     from byname.diagnose.handbook import filter_ignored
 
@@ -172,8 +171,8 @@ class CensusCommand:
 
 
 def _looks(options: argparse.Namespace) -> list[AbstractContextManager[object]]:
-    from byname.cli.json_lines import JsonLines
     from byname.cli.step_watchers import CensusShown, GrowthShown
+    from byname.cli.watcher import JsonLines
 
     lines = None if options.json is None else JsonLines(options.json)
     shown = (GrowthShown if options.growth else CensusShown)(options.every, options.top, lines)

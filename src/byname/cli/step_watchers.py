@@ -13,8 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from byname.cli.command import say
-from byname.cli.json_lines import JsonLines, census_facts
-from byname.cli.watcher import Calls, Watcher, call_guarded, census_text, failure, where
+from byname.cli.watcher import Calls, JsonLines, Watcher, call_guarded, census_facts, census_text, failure, where
 from byname.memory.census import census
 from byname.memory.growth import Growth
 from byname.reading.frames import caller, treat_as_running
