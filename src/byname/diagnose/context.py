@@ -343,6 +343,18 @@ class FailingExpression(NamedTuple):
         return value_of(node, self.variables)
 
 
+def node_of(line: Line) -> Any:
+    """Return the syntax tree of the expression on a line; None without its source."""
+    return getattr(line.expr, "node", None)
+
+
+def enclosing(node: Any, *kinds: type) -> Any:
+    """Return a part of the source, or the innermost around it, that is of some kinds; None if there is none."""
+    while node is not None and not isinstance(node, kinds):
+        node = getattr(node, "parent", None)
+    return node
+
+
 def assigned_on(line: Line) -> Name | None:
     """Return the variable that the statement on a line assigns, as the name of what is computed there."""
     expr, code = line.expr, line.code
@@ -358,5 +370,5 @@ def parsed(statement: str) -> ast.stmt | None:
 
 def callee_text(line: Line) -> str:
     """Return the expression that is called on a line, such as ``self.model``, or an empty string."""
-    called = getattr(getattr(line.expr, "node", None), "func", None)
+    called = getattr(node_of(line), "func", None)
     return ast.unparse(called) if isinstance(called, ast.Name | ast.Attribute) else ""

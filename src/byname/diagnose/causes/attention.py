@@ -78,18 +78,15 @@ def _over_queries(loss: Loss) -> Iterator[Facts]:
 
 def _summed_along_others(loss: Loss, node: Any) -> Any:
     """Return the product that sums up along the columns what a softmax makes of products over their rows, if any."""
-    walk, shape, given = loss.context.walk, shape_of(node), node
+    shape, given = shape_of(node), node
     for _ in range(_BETWEEN if dim_of(node) == len(shape) - 2 > 0 else 0):
         given = next((one for one, _ in given.next_functions if one is not None), None)
         if node_kind(given) not in (*_KEPT, *_SCALED):
             break
-    waiting = [node] if node_kind(given) in _PRODUCTS else []
-    for one in waiting:
-        for user in [walk.nodes[number] for number in walk.users[walk.numbers[one]]]:
-            if node_kind(user) in _PRODUCTS and user.next_functions[0][0] is one:
-                return user
-            if node_kind(user) in _KEPT and shape_of(user)[-2:] == shape[-2:]:
-                waiting.append(user)
+    uses = loss.uses(node, lambda _, user: node_kind(user) in _KEPT and shape_of(user)[-2:] == shape[-2:])
+    for one, user in uses if node_kind(given) in _PRODUCTS else ():
+        if node_kind(user) in _PRODUCTS and user.next_functions[0][0] is one:
+            return user
     return None
 
 

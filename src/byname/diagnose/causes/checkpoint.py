@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from byname.autograd.slots import packed_in
 from byname.diagnose.cause import Cause, Facts, Raised, Subject, render
-from byname.diagnose.context import FailureContext, assigned_on
+from byname.diagnose.context import FailureContext, assigned_on, enclosing, node_of
 from byname.diagnose.engine import engine_call
 from byname.naming.name import Name, at, unnamed
 from byname.source.code import CodeKey
@@ -136,12 +136,10 @@ def _mode(left_out: Sequence[Call], added: Sequence[Call]) -> tuple[str, str, st
 
 def _branches_by_mode(call: Call) -> bool:
     """Return whether a call stands in a branch of an ``if self.training:``."""
-    node: Any = None if call.line.expr is None else call.line.expr.node
-    while node is not None:
-        if isinstance(node, ast.If | ast.IfExp) and ast.unparse(node.test).removeprefix("not ") == "self.training":
-            return True
-        node = getattr(node, "parent", None)
-    return False
+    node = enclosing(node_of(call.line), ast.If, ast.IfExp)
+    while node is not None and ast.unparse(node.test).removeprefix("not ") != "self.training":
+        node = enclosing(node.parent, ast.If, ast.IfExp)
+    return node is not None
 
 
 def _other_shape(context: FailureContext, record: Any, nodes: Sequence[int | None]) -> Facts:

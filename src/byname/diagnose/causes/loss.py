@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import FrameType
@@ -18,6 +18,7 @@ from byname.diagnose.context import FailureContext
 from byname.diagnose.nonfinite.reasons import can_read, reading_values
 from byname.reading.frames import Line
 from byname.source.location import Site
+from byname.tracking.log import Call
 
 COMPARING = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward"}
 NORMS = {"PowBackward", "AbsBackward", "MulBackward"}
@@ -49,6 +50,26 @@ class Loss:
 
     def site(self, node: Any) -> Site | None:
         return self.context.site(self.context.walk.numbers[node])
+
+    def call(self, node: Any) -> Call | None:
+        """Return the recorded call that made a node; None if it is not known."""
+        call: Call | None = self.context.lookup.call(node)
+        return call
+
+    def users(self, node: Any) -> list[Any]:
+        """Return the nodes that use a node's result."""
+        walk = self.context.walk
+        return [walk.nodes[number] for number in walk.users[walk.numbers[node]]]
+
+    def uses(self, node: Any, passes: Callable[[Any, Any], bool]) -> Iterator[tuple[Any, Any]]:
+        """Yield each use of a node's result, as the node and its user, and of the results of users that pass a test."""
+        waiting, seen = [node], {node}
+        for one in waiting:
+            for user in self.users(one):
+                yield one, user
+                if user not in seen and passes(one, user):
+                    seen.add(user)
+                    waiting.append(user)
 
     def between(self, given: Any, used: Any, **facts: Any) -> Facts:
         """Return facts about a node and a later one, with the line of each."""
@@ -123,8 +144,9 @@ _TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 def _squashed_twice(loss: Loss) -> Iterator[Facts]:
     for node in loss.of_kinds(_SQUASHED):
         given, (before, what, words) = input_of(node), _SQUASHED[node_kind(node)]
-        users = [loss.context.walk.nodes[user] for user in loss.context.walk.users[loss.context.walk.numbers[node]]]
-        is_whole = node_kind(node) != "LogsumexpBackward" or any(_is_normalising(one, given) for one in users)
+        is_whole = node_kind(node) != "LogsumexpBackward" or any(
+            _is_normalising(one, given) for one in loss.users(node)
+        )
         if activation_of(given) == before and is_whole:
             other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
             other = "Categorical(probs=...)" if "Categorical" in words else other
@@ -142,7 +164,7 @@ def _no_logarithms(loss: Loss) -> Iterator[Facts]:
     found += [("ctc_loss", node, input_of(node)) for node in loss.of_kinds(("CtcLossBackward", "CudnnCtcLossBackward"))]
     for node in loss.of_kinds(NORMS):
         given = next((one for one, _ in node.next_functions[1:] if activation_of(one) in _NO_LOGARITHM), None)
-        call = None if given is None else loss.context.lookup.call(node)
+        call = None if given is None else loss.call(node)
         if call is not None and call.name == "kl_div":
             found.append(("kl_div", node, given))
     for name, node, given in found:
@@ -155,7 +177,7 @@ def _no_logarithms(loss: Loss) -> Iterator[Facts]:
 def _rates(loss: Loss) -> Iterator[Facts]:
     """Yield the operation that gives rates to poisson_nll_loss, which takes the exponential of what it is given."""
     for node in loss.of_kinds(("ExpBackward",)):
-        given, call = input_of(node), loss.context.lookup.call(node)
+        given, call = input_of(node), loss.call(node)
         if node_kind(given) in _RATES and call is not None and call.name == "poisson_nll_loss":
             yield loss.between(given, node, what=_RATES[node_kind(given)])
 
@@ -203,7 +225,7 @@ def lines_by_hand(loss: Loss) -> Iterator[tuple[Line, str]]:
     """Yield the lines of a loss by hand that subtract what has no graph, each with the reduction."""
     means = {node.next_functions[0][0] for node in loss.of_kinds(("MeanBackward",))}
     for minus, norm, _ in differences(loss):
-        call = loss.context.lookup.call(minus) if (None, 0) in minus.next_functions else None
+        call = loss.call(minus) if (None, 0) in minus.next_functions else None
         if call is not None:
             yield call.line, "mean" if norm in means else "none"
 
@@ -316,7 +338,7 @@ def _sum_beside_mean(loss: Loss) -> Iterator[Facts]:
 def _negative_targets(loss: Loss) -> Iterator[Facts]:
     """Yield targets of kl_div, by which it multiplies, that are mostly negative."""
     for node, target in _held(loss.of_kinds(["MulBackward"]), "self"):
-        call = loss.context.lookup.call(node)
+        call = loss.call(node)
         share, ends = _outside(target, 0.0, math.inf) if call is not None and call.name == "kl_div" else (0.0, "")
         if share > 0.25:
             yield {"share": f"{share:.0%}", "ends": ends, "used": loss.site(node)}

@@ -11,7 +11,6 @@ from typing import Any, TypeGuard
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
-from byname.autograd.walk import Walk
 from byname.diagnose.cause import Cause, Facts, always, variable
 from byname.diagnose.causes.attention import ATTENTION
 from byname.diagnose.causes.custom_function import RETURNS_NOTHING
@@ -29,7 +28,7 @@ from byname.diagnose.causes.loss import (
 from byname.diagnose.causes.not_reached import cuts_beside
 from byname.diagnose.causes.out_of_place import data_edit_advice
 from byname.diagnose.causes.targets import TARGETS
-from byname.diagnose.context import FailureContext, assigned_on, made_at, value_of
+from byname.diagnose.context import FailureContext, assigned_on, made_at, node_of, value_of
 from byname.reading.frames import user_line, variables_of
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of, found_in, snapshot
@@ -43,10 +42,9 @@ from byname.tracking.lookup import creation_record_of, site_of_tensor
 def _broadcast(loss: Loss) -> Iterator[Facts]:
     compared = [(below, node) for node in loss.of_kinds(COMPARING) for below, _ in node.next_functions]
     for expanded, node in compared:
-        lookup = loss.context.lookup
         if node_kind(expanded) == "ExpandBackward":
             before, after = tuple(expanded._saved_self_sym_sizes), shape_of(expanded)
-            if before != after and lookup.call(expanded) == lookup.call(node):  # not expanded by the program
+            if before != after and loss.call(expanded) == loss.call(node):  # not expanded by the program
                 yield {"before": str(before), "after": str(after), "compared": loss.site(node)}
 
 
@@ -64,7 +62,7 @@ def _squares(loss: Loss) -> Iterator[Facts]:
         given, output = next(term for term in terms if term[0] is not None)
         before = tuple(given._input_metadata[output].shape)
         is_column = before == (shape[0], 1) and node_kind(given) not in _MAKES_COLUMNS
-        is_reduced = _ends_in_a_mean(loss.context.walk, node, shape, each)
+        is_reduced = _ends_in_a_mean(loss, node, shape, each)
         if given.next_functions and is_reduced and (is_column or before == shape[:1]):
             site = loss.site(made)
             is_meant = _has_a_matrix(node, shape) if made is node else _broadcasts_on_purpose(loss, made)
@@ -79,26 +77,23 @@ def _has_a_matrix(product: Any, shape: tuple[int, ...]) -> bool:
 
 def _broadcasts_on_purpose(loss: Loss, minus: Any) -> bool:
     """Return whether the statement of a difference, or one that made its operands, adds a dimension by itself."""
-    call = loss.context.lookup.call(minus)
-    expr, code = (None, None) if call is None else (call.line.expr, call.line.code)
-    names = [] if expr is None else [one.id for one in ast.walk(expr.node) if isinstance(one, ast.Name)]
+    call = loss.call(minus)
+    node, code = (None, None) if call is None else (node_of(call.line), call.line.code)
+    names = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)] if node is not None else []
     bound = [one.node for name in names if code is not None for one in statements_binding(code, name)]
     made = [ast.unparse(one.value) for one in bound if isinstance(one, ast.Assign)]
     site = loss.site(minus)
     return _ON_PURPOSE.search("; ".join([site.statement if site else "", *made])) is not None
 
 
-def _ends_in_a_mean(walk: Walk, node: Any, shape: tuple[int, ...], each: Collection[str]) -> bool:
+def _ends_in_a_mean(loss: Loss, node: Any, shape: tuple[int, ...], each: Collection[str]) -> bool:
     """Return whether every result of a node goes into a mean or a sum, past nodes of some kinds for each number."""
-    waiting = [node]
-    for one in waiting:
-        for user in [walk.nodes[user] for user in walk.users[walk.numbers[one]]]:
-            is_alike = node_kind(user) in each and shape_of(user) == shape
-            if is_alike and len(waiting) < 24:
-                waiting.append(user)
-            elif node_kind(user) not in ("MeanBackward", "SumBackward"):
-                return False
-    return True
+
+    def is_alike(_: Any, user: Any) -> bool:
+        return node_kind(user) in each and shape_of(user) == shape
+
+    uses = [user for _, user in loss.uses(node, is_alike)]
+    return all(is_alike(node, user) or node_kind(user) in ("MeanBackward", "SumBackward") for user in uses)
 
 
 _EACH = {*NORMS, "WhereBackward", "AddBackward", "SubBackward", "DivBackward", "ClampBackward", "ClampMaxBackward"}
@@ -134,7 +129,7 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
     lookup, leaves = loss.context.lookup, set(map(id, loss.context.leaves))
     sums = (node for one in loss.context.roots if is_tensor(one) and (node := fact(one, "grad_fn")) is not None)
     calls = ((node, call) for node in sums if (call := lookup.call(node)) is not None and call.line.code is own)
-    parts = ((node, None if call.line.expr is None else call.line.expr.node) for node, call in calls)
+    parts = ((node, node_of(call.line)) for node, call in calls)
     for term in (one for node, part in parts if part is not None for one in _constants(part, node)):
         read = [ast.unparse(one) for one in ast.walk(term) if isinstance(one, ast.Name | ast.Attribute)]
         made = [one for path in read for one in statements_binding(own, path)]
@@ -167,8 +162,7 @@ def _cut_parts(values: dict[str, Any], leaves: Collection[int]) -> Iterator[tupl
         every = [cut for log in logs() for cut in log.detaches_of(held)] if is_tensor(held) else []
         yield from ((path, cut) for cut in every if cut.name == "grad")
         made = creation_record_of(held) if is_tensor(held) else None
-        expr = None if made is None else made.line.expr
-        node = None if expr is None else expr.node
+        node = None if made is None else node_of(made.line)
         if is_tensor(held) and _LOG.search(path if node is None else f"{path} {ast.unparse(node)}"):
             cuts = [cut for cut in every if cut.reason in ("no_grad", "inference")]
             yield from ((path, cut) for cut in cuts if any(id(one()) in leaves for one, _ in cut.inputs))
@@ -325,7 +319,7 @@ def _ends(loss: Loss) -> Iterator[tuple[CodeType, str, Any]]:
 def _codes_making(loss: Loss) -> set[CodeType]:
     """Return the code that made the loss, if a tracker saw it."""
     nodes = [fact(one, "grad_fn") for one in loss.context.roots if is_tensor(one)] if loss.context.has_graph else []
-    calls = [loss.context.lookup.call(node) for node in nodes if node is not None]
+    calls = [loss.call(node) for node in nodes if node is not None]
     return {one.line.code for one in calls if one is not None and one.line.code is not None}
 
 

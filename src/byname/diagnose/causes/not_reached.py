@@ -19,7 +19,7 @@ from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind, opaque_reason, why_no_graph
 from byname.diagnose.cause import Cause, Facts, Raised, any_of, is_before_backward, render, variable
 from byname.diagnose.causes.cuts import DETACHES, MOST_PLACES, NUMBERS, cut_before, is_of_state, remedy_of, sentence_of
-from byname.diagnose.context import FailureContext
+from byname.diagnose.context import FailureContext, node_of
 from byname.diagnose.engine import first_run
 from byname.diagnose.finding import Finding
 from byname.naming.children.torch import gathered_parameters, is_sharded
@@ -256,7 +256,7 @@ def _converts(cut: DetachPoint, parameter: torch.Tensor) -> bool:
     module = None if cut.module is None or cut.reason or cut.name not in NUMBERS else cut.module()
     own = () if module is None else attributes_of(module)["_parameters"].items()
     path = next((f"self.{name}" for name, held in own if held is parameter), None)
-    code, node = cut.line.code, None if cut.line.expr is None else cut.line.expr.node
+    code, node = cut.line.code, node_of(cut.line)
     if path is None or code is None or node is None:
         return False
     here, body = enclosing_statement(node), definition_of(code)

@@ -16,15 +16,15 @@ from byname.autograd.walk import leaf_tensors, nodes_from
 from byname.diagnose.cause import Cause, Facts, variable
 from byname.diagnose.causes.flat import DRAWN
 from byname.diagnose.causes.loss import COMPARING, MOVES, Loss, differences, is_first, node_kind
-from byname.diagnose.context import FailureContext, callee_text
+from byname.diagnose.context import FailureContext, callee_text, node_of
 from byname.tracking.lookup import creation_record_of
 
 
 def _sides(loss: Loss, node: Any) -> list[tuple[str, Any]]:
     """Return the source of both operands of an operation, each with its node; none if one of them has no graph."""
     edges = [one for one, _ in node.next_functions]
-    call = loss.context.lookup.call(node) if len(edges) == 2 and None not in edges else None
-    made = getattr(None if call is None else call.line.expr, "node", None)
+    call = loss.call(node) if len(edges) == 2 and None not in edges else None
+    made = None if call is None else node_of(call.line)
     parts = [made.left, made.right] if isinstance(made, ast.BinOp) else getattr(made, "args", [])[:2]
     return [*zip(map(ast.unparse, parts), edges, strict=False)] if len(parts) == 2 else []
 
@@ -58,8 +58,7 @@ def _moving_weights(loss: Loss) -> Iterator[Facts]:
 def _uniform_noise(loss: Loss) -> Iterator[Facts]:
     """Yield noise from 0 to 1 that a scale multiplies, which is added to a mean."""
     for node, _, noise in held_by_nodes([one for one in loss.of_kinds(("MulBackward",)) if _scale_of(one)]):
-        users = [loss.context.walk.nodes[number] for number in loss.context.walk.users[loss.context.walk.numbers[node]]]
-        made = creation_record_of(noise) if any(node_kind(one) == "AddBackward" for one in users) else None
+        made = creation_record_of(noise) if "AddBackward" in map(node_kind, loss.users(node)) else None
         if made is not None and UNIFORM.search(draw := callee_text(made.line)):
             yield {"drawn": made.line.site, "used": loss.site(node), "draw": draw}
 
@@ -78,13 +77,10 @@ def _drawn(loss: Loss) -> Iterator[Facts]:
         for number in around:  # ways to the loss around the draw
             around += (new := set(walk.users[number]) - seen)
             seen |= new
-        waiting = [node] if not {*walk.roots}.isdisjoint(around) else []
-        for one in waiting:
-            users = [walk.nodes[user] for user in walk.users[walk.numbers[one]]]
-            waiting += [user for user in users if node_kind(user) in {*MOVES, "CatBackward"}]
-            if any(node_kind(user) in _LAYERS for user in users):
-                yield {"drawn": loss.site(node)}
-                return
+        uses = loss.uses(node, lambda _, user: node_kind(user) in {*MOVES, "CatBackward"})
+        if not {*walk.roots}.isdisjoint(around) and any(node_kind(user) in _LAYERS for _, user in uses):
+            yield {"drawn": loss.site(node)}
+            return
 
 
 _LAYERS = {"AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward"}

@@ -14,7 +14,7 @@ from torch import nn
 from byname.autograd.walk import leaf_tensors
 from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import NORMS, Loss, differences
-from byname.diagnose.context import FailureContext, callee_text
+from byname.diagnose.context import FailureContext, callee_text, enclosing, node_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import is_zero, reading_values, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, on_call, topic_cause
@@ -190,7 +190,7 @@ class WeightCopies(Topic):
             return
         made: dict[Line, list[tuple[Any, torch.Tensor]]] = {}
         for minus, _, values in differences(loss, {*NORMS, "LinalgVectorNormBackward"}):
-            if (call := loss.context.lookup.call(minus)) is not None:
+            if (call := loss.call(minus)) is not None:
                 made.setdefault(call.line, []).append((minus, values))
         zero = {line for line, same in made.items() if all(is_zero(values) for _, values in same)}
         before, known = self._zero.get(loss.line.place, (self._watch.steps, zero))
@@ -286,7 +286,7 @@ class WeightCopies(Topic):
 
 def _is_computed_from(last: Line, first: Line) -> bool:
     """Return whether a statement computes with the value of an earlier one, through variables of the same function."""
-    begin, end = (getattr(one.expr, "node", None) for one in (first, last))
+    begin, end = map(node_of, (first, last))
     if last.code is None or begin is None or end is None:
         return False
     begin, end = enclosing_statement(begin), enclosing_statement(end)
@@ -322,9 +322,7 @@ def _rebound(loop: ast.For, path: str) -> str | None:
 def _swapped_update(weight: torch.Tensor, name: Name) -> str:
     """Return in words the line that copies weights into a trained parameter between steps, in place of its target."""
     changes = [one for one in changes_of(memory_of(weight)) if re.fullmatch(r"(copy|lerp|mul|add)_", one.operation)]
-    loop: Any = getattr(changes[-1].line.expr, "node", None) if changes else None
-    while loop is not None and not isinstance(loop, ast.For):
-        loop = getattr(loop, "parent", None)
+    loop = enclosing(node_of(changes[-1].line), ast.For) if changes else None
     words = [name.path, "" if loop is None else ast.unparse(loop)]
     if len(changes) < _MANY or not all(_TARGET.search(one.lower()) for one in words):
         return ""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import callee_text
+from byname.diagnose.context import callee_text, enclosing, node_of
 from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, on_call, topic_cause
@@ -23,7 +23,6 @@ from byname.naming.name import Name
 from byname.reading.frames import NO_LINE, Line, find_user_frame, user_line
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.tensor import is_tensor
-from byname.source.code import enclosing_statement
 from byname.source.location import Site, is_library
 from byname.tracking.log import logs
 from byname.undo import Undo
@@ -198,15 +197,15 @@ class EvaluationMode(Topic):
         if not is_late or module is None or inner is None or is_training(module):
             return
         user, inside = find_user_frame(call.frame)
-        expr = user_line(user).expr
-        node = None if expr is None else expr.node
+        line = user_line(user)
+        node, site = node_of(line), line.site
         given = [*node.args[2:], *node.keywords] if isinstance(node, ast.Call) else [None]
         says = any(getattr(one, "arg", "training") == "training" for one in given)
         is_apart = has_modes(inner) and is_training(inner) and all(inner is not one for one in modules_in(module))
         drops = is_apart if inside else not says and call.kwargs.get("training")
-        if drops and expr is not None and not is_library(expr.site.file):
+        if drops and site is not None and not is_library(site.file):
             cause, name = DROPS_UNREACHED if inside else DROPS_IN_EVALUATION, variable(type(module).__name__)
-            self.report(cause, expr.site, kind=type(inner).__name__, module=name)
+            self.report(cause, site, kind=type(inner).__name__, module=name)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Note whether modules are still in the mode in which an evaluation left them, and what put them into it."""
@@ -257,24 +256,20 @@ def _eval_call(line: Line) -> tuple[str, str]:
 
 def _evaluates_alone(line: Line) -> bool:
     """Return whether a call is in a loop over data for an evaluation, or of a function for it, without a backward."""
-    block: Any = None if line.expr is None or is_library(line.expr.site.file) else line.expr.node
-    loop: Any = None
-    heads = ""
-    while block is not None and not isinstance(block, ast.Module | ast.FunctionDef):
-        loop = loop or (block if isinstance(block, ast.For) else None)
-        heads += ast.unparse(block.iter) if block is loop else ""
-        block = block.parent
-    text = ast.unparse(loop) if loop is not None and _NAMES.search(f"{heads} {getattr(block, 'name', '')}") else ""
-    return bool(text) and not re.search(r"backward|grad\(|step\(|append\((?!.*item\()", text)
+    node = _programs_node(line)
+    loop, function = enclosing(node, ast.For, ast.FunctionDef), enclosing(node, ast.FunctionDef)
+    if not isinstance(loop, ast.For) or not _NAMES.search(f"{ast.unparse(loop.iter)} {getattr(function, 'name', '')}"):
+        return False
+    return not re.search(r"backward|grad\(|step\(|append\((?!.*item\()", ast.unparse(loop))
 
 
 def evaluates(line: Line) -> bool:
     """Return whether the code around a call speaks of an evaluation: the block without gradients, or the function."""
-    expr = line.expr
-    if expr is None or expr.node is None or is_library(expr.site.file):
-        return False
-    block: Any = enclosing_statement(expr.node)
-    while not isinstance(block, ast.With | ast.FunctionDef | ast.Module):
-        block = block.parent
+    block = enclosing(_programs_node(line), ast.With, ast.FunctionDef)
     named = line.code is not None and _NAMES.search(line.code.co_name)
-    return not isinstance(block, ast.Module) and bool(named or _WORDS.search(ast.unparse(block)))
+    return block is not None and bool(named or _WORDS.search(ast.unparse(block)))
+
+
+def _programs_node(line: Line) -> Any:
+    """Return the expression on a line of the program; None for one of a library."""
+    return None if line.code is None or is_library(line.code.co_filename) else node_of(line)

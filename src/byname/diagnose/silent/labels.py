@@ -16,7 +16,7 @@ from torch import nn
 from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import node_kind
 from byname.diagnose.causes.targets import NORMAL, OF_UNIFORM, UNIFORM
-from byname.diagnose.context import callee_text
+from byname.diagnose.context import callee_text, node_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.topic import (
     SIGNED,
@@ -126,7 +126,7 @@ class Labels(Topic):
 
     def _look_at_ends(self, made: Line, call: ObservedCall) -> None:
         """Report targets that add the value of the next state only where an episode has ended."""
-        node: Any = getattr(made.expr, "node", None)
+        node = node_of(made)
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             return
         every = [one for term in (node.left, node.right) if isinstance(term, ast.BinOp) for one in _factors(term)]

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import FailureContext, callee_text, value_of
+from byname.diagnose.context import FailureContext, callee_text, enclosing, node_of, value_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, on_call, topic_cause
@@ -137,11 +137,12 @@ class Loading(Topic):
         if is_library(call.frame.f_code.co_filename) or call.line.place in self._given_at:
             return
         self._given_at.add(call.line.place)
-        expr = call.line.expr
-        if expr is not None and isinstance(expr.node, ast.Call) and (changed := _changed_alone(expr.node)) is not None:
-            other = replace(expr.site, line=changed.lineno, statement=ast.unparse(changed))
-            site = expr.site if changed is enclosing_statement(expr.node) else other
-            self.report(CHANGES_A_DICT, expr.site, changed=site, module=arg_name(call.line, -1, "model"))
+        node, site = node_of(call.line), call.line.site
+        if site is not None and isinstance(node, ast.Call) and (changed := _changed_alone(node)) is not None:
+            other = replace(site, line=changed.lineno, statement=ast.unparse(changed))
+            at_once = changed is enclosing_statement(node)
+            module = arg_name(call.line, -1, "model")
+            self.report(CHANGES_A_DICT, site, changed=site if at_once else other, module=module)
 
     def _loaded(self, call: ObservedCall, result: Any) -> None:
         module, state, line = call.args[0], call.given(1, "state_dict"), call.programs_line
@@ -223,7 +224,7 @@ class Loading(Topic):
         is_trained = not self.owned().isdisjoint(map(id, parameters_in(module)))
         kept = None if (cut := self._restores_nothing(given, line, module)) is None else cut.line.site
         names = {"module": arg_name(line, -1, "the model"), "state": arg_name(line, 0, "the state")}
-        given_by = [ast.unparse(one) for one in getattr(getattr(line.expr, "node", None), "args", ())[:1]]
+        given_by = [ast.unparse(one) for one in getattr(node_of(line), "args", ())[:1]]
         is_anothers = kept == line.site and given_by != [f"{names['module'].path}.state_dict()"]
         if kept is not None and (is_anothers or not is_trained) and (self._watch.steps or kept != line.site):
             same = f"; {given_by[0]} is that of the same module" if is_anothers else ""
@@ -360,9 +361,7 @@ def _changed_alone(call: Any) -> ast.stmt | None:
     statement: Any = enclosing_statement(call)
     uses = [call]
     if isinstance(statement, ast.Assign) and statement.value is call and isinstance(statement.targets[0], ast.Name):
-        scope: Any = statement
-        while not isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
-            scope = scope.parent
+        scope = enclosing(statement, ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
         every = [one for one in ast.walk(scope) if getattr(one, "id", None) == statement.targets[0].id]
         uses = [one for one in every if one is not statement.targets[0]]
     changes = [enclosing_statement(one) for one in uses if _changes(one)]

@@ -6,13 +6,14 @@ import ast
 import math
 import re
 from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 
 from byname.autograd.slots import held_by_nodes
 from byname.diagnose.causes.loss import Loss, input_of, node_kind, shape_of
-from byname.diagnose.context import value_of
+from byname.diagnose.context import node_of, value_of
 from byname.diagnose.nonfinite.reasons import reading_values
 from byname.diagnose.silent.topic import distinct
 from byname.reading.tensor import is_tensor
@@ -25,7 +26,7 @@ def statistics_in(loss: Loss, batch: int) -> Iterator[tuple[Any, Any]]:
     """
     for node in loss.of_kinds(("SubBackward", "DivBackward", "AddBackward", "MulBackward")):
         first, second = (*node.next_functions, (None, 0))[:2]
-        call, statistic = loss.context.lookup.call(node), _statistic(second[0], first[0], batch)
+        call, statistic = loss.call(node), _statistic(second[0], first[0], batch)
         is_joined = node_kind(node) in ("AddBackward", "MulBackward")
         if is_joined:  # in either order, and of more than rows: a node of a graph gets what is global, too
             statistic = statistic or _statistic(first[0], second[0], batch)
@@ -79,27 +80,24 @@ def _before(node: Any) -> Iterator[Any]:
 
 def _feeds_a_layer(loss: Loss, node: Any) -> bool:
     """Return whether a linear or convolutional layer is given a node's result, before any reduction."""
-    walk, waiting = loss.context.walk, [node]
-    for one in waiting:
-        for user in [walk.nodes[number] for number in walk.users[walk.numbers[one]]]:
-            kind = node_kind(user)
-            if kind in _LAYERS and user.next_functions[_LAYERS[kind]][0] is one:
-                return _is_weight(user.next_functions[2 if kind == "AddmmBackward" else 1][0])
-            if len(waiting) < 24 and kind.removesuffix("Backward") not in (*_STATISTICS, "Exp", "Mm", "Bmm"):
-                waiting.append(user)
+    uses = loss.uses(node, lambda _, user: node_kind(user).removesuffix("Backward") not in (*_STATISTICS, *_MIXES))
+    for one, user in islice(uses, _FEW):
+        kind = node_kind(user)
+        if kind in _LAYERS and user.next_functions[_LAYERS[kind]][0] is one:
+            return _is_weight(user.next_functions[2 if kind == "AddmmBackward" else 1][0])
     return False
 
 
 def _stays_apart(loss: Loss, node: Any, statistic: Any, batch: int) -> bool:
     """Return whether samples divided by a norm are used one by one, and not compared feature by feature (z.T @ z)."""
-    walk, waiting = loss.context.walk, [node] if node_kind(statistic) == "LinalgVectorNormBackward" else []
-    for one in waiting:
-        for user in [walk.nodes[number] for number in walk.users[walk.numbers[one]]]:
-            if node_kind(user) in ("TBackward", "TransposeBackward"):
-                waiting.append(user)
-            elif shape_of(user)[:1] not in ((), (batch,)):
-                return False
-    return bool(waiting) and shape_of(node).count(batch) == 1 and not _is_weight(node.next_functions[0][0])
+    if node_kind(statistic) != "LinalgVectorNormBackward" or shape_of(node).count(batch) != 1:
+        return False
+    uses = [user for _, user in loss.uses(node, lambda _, user: node_kind(user) in _TURNS)]
+    is_apart = all(node_kind(user) in _TURNS or shape_of(user)[:1] in ((), (batch,)) for user in uses)
+    return is_apart and not _is_weight(node.next_functions[0][0])
+
+
+_TURNS = ("TBackward", "TransposeBackward")
 
 
 def _is_weight(node: Any) -> bool:
@@ -108,6 +106,7 @@ def _is_weight(node: Any) -> bool:
     return node is None or node_kind(node) == "AccumulateGrad"
 
 
+_FEW, _MIXES = 64, ("Exp", "Mm", "Bmm")
 _LAYERS = {"AddmmBackward": 1, "ConvolutionBackward": 0, "MmBackward": 0}
 """Nodes of layers, and which of their arguments is the input."""
 
@@ -117,9 +116,9 @@ _BY_SAMPLE = re.compile(r"self(\.\w+)+\[:\s*(\w+\.size\(0\)|\w+\.shape\[0\]|len\
 def positions_by_sample(loss: Loss, first: Collection[tuple[int, ...]]) -> Iterator[Any]:
     """Yield nodes that add ``self.pe[:x.size(0)]``, of shape ``(n, 1, d)``, to what has one of some shapes."""
     for node in loss.of_kinds(("AddBackward",)):
-        call = loss.context.lookup.call(node) if shape_of(node) in first else None
+        call = loss.call(node) if shape_of(node) in first else None
         module = None if call is None or call.module is None else call.module()
-        made = getattr(None if call is None else call.line.expr, "node", None)
+        made = None if call is None else node_of(call.line)
         for part in [getattr(made, name, None) for name in ("left", "right", "value")]:
             if isinstance(part, ast.Subscript) and _BY_SAMPLE.fullmatch(ast.unparse(part)):
                 table = value_of(part.value, {"self": module})
@@ -170,9 +169,9 @@ def compares_only(node: Any, known: Collection[Any]) -> bool:
 
 def is_summed_up(loss: Loss, node: Any, length: int) -> bool:
     """Return whether a layer is given one vector of all positions in place of a node's result, as a latent is made."""
-    walk, waiting, known = loss.context.walk, [node], {node}
+    waiting, known = [node], {node}
     for one in waiting:
-        users = [walk.nodes[number] for number in walk.users[walk.numbers[one]]]
+        users = loss.users(one)
         if not users:
             return False
         follow = [user for user in users if user not in known and not _sums_up(loss, one, user, length)]

@@ -16,27 +16,7 @@ from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import Loss, dim_of, input_of, node_kind, shape_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import reading_values, sum_of
-from byname.diagnose.silent.mixing import (
-    SOFTMAXES,
-    attending,
-    compares_only,
-    computed_from,
-    is_shifted,
-    is_summed_up,
-    leads,
-    leaves_out_the_last,
-    mixes_channels,
-    mixes_heads,
-    mixes_steps,
-    numbered,
-    padding_of,
-    positions_by_sample,
-    predicts_each,
-    reaches_later,
-    seeing_later,
-    statistics_in,
-    swaps,
-)
+from byname.diagnose.silent import mixing
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, distinct, topic_cause
 from byname.reading.frames import Line
 from byname.reading.objects import attributes_of
@@ -175,7 +155,7 @@ class Sequences(Topic):
             self._several = len(several)
             numbers = [one for one in several if one.is_floating_point() and one.dim() in (2, 3)]
             self._series = copy_values(numbers[0]) if len(numbers) == 1 else None
-            self._filled = numbered(self._series)
+            self._filled = mixing.numbered(self._series)
         if given and issubclass(type(call.called), _BY_TIME):
             own = attributes_of(call.called)
             is_first = attributes_of(own["_modules"].get("self_attn", call.called)).get("batch_first")
@@ -201,9 +181,9 @@ class Sequences(Topic):
         if base is None or fact(given, "requires_grad") or math.prod(before) != given.numel():
             return
         in_order = base.is_contiguous() and given.is_contiguous()  # which no transpose leaves so
-        if in_order and mixes_channels(before, after):
+        if in_order and mixing.mixes_channels(before, after):
             self.report(IMAGE_MIXES, site_of_tensor(given), before=str(before), after=str(after))
-        if in_order and self._shape[:2] in (before[:2], after[:2]) and swaps(before, after):
+        if in_order and self._shape[:2] in (before[:2], after[:2]) and mixing.swaps(before, after):
             self.report(VIEW_MIXES, site_of_tensor(given), before=str(before), after=str(after))
 
     def applied(self, call: ObservedCall) -> None:
@@ -232,7 +212,7 @@ class Sequences(Topic):
             if values.numel() == filled.numel():
                 self._look_for_padding(filled, values.reshape(filled.shape), call.line.site, of)
         if values.dtype != torch.long:
-            self._targets += numbered(values) if reduction == "none" else []
+            self._targets += mixing.numbered(values) if reduction == "none" else []
             return
         is_of_words = call.called in (F.cross_entropy, F.nll_loss)
         if is_of_words and self._ids and distinct(values) > 2:
@@ -246,7 +226,7 @@ class Sequences(Topic):
         self._targets += [values] if reduction == "none" else []
         for ids in [one for one in self._ids if one.shape[1] > 2]:
             rows = next((one for one in (ids, ids[:, 1:]) if one.numel() == values.numel()), None)
-            takes_all = call.kwargs.get("ignore_index") != padding_of(ids) and call.kwargs.get("weight") is None
+            takes_all = call.kwargs.get("ignore_index") != mixing.padding_of(ids) and call.kwargs.get("weight") is None
             if rows is not None and is_of_words and reduction == "mean" and takes_all:
                 self._look_for_padding(rows, values.reshape(rows.shape), call.line.site, of)
 
@@ -264,11 +244,11 @@ class Sequences(Topic):
         alone = self._several - len(same) == 1 or given is self._series
         is_first = self._shifted is None or self._shifted[0].place == line.place  # of several losses
         for dim, length in enumerate(given.shape) if is_first and distinct(given) > 2 else ():
-            if (dim or given is not self._series) and is_shifted(given, values, dim):
+            if (dim or given is not self._series) and mixing.is_shifted(given, values, dim):
                 self._shifted, self._length, self._cut = (line, given, alone), length, values.numel() < given.numel()
 
     def _look_for_padding(self, ids: torch.Tensor, target: torch.Tensor, site: Any, of: str = "") -> None:
-        value, count = padding_of(ids), target.numel()
+        value, count = mixing.padding_of(ids), target.numel()
         padded = 0 if value is None else int((target == value).sum())
         if padded >= 0.15 * count and bool((target[ids.eq(value or 0)].eq(value or 0)).all()):
             self.report(PADDING_LEARNED, site, padded=padded, all=count, value=value, of=of)
@@ -283,15 +263,15 @@ class Sequences(Topic):
             now, began = self._watch.steps, self._watch.began
             if now > began and self._sums.get(began) != self._sums.get(now):  # no whole graph each time
                 self._look_at_statistics(loss)
-            if self._shifted is not None and (not self._cut or leaves_out_the_last(loss, self._length)):
+            if self._shifted is not None and (not self._cut or mixing.leaves_out_the_last(loss, self._length)):
                 self._look_for_the_future(loss, *self._shifted)
             for line, what, ids in [self._copied] if self._copied is not None else ():
-                if predicts_each(loss, ids) and self._sees_the_past(loss, ids):
+                if mixing.predicts_each(loss, ids) and self._sees_the_past(loss, ids):
                     self.report(NOT_SHIFTED, line.site, loss=what)
             if self._targets or self._ids or self._filled:
                 self._look_at_masks(loss)
         first = [one.shape for one in self._layers if one.batch_first or one.shape[:1] == (self._batch,)]
-        for node in positions_by_sample(loss, [one for one in first if len(one) == 3 and one[0] != one[1]]):
+        for node in mixing.positions_by_sample(loss, [one for one in first if len(one) == 3 and one[0] != one[1]]):
             self.report(POSITIONS_MIX, loss.site(node), shape=str(shape_of(node)))
         for layer in self._layers if self._batch > 1 else ():
             if len(layer.shape) == 3 and not layer.batch_first and layer.shape[0] == self._batch != layer.shape[1] > 1:
@@ -304,16 +284,17 @@ class Sequences(Topic):
     def _look_at_views(self, loss: Loss) -> None:
         for node in loss.of_kinds(("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward")):
             before, after = tuple(node._saved_self_sym_sizes), shape_of(node)
-            call, leading = loss.context.lookup.call(node), self._shape[:2]
+            call, leading = loss.call(node), self._shape[:2]
             is_batch = (self._batch,) == before[1:2] == after[:1] != before[:1]
             is_known = is_batch or leading in (before[:2], after[:2])
             scores = [one.next_functions[0][0] for one in loss.of_kinds(("LogSoftmaxBackward",)) if dim_of(one) == 1]
             found = {
-                VIEW_MIXES: (is_known and swaps(before, after)) or leads(self._batch, before, after),
-                IMAGE_MIXES: mixes_channels(before, after),
-                CLASSES_MIX: node in scores and len(after) == 3 and swaps(before[1:], after[1:]),
-                HEADS_MIX: mixes_heads(before, after) and attending(loss, before[-2]),
-                STEPS_MIX: mixes_steps(before, after) and node._sequence_nr() in [one.number for one in self._layers],
+                VIEW_MIXES: (is_known and mixing.swaps(before, after)) or mixing.leads(self._batch, before, after),
+                IMAGE_MIXES: mixing.mixes_channels(before, after),
+                CLASSES_MIX: node in scores and len(after) == 3 and mixing.swaps(before[1:], after[1:]),
+                HEADS_MIX: mixing.mixes_heads(before, after) and mixing.attending(loss, before[-2]),
+                STEPS_MIX: mixing.mixes_steps(before, after)
+                and node._sequence_nr() in [one.number for one in self._layers],
             }
             for cause in [one for one, holds in found.items() if holds and call is not None and not call.inside]:
                 self.report(cause, loss.site(node), before=str(before), after=str(after))
@@ -333,7 +314,7 @@ class Sequences(Topic):
         shapes = [tuple(node._saved_input.shape) for node in loss.of_kinds(("ConvolutionBackward",))]
         batch = self._batch or (self._shape[0] if len(self._shape) == 4 or self._shape in shapes else 0)  # of images
         is_first = batch > 1 and self._shape[:2].count(batch) == 1
-        for node, statistic in statistics_in(loss, batch) if is_first else ():
+        for node, statistic in mixing.statistics_in(loss, batch) if is_first else ():
             what = node_kind(statistic).removesuffix("Backward").removeprefix("LinalgVector").lower()
             made = loss.site(statistic)
             shape = shape_of(statistic.next_functions[0][0])
@@ -352,19 +333,19 @@ class Sequences(Topic):
 
     def _look_for_the_future(self, loss: Loss, shifted: Line, given: torch.Tensor, alone: bool) -> None:
         """Tell of what sees later positions of the shifted inputs; an encoder may see all of its own."""
-        if given is not self._series and any(is_shifted(one, given) for one in self._ids):
+        if given is not self._series and any(mixing.is_shifted(one, given) for one in self._ids):
             self.report(SHIFTED_TWICE, shifted.site)
-        known = computed_from(loss, given)
+        known = mixing.computed_from(loss, given)
         known = {*loss.context.nodes} if known is None and alone else known or set()
-        for node, is_next in seeing_later(loss, self._length):
+        for node, is_next in mixing.seeing_later(loss, self._length):
             how, remedy = (", and no further ones", _DIAGONAL) if is_next else ("", _CAUSAL)
             facts = {"what": "attention", "shifted": shifted.site, "how": how, "remedy": remedy}
-            if compares_only(node, known) and not is_summed_up(loss, node, self._length):
+            if mixing.compares_only(node, known) and not mixing.is_summed_up(loss, node, self._length):
                 self.report(FUTURE_LEAKS, loss.site(node), **facts)
         for node in known.intersection(loss.of_kinds(("ConvolutionBackward",))):
             shape, padding = shape_of(node), tuple(node._saved_padding)
             is_long = len(shape) == 3 and shape[2] == self._length and not node._saved_transposed
-            if is_long and reaches_later(node) and not is_summed_up(loss, node, self._length):
+            if is_long and mixing.reaches_later(node) and not mixing.is_summed_up(loss, node, self._length):
                 facts = {"what": f"a convolution with padding={padding[0]}", "how": "", "remedy": _PADDED_BEFORE}
                 self.report(FUTURE_LEAKS, loss.site(node), shifted=shifted.site, **facts)
         numbers = {-1 if alone else -2, *(one._sequence_nr() for one in known)}
@@ -378,14 +359,19 @@ class Sequences(Topic):
 
     def _sees_the_past(self, loss: Loss, words: torch.Tensor) -> bool:
         """Return whether some words go through one recurrent layer, or through attention that sees no later ones."""
-        known = {*loss.context.nodes} if len(self._ids) == 1 else computed_from(loss, words) or set()
+        known = {*loss.context.nodes} if len(self._ids) == 1 else mixing.computed_from(loss, words) or set()
         if any(one.kind in ("RNN", "LSTM", "GRU") for one in self._layers):
             return len(self._layers) == len(self._ids) == 1 and not self._layers[0].joins
-        later, every = (node for node, _ in seeing_later(loss, words.shape[1])), attending(loss, words.shape[1])
-        return not any(compares_only(one, known) for one in later) and any(compares_only(one, known) for one in every)
+        later, every = (
+            (node for node, _ in mixing.seeing_later(loss, words.shape[1])),
+            mixing.attending(loss, words.shape[1]),
+        )
+        return not any(mixing.compares_only(one, known) for one in later) and any(
+            mixing.compares_only(one, known) for one in every
+        )
 
     def _look_at_masks(self, loss: Loss) -> None:
-        attending = [one for one in loss.nodes if one.startswith("ScaledDotProduct") or one in SOFTMAXES]
+        attending = [one for one in loss.nodes if one.startswith("ScaledDotProduct") or one in mixing.SOFTMAXES]
         for node in loss.of_kinds(attending):
             for _, slot, mask in held_by_nodes([node]):
                 if slot in _WEIGHTS and mask.dim() in (3, 4) and mask.numel() <= 1 << 16:
@@ -402,7 +388,7 @@ class Sequences(Topic):
                 if known is not None:
                     self._compare(known, loss.site(node))
                     shape = shape_of(node)
-                    padded = [one == value for one in self._ids if (value := padding_of(one)) is not None]
+                    padded = [one == value for one in self._ids if (value := mixing.padding_of(one)) is not None]
                     squares = [one for one in padded if one.shape == mask.shape == shape[-2:] and len(one) == shape[0]]
                     if len(shape) > 2 and any(torch.equal(one, mask) or torch.equal(~one, mask) for one in squares):
                         self.report(WRONG_BROADCAST, loss.site(node), shape=str((*mask.shape,)), all=str(shape))
@@ -410,7 +396,7 @@ class Sequences(Topic):
     def _compare(self, kept: torch.Tensor, site: Any) -> None:
         known = [("target", one) for one in self._targets] + [("input", one) for one in (*self._ids, *self._filled)]
         for of, values in known:
-            value = padding_of(values) if kept.numel() == values.numel() else None
+            value = mixing.padding_of(values) if kept.numel() == values.numel() else None
             if value is not None and (kept.dim() == 1 or kept.squeeze().shape == values.shape):
                 with reading_values():
                     kept = kept.cpu().reshape(values.shape)

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import TensorDataset, dataloader
 
 from byname.diagnose.cause import variable
+from byname.diagnose.context import enclosing, node_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import is_readable, reading_values, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, distinct, on_call, topic_cause
@@ -89,7 +90,7 @@ class Shuffles(Topic):
 
     def _joined(self, call: ObservedCall, result: Any) -> None:
         """Look at the variables whose tensors go into one dataset."""
-        given: Any = getattr(getattr(call.line.expr, "node", None), "args", ())
+        given: Any = getattr(node_of(call.line), "args", ())
         shapes = [one.shape[1:] for one in call.tensors]
         if len(given) == len(shapes) == 2 and shapes[0] != shapes[1]:  # else they may be two domains
             self._look_for_shuffle(call.line, given[0], given[1], call.tensors[1])
@@ -208,7 +209,7 @@ class Seeds(Topic):
                 what = "between it and the forward, such as a batch," if is_drawn else _IN_FORWARD
                 self.report(SAME_DRAWS, site, seeds=site, when=_EACH_STEP, what=what, drawn=now["drawn"])
         if followed.steps == _MANY:
-            self._look_for_generators(followed.line, getattr(followed.line.expr, "node", None))
+            self._look_for_generators(followed.line, node_of(followed.line))
 
     def _look_for_generators(self, line: Line, step: Any) -> None:
         """Report a generator that is seeded beside a step, or in a function that makes batches, and drawn from."""
@@ -270,8 +271,8 @@ def item_of(tensor: torch.Tensor | None) -> tuple[Line, ast.Subscript] | None:
     code, at = (None, 0) if made is None else made.line[:2]
     if made is None or code is None or not dis.opname[code.co_code[at]].startswith("BINARY_"):
         return None
-    expr = made.line.expr
-    return (made.line, expr.node) if expr is not None and isinstance(expr.node, ast.Subscript) else None
+    node = node_of(made.line)
+    return (made.line, node) if isinstance(node, ast.Subscript) else None
 
 
 def _state() -> bytes:
@@ -321,12 +322,9 @@ def _draws_of(code: CodeType, at: int, statement: ast.stmt) -> Iterator[_Draw]:
 
 
 def _is_conditional(statement: Any) -> bool:
-    while (statement := getattr(statement, "parent", None)) is not None:
-        if isinstance(statement, ast.If) and "__name__" not in ast.unparse(statement.test):
-            return True
-        if isinstance(statement, ast.Try | ast.Match):
-            return True
-    return False
+    block = enclosing(statement, ast.If, ast.Try, ast.Match)
+    is_main = isinstance(block, ast.If) and "__name__" in ast.unparse(block.test)
+    return _is_conditional(block.parent) if is_main else block is not None
 
 
 def _rows_of(value: Any) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from byname.diagnose.cause import Cause, always, no_extra_facts, variable
 from byname.diagnose.causes.loss import Loss
-from byname.diagnose.context import value_of
+from byname.diagnose.context import node_of, value_of
 from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.followed_optimizer import FollowedOptimizer
@@ -44,11 +44,11 @@ class ObservedCall:
 
         Where the line is in a function that has ended, its arguments are looked for in the function that called it.
         """
-        node, code, outer = getattr(line.expr, "node", None), line.code, line.caller
+        node, code, outer = node_of(line), line.code, line.caller
         sides, variables = [getattr(node, "left", None), getattr(node, "right", None)], variables_at(code, frame)
         if not variables and code is not None and outer is not None:
-            called = getattr(Line(*outer).expr, "node", None)
-            given = dict(zip(code.co_varnames[: code.co_argcount], getattr(called, "args", ()), strict=False))
+            args = getattr(node_of(Line(*outer)), "args", ())
+            given = dict(zip(code.co_varnames[: code.co_argcount], args, strict=False))
             sides, variables = [given.get(getattr(one, "id", "")) for one in sides], variables_at(outer[0], frame)
         found = [value for one in sides if (value := tensor_given_by(one, variables)) is not None]
         targets = [one for one in found if not fact(one, "requires_grad")]

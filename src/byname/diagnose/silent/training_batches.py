@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, dataloader
 
 from byname.diagnose.cause import variable
-from byname.diagnose.context import value_of
+from byname.diagnose.context import enclosing, node_of, value_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.shuffles import SHUFFLED_APART, Drawn, draw_of, ignores_index, item_of, read_by
 from byname.diagnose.silent.topic import (
@@ -243,9 +243,9 @@ class Batches(Topic):
         """Report a slice that begins a few rows after the one before, in a loop over the number of batches."""
         found = re.search(r"\[(\w+):\1 \+ ([\w.]+)[],]", ast.unparse(node))
         start, size = found.groups() if found else ("", "")
-        loop: Any = node
-        while not isinstance(loop, ast.For | None) or (loop is not None and ast.unparse(loop.target) != start):
-            loop = getattr(loop, "parent", None)
+        loop = enclosing(node, ast.For)
+        while loop is not None and ast.unparse(loop.target) != start:
+            loop = enclosing(loop.parent, ast.For)
         shift = (part[1] - before[1]) // math.prod(part[2][1:])
         if loop is None or line.code is None or not 0 < 2 * shift <= part[0][0]:
             return
@@ -335,8 +335,7 @@ def _are_apart(first: Drawn, second: Drawn) -> bool:
 
 def loader_of(line: Line) -> tuple[Name, Site | None, bool, Site | None]:
     """Return the loader of a loop on a line, the line, whether it uses all it gets, and the return at its end."""
-    expr, code, site = line.expr, line.code, line.site
-    node: Any = None if expr is None else expr.node
+    node, code, site = node_of(line), line.code, line.site
     is_used, left = False, None
     for one in statements_of(code) if code is not None else ():
         if isinstance(one, ast.For) and site is not None and one.lineno == site.line and code is not None:
@@ -412,9 +411,7 @@ def _slice(tensor: torch.Tensor) -> _Slice | None:
     if item is None or item[0].site is None or not isinstance(index, ast.Slice):
         return None
     if index.lower is None or isinstance(index.lower, ast.Constant):
-        loop: Any = item[1]
-        while not isinstance(loop, ast.For | ast.FunctionDef | ast.Module):
-            loop = loop.parent
+        loop = enclosing(item[1], ast.For, ast.FunctionDef, ast.Module)
         found = re.match(r"for (\w+) in range\([^,]+, .+, ([\w.]+)\):", ast.unparse(loop))
         is_read = found is None or any(found[1] in read_by(one) for one in loop.body)
         return None if found is None or is_read else _Slice(ast.unparse(item[1]), found[1], item[0].site, found[2])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from byname.diagnose.causes.loss import Loss
+from byname.diagnose.context import node_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, on_call, topic_cause
 from byname.reading.frames import Line
@@ -171,7 +172,7 @@ def _calls_of(log: Log) -> Iterator[tuple[Line, str, Any]]:
 
 def _instead(line: Line, name: str, module: Any) -> str:
     """Return what to write instead of a call for its result that is a whole statement; empty if it is none."""
-    node: Any = getattr(line.expr, "node", None)
+    node = node_of(line)
     statement: Any = getattr(node, "parent", None)
     called = ast.unparse(node.func) if isinstance(node, ast.Call) and isinstance(statement, ast.Expr) else ""
     own = attributes_of(module) if type(module).__module__.startswith("torch.nn.") else {}  # else the line is in it
