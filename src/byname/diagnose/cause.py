@@ -18,12 +18,15 @@ import re
 import string
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from byname.diagnose.finding import Finding
 from byname.naming.name import Name, at, quote, quote_all
 from byname.reading.quiet import DisableTorchFunction
 from byname.source.location import Site
+
+if TYPE_CHECKING:
+    from byname.diagnose.context import FailureContext
 
 Facts: TypeAlias = dict[str, Any]
 
@@ -41,21 +44,13 @@ C = TypeVar("C", bound=Case)
 
 @dataclass(frozen=True)
 class Cause(Generic[C]):
-    """One way in which a program goes wrong. Several rows may have one identifier, with different sentences.
+    """One way in which a program goes wrong. Several rows may have one identifier, with different sentences."""
 
-    Attributes:
-        id: the identifier, as in `Finding.cause`.
-        when: whether the case may be about this cause, which is quick to tell.
-        facts: yields the facts of each problem of this kind; nothing where the evidence is missing.
-        template: the sentence about these facts.
-        remedy: the sentence about what to write instead.
-    """
-
-    id: str
-    when: Callable[[C], bool]
-    facts: Callable[[C], Iterable[Facts]]
-    template: str
-    remedy: str
+    id: str  # as in `Finding.cause`
+    when: Callable[[C], bool]  # whether the case may be about this cause, which is quick to tell
+    facts: Callable[[C], Iterable[Facts]]  # of each problem of this kind; nothing where the evidence is missing
+    template: str  # the sentence about these facts
+    remedy: str  # the sentence about what to write instead
 
     def findings(self, case: C) -> list[Finding]:
         """Return the findings of this cause about a case; no ``__torch_function__`` runs meanwhile."""
@@ -190,7 +185,7 @@ class Raised:
     kinds: type[BaseException] | tuple[type[BaseException], ...]
     pattern: str
 
-    def __call__(self, failure: Failed) -> bool:
+    def __call__(self, failure: FailureContext) -> bool:
         match = re.search(self.pattern, failure.message, re.DOTALL)
         if match is None or not issubclass(type(failure.error), self.kinds):
             return False
@@ -198,21 +193,10 @@ class Raised:
         return True
 
 
-def is_before_backward(case: Failed) -> bool:
+def is_before_backward(case: FailureContext) -> bool:
     """Return whether there is no error: when a cause is looked for before a backward call."""
     return case.error is None
 
 
 def any_of(*whens: Callable[[C], bool]) -> Callable[[C], bool]:
     return lambda case: any(when(case) for when in whens)
-
-
-class Failed(Case, Protocol):
-    """An error, as `Raised` asks about it."""
-
-    error: BaseException | None
-    match: re.Match[str]
-
-    @property
-    def message(self) -> str:
-        """The text of the error."""

@@ -136,12 +136,7 @@ class _OutputRecorder(TorchFunctionMode):
 
 
 class TwoRuns:
-    """Two runs of a model in evaluation mode: on an example, and on it with another sample in place of sample 0.
-
-    Attributes:
-        known: the facts that each sentence may mention.
-        count: the number of samples; 0 if the example does not show what its samples are.
-    """
+    """Two runs of a model in evaluation mode: on an example, and on it with another sample in place of sample 0."""
 
     known: Facts = {"noticed": None}
 
@@ -153,7 +148,7 @@ class TwoRuns:
         given = list(args), kwargs
         self._inputs = [one for _, one in tensors_in([*given])]
         sizes = {len(one) if one.dim() else 0 for one in self._inputs}
-        self.count = sizes.pop() if len(sizes) == 1 else 0
+        self.count = sizes.pop() if len(sizes) == 1 else 0  # of samples; 0 if the example does not show what they are
         others = [at for at in range(1, self.count) if any(not torch.equal(one[0], one[at]) for one in self._inputs)]
         self._other = others[0] if others else 0
         dims = (None, 0, 1) if self.has_samples else ()
@@ -164,11 +159,7 @@ class TwoRuns:
     def _run(
         self, args: list[Any], kwargs: dict[str, Any], dim: int | None
     ) -> tuple[list[torch.Tensor], list[Computed]]:
-        """Run the model; along `dim` the first entry of each tensor is replaced by another.
-
-        Returns:
-            The tensors in the output, and the outputs of the operations in the order of execution.
-        """
+        """Return the output, and that of each operation; along `dim` the first entry of each input is another one."""
         modules = modules_in(self.model)
         with mute_all(), restored(self.model), EAGERLY.held(), torch.no_grad(), _OutputRecorder() as mode:
             args, kwargs = copied_arguments((args, kwargs), self.model, modules)

@@ -39,25 +39,17 @@ class FailureContext:
     """A graph with everything that the program and the log know about it, each looked up on first use.
 
     It holds nodes and tensors, so it lives only as long as the call that uses it, which holds `DisableTorchFunction`.
-
-    Attributes:
-        roots: the tensors that backward is or will be called on.
-        inputs: the inputs that gradients are asked for; empty for all leaves.
-        models, optimizers: those that the user gave.
-        error: the error, if there is one.
-        passed: the frames that the error passed, innermost first; empty without an error.
-        match: what the pattern of a cause found in the message of the error.
     """
 
-    roots: Sequence[Any] = ()
-    inputs: Sequence[Any] = ()
-    models: Sequence[nn.Module] = ()
+    roots: Sequence[Any] = ()  # the tensors that backward is or will be called on
+    inputs: Sequence[Any] = ()  # those that gradients are asked for; empty for all leaves
+    models: Sequence[nn.Module] = ()  # those that the user gave, as the optimizers
     optimizers: Sequence[Any] = ()
     error: BaseException | None = None
-    match: re.Match[str] = field(init=False)
+    match: re.Match[str] = field(init=False)  # what the pattern of a cause found in the message of the error
 
     def __post_init__(self) -> None:
-        self.passed = [] if self.error is None else frames_of_error(self.error)
+        self.passed = [] if self.error is None else frames_of_error(self.error)  # innermost first
         self._evidence: dict[Any, Any] = {}
 
     def about(self, models: Sequence[nn.Module] = (), optimizers: Sequence[Any] = ()) -> FailureContext:

@@ -101,9 +101,6 @@ class Explaining:
         RESERVE.hold(block)
         if self._finite is not None:
             self._finite.begin(block)
-            following = self._finite.following()
-            block.add(following.stop)
-            following.start()
         if self._check is not None:
             self._check.begin(block)
         return self

@@ -252,10 +252,6 @@ class Accumulation:
     _left: dict[int, float] = field(default_factory=dict)  # sums of the gradients that may be used on, as they were
     _last: tuple[Any, ...] = ()  # place of the last backward call, the steps and a parameter's version then
 
-    @property
-    def is_wasting(self) -> bool:
-        return bool(self.wasted or self.wasteful)
-
     def note_backward(self, line: Line, mine: list[torch.Tensor], made: int) -> None:
         """Note a backward call that reaches some parameters, and whether their gradients were cleared before."""
         graded = [one for one in mine if fact(one, "grad") is not None]

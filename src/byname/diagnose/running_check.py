@@ -76,17 +76,13 @@ _MOST_HELD = 50
 
 @dataclass
 class _Backwards:
-    """The backward calls of one line: how many, the optimizers that the first ones reached, and a step by hand.
-
-    Of a statement that was meant to make a step by hand it has the parameters, with the sums of their numbers before;
-    of differences that a loss by hand squares, the lines, each with the reduction.
-    """
+    """The backward calls of one line."""
 
     calls: int = 0
-    reached: dict[int, FollowedOptimizer] = field(default_factory=dict)
-    rebinding: Rebinding | None = None
-    before: list[tuple[weakref.ref[torch.Tensor], float]] = field(default_factory=list)
-    by_hand: dict[Line, str] = field(default_factory=dict)
+    reached: dict[int, FollowedOptimizer] = field(default_factory=dict)  # by the first of them
+    rebinding: Rebinding | None = None  # a statement that was meant to make a step by hand
+    before: list[tuple[weakref.ref[torch.Tensor], float]] = field(default_factory=list)  # its parameters, their sums
+    by_hand: dict[Line, str] = field(default_factory=dict)  # lines of differences in a loss by hand, and the reduction
 
 
 class RunningCheck:
@@ -97,18 +93,14 @@ class RunningCheck:
     that have no gradient from any other loss at the optimizer's step. It checks at each step whether gradients are
     there, as long as some are missing, and reads values at a few steps only. It reports after many steps, or when the
     program ends, what held in every step until then.
-
-    Attributes:
-        steps: the steps of all optimizers so far.
-        began: those of them that were made before the newest optimizer was.
-        is_finite_watched: whether another watch tells where NaN comes from.
     """
 
     def __init__(
         self, report: Callable[[Finding], None], models: Sequence[nn.Module], optimizers: Sequence[Any], watched: bool
     ) -> None:
         self._report, self._models, self._optimizers, self.is_finite_watched = report, models, optimizers, watched
-        self.steps = self.began = self._phases = 0
+        self.steps = 0  # of all optimizers so far
+        self.began = self._phases = 0  # the steps before the newest optimizer was made; optimizers made after steps
         self._lines: dict[tuple[CodeKey, int], _Backwards] = {}
         self._reported: set[tuple[str, frozenset[str]]] = set()
         self._reported_on: set[int] = set()  # optimizers, by `id`
@@ -245,7 +237,8 @@ class RunningCheck:
             self._units.note_losses(roots)
         for followed in line.reached.values() if line.calls > _CALLS else ():
             followed.has_new_grads = True
-        wastes = line.calls <= _CALLS_OF_WASTE and any(one.accumulation.is_wasting for one in self._followed.values())
+        every = [one.accumulation for one in self._followed.values()] if line.calls <= _CALLS_OF_WASTE else []
+        wastes = any(one.wasted or one.wasteful for one in every)
         if line.calls > _CALLS and not wastes:
             safely(self._applied_by_hand, line)
             return []

@@ -110,14 +110,11 @@ def _holders(snapshot: HeapSnapshot, tensor: torch.Tensor) -> Iterator[Holder]:
 
 def _kind_of_path(path: ReferencePath) -> str:
     """Return the kind of a reference path: its most unusual reference, or else its start."""
-    kinds = [step.kind for step in path.steps]
-    for kind in ("traceback", "cache", "hook", "task", "closure"):
-        if kind in kinds:
-            return kind
-    if "local" in kinds:
-        return "generator"
-    if "state" in kinds:
-        return "optimizer"
-    if "parameter" in kinds or "buffer" in kinds:
-        return "module"
-    return "thread" if path.root.foreign else path.root.how
+    kinds = {step.kind for step in path.steps}
+    unusual = (word for kind, word in _UNUSUAL.items() if kind in kinds)
+    return next(unusual, "thread" if path.root.foreign else path.root.how)
+
+
+_UNUSUAL = {kind: kind for kind in ("traceback", "cache", "hook", "task", "closure")}
+_UNUSUAL |= {"local": "generator", "state": "optimizer", "parameter": "module", "buffer": "module"}
+"""The kinds of holders by kinds of references, the most unusual first."""

@@ -49,32 +49,22 @@ class Link(NamedTuple):
 
 
 class LiveObjects:
-    """The live objects of the heap that are tensors or lead to one. Callers hold `heap_at_rest`, and drop it soon.
-
-    Attributes:
-        tensors, visible: every live tensor, each once, and the number of the first ones, Python objects before the
-            search.
-        storages: storages that are Python objects, and those that a tracker has seen allocated.
-        allocations: the tracker's records of these storages, by the storage's key.
-        links: the references from PyTorch's C++ to each tensor, by its id.
-        hidden: the number of objects that ``gc.freeze`` hides from the collector's list.
-        unread: whether saved tensors were left unread, because a backward in another thread had not ended.
-    """
+    """The live objects of the heap that are tensors or lead to one. Callers hold `heap_at_rest`, and drop it soon."""
 
     def __init__(self) -> None:
-        objects, self.hidden = everything()
-        self.unread = backward_elsewhere()
+        objects, self.hidden = everything()  # and how many ``gc.freeze`` hides from the collector's list
+        self.unread = backward_elsewhere()  # then saved tensors are left unread
         tensors, nodes, storages, modules, optimizers = _sort_by_class(objects)
-        self.tensors = Targets(tensors)
-        self.visible = len(tensors)
-        self.storages: list[torch.UntypedStorage] = ScratchList(storages)
+        self.tensors = Targets(tensors)  # every live one, each once
+        self.visible = len(tensors)  # the first of them, which are Python objects before the search
+        self.storages: list[torch.UntypedStorage] = ScratchList(storages)  # and those that a tracker saw allocated
         self.modules: Sequence[nn.Module] = ScratchList(modules)
         self.optimizers: Sequence[Any] = ScratchList(optimizers)
         self.nodes: list[Node] = ScratchList()
         self._seen: set[Node] = set()
         self.allocations: dict[int, Allocation] = ScratchDict({one.storage._cdata: one for one in living_allocations()})
         self.storages += [one.storage for one in self.allocations.values()]
-        self.links: dict[int, list[Link]] = {}
+        self.links: dict[int, list[Link]] = {}  # the references from PyTorch's C++ to each tensor, by its id
         self._known = set(map(id, tensors))
         self._follow(self.tensors, nodes)
         if self.hidden:

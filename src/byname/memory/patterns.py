@@ -61,23 +61,15 @@ class GraphExtent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The tensors whose names have one pattern. It holds them, so it must not outlive the snapshot.
+    """The tensors whose names have one pattern. It holds them, so it must not outlive the snapshot."""
 
-    Attributes:
-        key: the pattern; empty for tensors that no variable leads to.
-        paths: for each member the name with this pattern, and its reference path.
-        blocks: the numbers, in the snapshot's list, of the memory blocks that it keeps alive.
-        graph, numbers: the extent of the graph behind its members, and the sequence numbers of the nodes in it.
-        firsts: the number of members for which it gives the best name.
-    """
-
-    key: Key
+    key: Key  # the pattern; empty for tensors that no variable leads to
     tensors: list[torch.Tensor] = field(default_factory=Targets)
-    paths: list[Named] = field(default_factory=ScratchList)
-    blocks: set[int] = field(default_factory=set)
-    graph: GraphExtent | None = None
-    numbers: frozenset[int] = frozenset()
-    firsts: int = 0
+    paths: list[Named] = field(default_factory=ScratchList)  # for each its name with this pattern
+    blocks: set[int] = field(default_factory=set)  # the numbers of the snapshot's blocks that it keeps alive
+    graph: GraphExtent | None = None  # of the graph behind its tensors
+    numbers: frozenset[int] = frozenset()  # the sequence numbers of the nodes in it
+    firsts: int = 0  # the tensors for which it gives the best name
 
     def size(self, snapshot: HeapSnapshot, without: Iterable[int] = ()) -> Size:
         mine = self.blocks.difference(without)

@@ -17,7 +17,7 @@ from byname.autograd.slots import slots_of
 from byname.autograd.walk import has_graph, leaf_tensors, nodes_behind
 from byname.diagnose.cause import Cause, Facts, Raised, Sentence, render, variable
 from byname.diagnose.context import FailingExpression, FailureContext, made_at, parsed
-from byname.diagnose.nonfinite.reasons import can_read, is_finite, numbers_of, reading_values
+from byname.diagnose.nonfinite.reasons import can_read, dtype_text, is_finite, numbers_of, reading_values
 from byname.memory.blocks import cuda_is_in_use
 from byname.naming.name import Name, unnamed
 from byname.reading.functions import tensors_among
@@ -162,27 +162,23 @@ def _of_two_dtypes(context: FailureContext) -> Iterator[Facts]:
         return
     astray = given[1] if is_class else min(reversed(given), key=_has_right)
     right = astray if is_class else max(given, key=_has_right)
-    (name, other), wanted = context.names([astray, right]), "int64" if is_class else _dtype(right)
-    if _dtype(astray) == wanted:
+    (name, other), wanted = context.names([astray, right]), "int64" if is_class else dtype_text(right)
+    if dtype_text(astray) == wanted:
         return
     there = "class numbers and ids are int64" if is_class else _is_or_are([other], wanted, "another input")
     yield {
-        "here": _is_or_are([name], _dtype(astray), "an input"),
+        "here": _is_or_are([name], dtype_text(astray), "an input"),
         "there": there,
         "made": made_at(astray),
         "used": used or context.error_site,
         "remedy": _assigned(context, name, f".to(torch.{wanted})") or f"convert it with .to(torch.{wanted})",
-        "numpy": "; NumPy makes float64 by default" if _dtype(astray) == "float64" else "",
+        "numpy": "; NumPy makes float64 by default" if dtype_text(astray) == "float64" else "",
     }
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(fact(tensor, "dtype")).removeprefix("torch.")
 
 
 def _has_right(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
     """Return whether a tensor keeps its dtype, as parameters and results do: the least is converted."""
-    return issubclass(type(tensor), nn.Parameter), has_graph(tensor), _dtype(tensor) != "float64"
+    return issubclass(type(tensor), nn.Parameter), has_graph(tensor), dtype_text(tensor) != "float64"
 
 
 _DTYPE = re.compile(r"\b(double|float|half|bfloat16|long|int|short|bool|unsigned char)\b")

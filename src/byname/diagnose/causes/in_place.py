@@ -131,7 +131,8 @@ class _Change:
 
     def _remedy(self, change: Mutation | None) -> str:
         """Return advice on the code to write instead of the in-place change."""
-        if self._is_leaf():
+        base = self._base()
+        if base is not None and _is_trained(base):  # a leaf, so that no changed copy can take its name
             it = self.name.path or "the tensor"
             if change is not None and change.operation.startswith("embedding"):
                 used = at(self.saved)
@@ -140,7 +141,7 @@ class _Change:
                 f"change {it} after the backward, or before the forward: backward needs its values unchanged until then"
             )
         where = None if change is None else change.site
-        base, others = self._base(), ""
+        others = ""
         if base is not self._slot.tensor:
             others = "the tensor that it is a view of then keeps its values"
         elif where is not None and self.saved is not None and where.function != self.saved.function:
@@ -187,11 +188,6 @@ class _Change:
             return None
         earlier = {number for number, node in enumerate(nodes[1:], 1) if first_run(node) is not None}
         return find_carried_over(self._context, self._slot.number, earlier)
-
-    def _is_leaf(self) -> bool:
-        """Return whether the tensor is a leaf that requires grad, so that no changed copy can take its name."""
-        base = self._base()
-        return base is not None and _is_trained(base)
 
     def _base(self) -> torch.Tensor | None:
         return None if self._slot.tensor is None else _base_of(self._slot.tensor)
@@ -312,11 +308,10 @@ def _hooked(context: FailureContext, values: Iterable[Any]) -> tuple[Name, ...] 
     return tuple(replace(one, path=path) for one in names if (path := one.path.rpartition(".")[0])) or "a module"
 
 
-def _may_be_changed(context: FailureContext) -> bool:
-    return context.error is None and bool(suspect_nodes(context.kinds))
-
-
-_CHANGED = any_of(Raised(RuntimeError, r"has been modified by an inplace operation"), _may_be_changed)
+_CHANGED = any_of(
+    Raised(RuntimeError, r"has been modified by an inplace operation"),
+    lambda context: context.error is None and bool(suspect_nodes(context.kinds)),
+)
 
 # fmt: off
 MODIFIED: tuple[Cause[FailureContext], ...] = (

@@ -290,8 +290,9 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     is_outside = made is not None and made.function == around and not _carried(made.statement)
     if stamped.issuperset(context.walk.roots) or (closed and is_outside and remedy is not _OTHER_LINE):
         remedy = _IN_CLOSURE if closed else _SAME_ROOT
-    elif remedy is _OTHER_LINE and freed is not None and _is_of_library(context.error_site) and _calls_backward(freed):
-        remedy = _BY_LIBRARY
+    elif remedy is _OTHER_LINE and freed is not None and _calls_backward(freed):
+        calls_library = context.error_site is not None and not _calls_backward(context.error_site)
+        remedy = _BY_LIBRARY if calls_library else remedy
     yield {
         "variable": quote(variable),
         "each": tuple(dict.fromkeys(replace(variable, path=path) for path in variable.path.split(", ") if path)),
@@ -307,11 +308,6 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
             freed=freed,
         ),
     }
-
-
-def _is_of_library(site: Site | None) -> bool:
-    """Return whether a line of the program at which a backward failed calls a library that calls it."""
-    return site is not None and not _calls_backward(site)
 
 
 def _calls_backward(site: Site) -> bool:

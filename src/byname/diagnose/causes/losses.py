@@ -15,16 +15,7 @@ from byname.diagnose.cause import Cause, Facts, always, variable
 from byname.diagnose.causes.attention import ATTENTION
 from byname.diagnose.causes.custom_function import RETURNS_NOTHING
 from byname.diagnose.causes.cuts import cut_before, remedy_of, why_cut
-from byname.diagnose.causes.loss import (
-    ACTIVATIONS,
-    COMPARING,
-    MOVES,
-    NORMS,
-    Loss,
-    is_first,
-    node_kind,
-    shape_of,
-)
+from byname.diagnose.causes.loss import ACTIVATIONS, COMPARING, MOVES, NORMS, Loss, is_first, node_kind, shape_of
 from byname.diagnose.causes.not_reached import cuts_beside
 from byname.diagnose.causes.out_of_place import data_edit_advice
 from byname.diagnose.causes.targets import TARGETS
@@ -290,12 +281,12 @@ _MISSPELT = re.compile(r"(?!requires_grad$)requ\w{1,6}grads?")
 def _freezing(frame: FrameType | None, module: nn.Module) -> Site | None:
     """Return the line of a statement that assigns False to ``requires_grad`` of a module, or None."""
     variables = {} if frame is None else variables_of(frame)
-    for site, node in assignments(None if frame is None else frame.f_code):
-        for target in node.targets if ast.unparse(node.value) == "False" else ():
-            if isinstance(target, ast.Attribute) and target.attr == "requires_grad":  # noqa: SIM102 - reads better so
-                if value_of(target.value, variables) is module:
-                    return site
-    return None
+    every = [
+        one for one in assignments(None if frame is None else frame.f_code) if ast.unparse(one[1].value) == "False"
+    ]
+    targets = [(site, one) for site, node in every for one in node.targets if isinstance(one, ast.Attribute)]
+    of_it = (one for one in targets if one[1].attr == "requires_grad" and value_of(one[1].value, variables) is module)
+    return next((site for site, _ in of_it), None)
 
 
 def _overwritten(loss: Loss) -> Iterator[Facts]:

@@ -9,25 +9,16 @@ from byname.diagnose.context import parsed as parsed_of
 
 
 def out_of_place_advice(
-    statement: str,
-    operation: str,
-    variable: str,
+    statement: str,  # the source; empty if it is unknown
+    operation: str,  # the function that it calls, such as ``add_``
+    variable: str,  # the name of the tensor that autograd had saved; empty if it has none
     *,
-    sets_item: bool = False,
-    reads_it: bool = False,
-    keeps_graph: bool = False,
-    others: str = "",
+    sets_item: bool = False,  # it is known to assign an item of a tensor, not of a list
+    reads_it: bool = False,  # autograd saved the tensor during the same statement
+    keeps_graph: bool = False,  # the changed tensor is the result of an operation since
+    others: str = "",  # what becomes of all else that has the changed values; empty if nothing is known to have them
 ) -> str:
-    """Return advice on what to write instead of a statement that changes a tensor in place.
-
-    Args:
-        statement, operation: the source, empty if it is unknown, and the function that it calls, such as ``add_``.
-        variable: the name of the tensor that autograd had saved; empty if it has none.
-        sets_item: whether the statement is known to assign an item of a tensor, not of a list.
-        reads_it: whether autograd saved the tensor during the same statement.
-        keeps_graph: whether the changed tensor is the result of an operation since.
-        others: what becomes of all else that has the changed values, in words; empty if nothing is known to have them.
-    """
+    """Return advice on what to write instead of a statement that changes a tensor in place."""
     parsed = parsed_of(statement)
     target = None if parsed is None else _target(parsed, operation)
     part = target is not None and _is_part(target, variable, sets_item)
@@ -58,18 +49,13 @@ def out_of_place_advice(
 
 
 def data_edit_advice(statement: str, operation: str) -> tuple[str, str]:
-    """Return what a statement changes through ``.data``, and advice on what to write instead.
+    """Return what a statement changes through ``.data``, empty if it does not tell, and what to write instead.
+
+    The operation is the function that it calls, or ``data`` for an assignment.
 
     >>> path, advice = data_edit_advice("h.data.clamp_(0, 1)", "clamp_")
     >>> path, advice.partition(";")[0]
     ('h', 'so that autograd sees it, write h = h.clamp(0, 1)')
-
-    Args:
-        statement: the source of the statement; empty if it is unknown.
-        operation: the name of the function that it calls; ``data`` for an assignment.
-
-    Returns:
-        The source of the changed tensor, empty if the statement does not tell it; and the advice.
     """
     parsed = parsed_of(statement)
     parts = () if parsed is None else ast.walk(parsed)

@@ -141,17 +141,12 @@ def _function(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _Nam
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:
     """Yield a statement and its parts, without the functions and classes defined in it."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop()
-        yield node
-        waiting += [
-            child
-            for child in ast.iter_child_nodes(node)
-            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        ]
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node
+            waiting += ast.iter_child_nodes(node)
 
 
 def _arguments(node: ast.AST) -> set[str]:

@@ -47,12 +47,8 @@ def _value_in_vmap(context: FailureContext) -> Iterator[Facts]:
 def _random_in_vmap(context: FailureContext) -> Iterator[Facts]:
     """Yield the layer or the call that draws random numbers in a function under ``torch.func.vmap``."""
     layers = [type(one).__name__ for one in context.selves(nn.Module) if type(one).__module__.startswith("torch.nn.")]
-    yield {
-        "layer": f"a {layers[0]}" if layers else "this line",
-        "drawn": context.error_site,
-        "noticed": None,
-        **_mapped(context),
-    }
+    more = {"drawn": context.error_site, "noticed": None, **_mapped(context)}
+    yield {"layer": f"a {layers[0]}" if layers else "this line", **more}
 
 
 # fmt: off

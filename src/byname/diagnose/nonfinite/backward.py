@@ -22,14 +22,13 @@ from byname.diagnose.nonfinite.reasons import (
     operation_of,
     reading_values,
     remedy_for,
-    site_of,
     why,
 )
 from byname.naming.names import name
 from byname.reading.frames import NO_LINE, Line
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact, is_tensor
-from byname.source.location import Expression
+from byname.source.location import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +45,12 @@ class _BadGradient:
 
 
 class WatchedRun:
-    """One backward call, watched by a hook on every node.
+    """One backward call, watched by a hook on every node until one was `found` whose gradient is not finite."""
 
-    Attributes:
-        done: whether the hooks look no more.
-        found: whether a gradient was not finite; then `bad_gradient` says which.
-    """
+    bad_gradient: _BadGradient  # set when it is found
 
-    bad_gradient: _BadGradient
-
-    def __init__(self, walk: Walk, place: Expression | None) -> None:
-        self.walk, self.place = walk, place
+    def __init__(self, walk: Walk, site: Site | None) -> None:
+        self.walk, self.site = walk, site
         self.context = FailureContext(walk.tensors)
         self.context.walk = walk
         self.done = self.found = False
@@ -71,7 +65,7 @@ class WatchedRun:
 
     @property
     def known(self) -> Facts:
-        return {"noticed": site_of(self.place), "numbers": self.bad_gradient.numbers}
+        return {"noticed": self.site, "numbers": self.bad_gradient.numbers}
 
     @property
     def node(self) -> Node:
@@ -142,7 +136,7 @@ def _describe_gradient(walk: Walk, number: int, how: str, bad: torch.Tensor, inc
 def of_backward(run: WatchedRun) -> tuple[tuple[Any, ...], Finding]:
     """Return a key under which to report the finding once, and the finding."""
     finding = next(finding for cause in IN_BACKWARD for finding in cause.findings(run))
-    where = (node_name(run.node), site_of(run.place)) if run.made.code is None else run.made.place
+    where = (node_name(run.node), run.site) if run.made.code is None else run.made.place
     return (*where, run.bad_gradient.how), finding
 
 
@@ -157,7 +151,7 @@ def _turned(run: WatchedRun) -> Iterator[Facts]:
             mask=mask,
         )
     yield {
-        "operation": call_of(operation, run.made.expr, run.context.describer.result(bad_gradient.number)),
+        "operation": call_of(operation, run.made.site, run.context.describer.result(bad_gradient.number)),
         "why": bad_gradient.why and f": {bad_gradient.why}",
         "hides": hides,
         "remedy": _where_remedy(operation, bad_gradient.remedy) if mask is not None else bad_gradient.remedy,

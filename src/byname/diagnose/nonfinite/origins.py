@@ -51,17 +51,11 @@ class Origin:
 
 @dataclass
 class Origins:
-    """The origins of the living tensors that hold NaN or Inf.
-
-    Attributes:
-        known: the origin of each, as long as the tensor lives.
-        overflow: the last square or product in which finite float16 numbers became Inf, which a mask never means.
-        stepped: whether an optimizer has made a step.
-    """
+    """The origins of the living tensors that hold NaN or Inf."""
 
     known: MutableMapping[torch.Tensor, Origin] = field(default_factory=WeakIdKeyDictionary)
-    overflow: Origin | None = None
-    stepped: bool = False
+    overflow: Origin | None = None  # of the last product of finite float16 numbers that is Inf: no mask means this
+    stepped: bool = False  # an optimizer has made a step
 
 
 class OriginsMode(TorchFunctionMode):
@@ -172,14 +166,13 @@ _MAKES_NOTHING = ("__get__", "__set__", "__delete__", "new", "set_", "resize_", 
 _UNFILLED = ("empty", "new_empty", "_foreach", "_fused")
 _FILLING = ("copy_", "fill_", "zero_")
 _PRODUCTS = ("pow", "square", "mm", "bmm", "matmul", "linear", "conv2d", "einsum")
-_DEPTH = 4
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
     return (value for value in _items(values) if issubclass(type(value), torch.Tensor))
 
 
-def _items(values: Any, depth: int = _DEPTH) -> Iterator[Any]:
+def _items(values: Any, depth: int = 4) -> Iterator[Any]:
     """Yield arguments or results, and in place of lists, tuples and dicts what is in them."""
     for value in values.values() if type(values) is dict else values:
         if depth and issubclass(type(value), list | tuple | dict):

@@ -19,7 +19,7 @@ from byname.diagnose.cause import Sentence, render
 from byname.naming.name import Name
 from byname.reading.quiet import DisableTorchFunction
 from byname.reading.tensor import PLAIN
-from byname.source.location import Expression, Site
+from byname.source.location import Site
 from byname.table import counted
 
 Tensors = Mapping[str, Any]
@@ -40,18 +40,14 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def call_of(operation: str, made: Expression | None, result: Name | None) -> Sentence:
+def call_of(operation: str, site: Site | None, result: Name | None) -> Sentence:
     """Return a phrase for a call of an operation, with its line and the variable that it made."""
-    words, site = "`{operation}`", site_of(made)
+    words = "`{operation}`"
     if site is not None:
         words += "{site:at} (`{site.statement}`)" if site.statement else "{site:at}"
     if result is not None and result.path:
         words += ", which made `{result.path}`,{result:-}"
     return render(words, operation=operation, site=site, result=result)
-
-
-def site_of(expr: Expression | None) -> Site | None:
-    return None if expr is None else expr.site
 
 
 class _Rule(NamedTuple):
@@ -108,11 +104,11 @@ def _range(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
     given = tensors.get("self")
     largest = largest_of(given) if operation in _GROWING and given is not None else 0.0
     if largest:
-        return f"its input goes up to {largest:g} in magnitude, and {_type(result)} ends at {end:.3g}"
-    return f"{_type(result)} ends at {end:.3g}" if result.dtype in _SHORT else ""
+        return f"its input goes up to {largest:g} in magnitude, and {dtype_text(result)} ends at {end:.3g}"
+    return f"{dtype_text(result)} ends at {end:.3g}" if result.dtype in _SHORT else ""
 
 
-def _type(tensor: torch.Tensor) -> str:
+def dtype_text(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -332,13 +328,10 @@ def sum_of(tensor: torch.Tensor) -> float:
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     values = _dense(tensor.detach())
-    if values.dtype in _NO_SUM:
+    if values.dtype is torch.complex32:  # which has no sum
         return bool(torch.isfinite(values).all().item())
     # A finite sum proves finite parts at a quarter of the cost; a sum can overflow though its parts are finite.
     return cmath.isfinite(values.sum().item()) or bool(torch.isfinite(values).all().item())
-
-
-_NO_SUM = (torch.complex32,)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

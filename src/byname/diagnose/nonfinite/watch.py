@@ -24,15 +24,7 @@ from byname.diagnose.engine import safely
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.backward import WatchedRun, of_backward
 from byname.diagnose.nonfinite.origins import Origin, Origins, OriginsMode
-from byname.diagnose.nonfinite.reasons import (
-    DIVERGING,
-    call_of,
-    is_finite,
-    largest_of,
-    numbers_of,
-    reading_values,
-    site_of,
-)
+from byname.diagnose.nonfinite.reasons import DIVERGING, call_of, is_finite, largest_of, numbers_of, reading_values
 from byname.errors import NoGraphError, NotATensorError
 from byname.naming.history import name_at
 from byname.naming.name import Name
@@ -42,16 +34,12 @@ from byname.reading.frames import NO_LINE, caller, reported_frame
 from byname.reading.modules import parameters_of
 from byname.reading.quiet import DisableTorchFunction, dynamo_skip
 from byname.reading.tensor import fact
-from byname.source.location import Expression, Site, locate
+from byname.source.location import Site, locate
 from byname.undo import Undo
 
 
 class FiniteWatch:
-    """Watch that reports each operation that first turned finite numbers into NaN or Inf, once for each line.
-
-    Args:
-        report: called with each finding, in the thread that ran backward.
-    """
+    """Watch that reports each operation that first turned finite numbers into NaN or Inf, once for each line."""
 
     def __init__(self, report: Callable[[Finding], None]) -> None:
         self._report = report
@@ -63,16 +51,12 @@ class FiniteWatch:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Follow the computations of this thread inside the context."""
-        mode = self.following()
+        mode = OriginsMode(self._origins)
         try:
             mode.start()
             yield
         finally:
             mode.stop()
-
-    def following(self) -> OriginsMode:
-        """Return a mode that follows the computations of this thread from its ``start()`` to its ``stop()``."""
-        return OriginsMode(self._origins)
 
     def before_backward(self, roots: Sequence[Any]) -> None:
         """Watch the backward call that this thread is about to make; report at once if a root is not finite.
@@ -85,23 +69,26 @@ class FiniteWatch:
         if walk is None:
             return
         frame = reported_frame(caller())
-        place = None if frame is None else locate(frame.f_code, frame.f_lasti)
+        site = None if frame is None else locate(frame.f_code, frame.f_lasti).site
         bad = [root for root in walk.tensors if not is_finite(root)]
         if bad:
             if not self._is_consequence(walk):
-                self._report_once(*of_forward(not_finite_root(walk, bad[0], self._origins, place)))
+                self._report_once(*of_forward(not_finite_root(walk, bad[0], self._origins, site)))
                 self._note_bad_leaves(walk)
         else:
-            runs[-1] = WatchedRun(walk, place)
+            runs[-1] = WatchedRun(walk, site)
             if (origin := self._origins.overflow) is not None:
-                root = _Root(walk, place, None, origin, ". The root is finite again, as 1 / Inf is 0")
+                root = _Root(walk, site, None, origin, ". The root is finite again, as 1 / Inf is 0")
                 self._report_once(*of_forward(root))
         self._origins.overflow = None
 
     def begin(self, block: Undo) -> None:
-        """Look at the parameters around each step of an optimizer until the block is left."""
+        """Follow this thread, and look at the parameters around each step of an optimizer, until the block is left."""
         block.register(register_optimizer_step_pre_hook, partial(safely, self._before_step))
         block.register(register_optimizer_step_post_hook, partial(safely, self._after_step))
+        mode = OriginsMode(self._origins)
+        block.add(mode.stop)
+        mode.start()
 
     @dynamo_skip
     def _before_step(self, optimizer: Any, *_: Any) -> None:
@@ -140,7 +127,7 @@ class FiniteWatch:
             with DisableTorchFunction():
                 made = [one for result, one in self._origins.known.items() if fact(result, "grad_fn") in nodes]
             turned = next((one for one in made if one.turned), None)
-            hidden = _Root(run.walk, run.place, None, turned, _LEFT_OUT)
+            hidden = _Root(run.walk, run.site, None, turned, _LEFT_OUT)
             self._report_once(*(of_backward(run) if turned is None else of_forward(hidden)))
 
     def _note_bad_leaves(self, walk: Walk) -> None:
@@ -175,10 +162,10 @@ def _walk(roots: Sequence[Any]) -> Walk | None:
 
 
 class _Root(NamedTuple):
-    """A root that is not finite itself, or that hides an overflow, and the expression that calls backward."""
+    """A root that is not finite itself, or that hides an overflow, and the line that calls backward."""
 
     walk: Walk
-    place: Expression | None
+    site: Site | None
     tensor: torch.Tensor | None  # that its numbers came with, if one is known
     origin: Origin | None  # the call that made them, or used them first, if one was seen
     hidden: str = ""  # why the root is finite, though they are not
@@ -186,8 +173,8 @@ class _Root(NamedTuple):
     @property
     def known(self) -> Facts:
         origin = self.origin
-        made = None if origin is None else origin.line.expr
-        facts: Facts = {"noticed": site_of(self.place), "origin": origin, "kind": "NaN or Inf", "used": ""}
+        made = None if origin is None else origin.line.site
+        facts: Facts = {"noticed": self.site, "origin": origin, "kind": "NaN or Inf", "used": ""}
         if origin is not None:
             call = call_of(origin.operation, made, _result_of(origin))
             facts |= {"numbers": origin.numbers, "kind": origin.numbers.kind, "call": call}
@@ -215,7 +202,7 @@ _LEFT_OUT = ". The root leaves them out, but backward multiplies them by the gra
 def of_forward(root: _Root) -> tuple[tuple[Any, ...], Finding]:
     """Return a key under which to report the finding once, and the finding."""
     finding = next(finding for cause in IN_FORWARD for finding in cause.findings(root))
-    line, called = NO_LINE if root.origin is None else root.origin.line, site_of(root.place)
+    line, called = NO_LINE if root.origin is None else root.origin.line, root.site
     if root.is_turned or root.is_given:
         return (*line.place, "forward" if root.is_turned else "given"), finding
     if root.tensor is None:
@@ -224,12 +211,12 @@ def of_forward(root: _Root) -> tuple[tuple[Any, ...], Finding]:
     return ("there", named.path, named.scope) if named.path else ("there", line.site, called), finding
 
 
-def not_finite_root(walk: Walk, root: torch.Tensor, origins: Origins, place: Expression | None) -> _Root:
+def not_finite_root(walk: Walk, root: torch.Tensor, origins: Origins, site: Site | None) -> _Root:
     """Return a root that is not finite, with what is known of its numbers."""
     origin = origins.known.get(root)
     if origin is None:
-        return _Root(walk, place, *_earliest(walk, root, origins))
-    return _Root(walk, place, None if origin.source is None else origin.source(), origin)
+        return _Root(walk, site, *_earliest(walk, root, origins))
+    return _Root(walk, site, None if origin.source is None else origin.source(), origin)
 
 
 def _earliest(walk: Walk, root: torch.Tensor, origins: Origins) -> tuple[torch.Tensor | None, Origin | None]:

@@ -18,15 +18,7 @@ from byname.diagnose.causes.loss import node_kind
 from byname.diagnose.causes.targets import NORMAL, OF_UNIFORM, UNIFORM
 from byname.diagnose.context import callee_text, node_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
-from byname.diagnose.silent.topic import (
-    SIGNED,
-    ObservedCall,
-    Topic,
-    Watch,
-    copy_values,
-    tensor_given_by,
-    topic_cause,
-)
+from byname.diagnose.silent.topic import SIGNED, ObservedCall, Topic, Watch, copy_values, tensor_given_by, topic_cause
 from byname.reading.frames import Line, variables_at
 from byname.reading.modules import own_parameters
 from byname.reading.objects import living
@@ -144,12 +136,8 @@ class Labels(Topic):
         scores, values = call.given(0, "input"), copy_values(targets)
         if values is None or values.dtype != torch.long or values.dim() != 1 or scores.dim() != 2:
             return
-        classes = scores.shape[1]
-        if (
-            classes <= _MOST_CLASSES
-            and node_kind(fact(scores, "grad_fn")) == "AddmmBackward"
-            and int(values.min()) >= 0
-        ):
+        classes, is_of_layer = scores.shape[1], node_kind(fact(scores, "grad_fn")) == "AddmmBackward"
+        if is_of_layer and classes <= _MOST_CLASSES and int(values.min()) >= 0:
             counts = values.bincount(minlength=classes)
             is_single = len(values) >= _FEWEST and int(counts.max()) == len(values)
             _, singles = self._single.setdefault(call.line.place, (call.line, []))

@@ -112,16 +112,12 @@ class _Load:
 
 
 class Loading(Topic):
-    """Watches what ``load_state_dict`` is given, and whether it stays.
-
-    Attributes:
-        uncalled: what was loaded, and not called since then.
-    """
+    """Watches what ``load_state_dict`` is given, and whether it stays."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._loads: dict[int, tuple[weakref.ref[nn.Module], Line, dict[int, int], list[tuple[Any, ...]]]] = {}
-        self.uncalled: list[_Load] = []
+        self.uncalled: list[_Load] = []  # what was loaded, and not called since then
         self._others: dict[int, tuple[Any, Line, list[DetachPoint]]] = {}  # loads of other values, the cuts before
         self._at: Counter[Any] = Counter()  # loads of a model's own tensors, by line
         self._given_at: set[Any] = set()  # calls of `state_dict`, by line

@@ -115,30 +115,21 @@ class _Slice(NamedTuple):
 
 
 class _Same(NamedTuple):
-    """A tensor, or a part of it, that was used in all of some uses so far, unchanged.
-
-    Attributes:
-        part: the shape and the offset of the part, and the shape of the tensor.
-        given: the batches that loaders had given at the first use.
-        slice: how the part was taken; None if not by a slice with a variable start, or in a loop over starts.
-    """
+    """A tensor, or a part of it, that was used in all of some uses so far, unchanged."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
-    part: tuple[Any, ...]
+    part: tuple[Any, ...]  # its shape and offset, and the shape of the tensor
     times: int
-    given: int
+    given: int  # the batches that loaders had given at the first use
     line: Line
-    slice: _Slice | None
+    slice: _Slice | None  # how the part was taken, if by a slice with a variable start, or in a loop over starts
 
 
 class _Input(NamedTuple):
-    """The input of a module: how many samples it has if all are equal, or 0; its draw, the module, the line.
+    """The input of a module."""
 
-    `made` is the line that made it.
-    """
-
-    equal: int
+    equal: int  # how many samples it has if all are equal, or 0
     drawn: Drawn | None
     module: str
     line: Line
