@@ -12,20 +12,22 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from byname.diagnose.causes.flat import FlatOperation
 from byname.diagnose.causes.not_reached import Use, last_use
 from byname.diagnose.context import FailureContext
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values, sum_of
-from byname.diagnose.step_modes import StepModes
 from byname.naming.name import Name, at
 from byname.reading.frames import NO_LINE, Line, caller, reported_frame, user_line
-from byname.reading.modules import modules_in, parameters_in, parameters_of
-from byname.reading.objects import living
+from byname.reading.modules import modules_in, own_parameters, parameters_in, parameters_of
+from byname.reading.objects import attributes_of, living
 from byname.reading.tensor import PLAIN, fact
 from byname.source.location import FILE_ORIGIN, LIBRARY, PROGRAM, Site, is_library
 from byname.source.tracebacks import walk_frames
+from byname.tracking.log import logs
 from byname.tracking.lookup import made_last
 
 ENOUGH = 4
@@ -318,6 +320,50 @@ def _is_in_closure() -> bool:
     ends = [at for at, one in enumerate(codes) if one.co_filename.endswith("lbfgs.py")]
     called = [one.co_names for one in codes[: ends[0]] if not is_library(one.co_filename)] if ends else []
     return bool(called) and not any(re.search(r"zero|clear|reset|\bgrad\b", " ".join(names)) for names in called)
+
+
+@dataclass(eq=False)
+class StepModes:
+    """The modules that ran before the first step of an optimizer, and their modes in its steps."""
+
+    modal: str = ""  # the classes of those that had to be in training mode then, in words
+    evaluating: int = 0  # the steps in which all of these were in evaluation mode
+    put: Site | None = None  # the line that last put one of them into it
+    modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
+    _owners: list[weakref.ref[nn.Module]] = field(default_factory=list)  # of parameters; alike in both modes
+
+    def find_modules(self, keys: frozenset[int]) -> None:
+        """Find the modules that have run, if those with the parameters of these ids are in training mode."""
+        mine = [log for log in logs() if log.of_this_thread()]
+        ran = [one for log in mine for one in log.modules_since_step()]
+        every = [one for log in mine for one in log.modules_since_step(ever=True)]  # of a GAN another steps between
+        owners = [one for one in every if not keys.isdisjoint(map(id, own_parameters(one)))]
+        ran += owners
+        modal = [one for one in ran if is_training(one) and has_modes(one)]
+        if modal and any(map(is_training, owners)):
+            self.modules = [*map(weakref.ref, modal)]
+            self._owners = [weakref.ref(one) for one in owners if not has_modes(one)]
+            self.modal = " and ".join(sorted({type(one).__name__ for one in modal}))
+
+    def note_step(self) -> None:
+        over = not self.modules or any((one := known()) is None or is_training(one) for known in self.modules)
+        around = [one for known in self._owners if (one := known()) is not None and not over]
+        trained = [one for one in around if any(fact(its, "requires_grad") for its in own_parameters(one))]
+        self.evaluating += not over and (not self._owners or not all(map(is_training, trained)))
+
+
+def has_modes(module: nn.Module) -> bool:
+    """Return whether a module computes differently in evaluation: it has a dropout, or is a norm with statistics."""
+    own = attributes_of(module)
+    if issubclass(type(module), _BatchNorm):
+        return own["_buffers"].get("running_mean") is not None
+    between = issubclass(type(module), nn.RNNBase) and own["num_layers"] > 1
+    drops = between or issubclass(type(module), nn.MultiheadAttention)
+    return bool(own.get("p" if issubclass(type(module), _DropoutNd) else "dropout" if drops else "", 0))
+
+
+def is_training(module: nn.Module) -> bool:
+    return bool(attributes_of(module).get("training"))
 
 
 def alive(references: Iterable[weakref.ref[torch.Tensor]]) -> Iterator[torch.Tensor]:

@@ -15,10 +15,9 @@ from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.context import callee_text, enclosing, node_of
-from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer
+from byname.diagnose.followed_optimizer import ENOUGH, FollowedOptimizer, has_modes, is_training
 from byname.diagnose.nonfinite.reasons import sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, on_call, topic_cause
-from byname.diagnose.step_modes import has_modes, is_training
 from byname.naming.name import Name
 from byname.reading.frames import NO_LINE, Line, find_user_frame, user_line
 from byname.reading.modules import modules_in, parameters_in
