@@ -144,7 +144,7 @@ class FailureContext:
         """The innermost expression of the program that the error passed; None if its source is not at hand."""
         return FailingExpression.of(self.failing_frame)
 
-    def failing_parts(self) -> Iterator[tuple[FailingExpression, ast.AST]]:
+    def failing_parts(self) -> Iterator[tuple[FailingExpression, Any]]:
         if self.failing is not None:
             yield from ((self.failing, node) for node in ast.walk(self.failing.node))
 

@@ -59,21 +59,15 @@ def explaining(*, model: Any = None, optimizer: Any = None) -> Explaining:
 
 
 class Explaining:
-    """The context of `explaining`. An error gets one note, also when contexts are nested or entered more than once.
-
-    Args:
-        model, optimizer: as for `explaining`.
-        checked: called with each finding of the checks that are made at the lines which call backward.
-        non_finite: called with a finding for each operation that first turns finite values into NaN or infinity.
-    """
+    """The context of `explaining`. An error gets one note, also when contexts are nested or entered more than once."""
 
     def __init__(
         self,
         model: Any = None,
         optimizer: Any = None,
         *,
-        checked: _Report | None = None,
-        non_finite: _Report | None = None,
+        checked: _Report | None = None,  # is given each finding of the checks at the lines that call backward
+        non_finite: _Report | None = None,  # and one for each operation that first turns finite numbers into others
     ) -> None:
         self._models, self._optimizers = models_of(model), optimizers_of(optimizer)
         self._checked, self._non_finite = checked, non_finite

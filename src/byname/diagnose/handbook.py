@@ -36,11 +36,7 @@ def sections() -> dict[str, str]:
 
 
 def known_causes(names: str | Iterable[str]) -> frozenset[str]:
-    """Return some causes, or a single one, as a set.
-
-    Raises:
-        BadArgumentError: one of them is no cause; the message names the closest.
-    """
+    """Return some causes, or a single one, as a set; a name that is none is an error, which names the closest."""
     wanted = frozenset([names] if isinstance(names, str) else names)
     for name in sorted(map(str, wanted - sections().keys())):
         raise BadArgumentError(f"there is no cause {name!r}; the closest is {closest_cause(name)!r}")

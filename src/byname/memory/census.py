@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -347,9 +347,8 @@ def _name_from_owner(link: Link, owner: Name) -> Name:
     return replace(owner, path=f"{owner.path}.{link.role}{call}", text="", exact=False)
 
 
-def _few(words: Iterable[str], most: int = 2) -> list[str]:
-    every = list(words)
-    return every[:most] + ([f"{len(every) - most} more"] if len(every) > most else [])
+def _few(words: Sequence[str]) -> list[str]:
+    return [*words[:2], *([f"{len(words) - 2} more"] if len(words) > 2 else [])]
 
 
 def _memory(block: StorageRegion) -> str:

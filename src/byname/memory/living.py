@@ -92,16 +92,15 @@ class LiveObjects:
         slots = () if self.unread else packed_in(self.nodes)
         packed = [one for _, _, raw in slots for one in (raw.data, raw.unpack_hook)]
         for tensor in _sort_by_class(reached_from([], [*custom, *packed]))[0]:
-            if id(tensor) not in self._known:
-                self._known.add(id(tensor))
-                self.tensors.append(tensor)
+            self._add_tensor(tensor)
         self._follow(self.tensors[self.visible :], ())
 
-    def _add_tensor(self, tensor: torch.Tensor, link: Link) -> None:
+    def _add_tensor(self, tensor: torch.Tensor, link: Link | None = None) -> None:
         if id(tensor) not in self._known:
             self._known.add(id(tensor))
             self.tensors.append(tensor)
-        self.links.setdefault(id(tensor), ScratchList()).append(link)
+        if link is not None:
+            self.links.setdefault(id(tensor), ScratchList()).append(link)
 
 
 def optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:

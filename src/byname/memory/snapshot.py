@@ -39,24 +39,18 @@ class HeapSnapshot:
 
     Args:
         requested: tensors for which to find every reference path, not only the first from a variable.
-
-    Attributes:
-        blocks: the memory blocks of the tensors, the largest first.
-        index, graphs: the names found from the variables, and the variable whose graph each node belongs to.
-        referrers: the referrers of the tensors in `requested`, or else of those that neither a variable nor a
-            variable's graph leads to; None if there are none.
-        garbage: the ids of unreachable objects that only reference cycles keep alive.
     """
 
     def __init__(self, requested: Targets | None = None) -> None:
         self.living = LiveObjects()
-        self.blocks = blocks_of(self.living.tensors, self.living.storages)
-        self.index = NameIndex([Searches().near])
+        self.blocks = blocks_of(self.living.tensors, self.living.storages)  # the largest first
+        self.index = NameIndex([Searches().near])  # the names found from the variables
         self._deep = NameIndex([], frozenset())
         self._find_graphs()
         self.referrers = self._find_referrers(requested)
         if self.referrers is not None:
             self._go_deep(self.referrers.reached)
+        # the ids of unreachable objects that only reference cycles keep alive
         self.garbage = frozenset() if self.referrers is None or requested is not None else self._garbage(self.referrers)
         if self.referrers is not None and (suspended := self._suspended(self.referrers)):
             self._go_deep(self.referrers.reached, search(suspended))
@@ -74,10 +68,11 @@ class HeapSnapshot:
         )
 
     def _find_graphs(self) -> None:
-        self.graphs = GraphsByVariable(self)
+        self.graphs = GraphsByVariable(self)  # the variable whose graph each node belongs to
         self._inside = held_inside(self.graphs.nodes(), self.index)
 
     def _find_referrers(self, requested: Targets | None) -> ReferrerSearch | None:
+        """Search from these tensors, or else from those that neither a variable nor a variable's graph leads to."""
         if requested is not None:
             return find_referrers(requested, whole=True, near=self.index.searches[0])
         missing = Targets(tensor for block in self.blocks if not self._is_explained(block) for tensor in block.tensors)

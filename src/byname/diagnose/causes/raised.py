@@ -103,9 +103,7 @@ def _used_whole(context: FailureContext, part: torch.Tensor) -> torch.Tensor | N
 
 def _input_without_grad(context: FailureContext) -> Iterator[Facts]:
     hooked = [found.get("self") for found in context.frames("register_hook")]
-    parts = [(failing, node) for failing, node in context.failing_parts() if isinstance(node, ast.Attribute)]
-    retained = [failing.value(node.value) for failing, node in parts if node.attr == "retain_grad"]
-    every = [one for one in (*context.inputs, *hooked, *retained) if is_tensor(one)]
+    every = [one for one in (*context.inputs, *hooked, *_receivers(context, "retain_grad")) if is_tensor(one)]
     for asked in [one for one in every if not fact(one, "requires_grad")][:1]:
         name = context.name(asked)
         path = name.path if context.value_at(name.path) is asked else _variable(name)
@@ -113,10 +111,14 @@ def _input_without_grad(context: FailureContext) -> Iterator[Facts]:
         yield {"asked": name, "made": made_at(asked), "call": call}
 
 
+def _receivers(context: FailureContext, method: str) -> list[Any]:
+    """Return the objects of which the failing expression reads a method."""
+    parts = [one for one in context.failing_parts() if getattr(one[1], "attr", "") == method]
+    return [failing.value(node.value) for failing, node in parts]
+
+
 def _read_by_numpy(context: FailureContext) -> Iterator[Facts]:
-    parts = [(failing, node) for failing, node in context.failing_parts() if isinstance(node, ast.Attribute)]
-    called = [failing.value(node.value) for failing, node in parts if node.attr == "numpy"]
-    asked = [one for one in called if is_tensor(one) and fact(one, "requires_grad")]
+    asked = [one for one in _receivers(context, "numpy") if is_tensor(one) and fact(one, "requires_grad")]
     asked[:0] = [found["self"] for found in context.frames("__array__") if is_tensor(found.get("self"))]
     for tensor in asked[:1]:
         name, behind = context.name(tensor), _parameters_behind(context, tensor)
@@ -224,7 +226,7 @@ def _no_tensor(context: FailureContext) -> Iterator[Facts]:
     kind = context.match[1]
     remedy = next(words for pattern, words in _NO_TENSOR.items() if re.search(pattern, kind))
     for failing, node in [one for one in context.failing_parts() if getattr(one[1], "attr", "") == "backward"]:
-        path = ast.unparse(node.value)  # type: ignore[attr-defined]
+        path = ast.unparse(node.value)
         bound = [expr.site for expr in statements_binding(failing.code, path)][-1:]
         yield {"it": variable(path), "kind": kind, "bound": bound[0] if bound else None, "remedy": remedy}
 

@@ -38,6 +38,12 @@ from byname.source.location import Site, locate
 from byname.undo import Undo
 
 
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.runs: list[WatchedRun | None] = []  # the backward calls that the thread is making
+        self.fine: list[weakref.ref[torch.Tensor]] = []  # parameters that were finite before its last step
+
+
 class FiniteWatch:
     """Watch that reports each operation that first turned finite numbers into NaN or Inf, once for each line."""
 
@@ -46,7 +52,7 @@ class FiniteWatch:
         self._origins = Origins()
         self._reported: set[tuple[Any, ...]] = set()
         self._bad_leaves: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._local = threading.local()
+        self._local = _OfThread()
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -63,7 +69,7 @@ class FiniteWatch:
 
         Each call must be followed by a call of `after_backward`.
         """
-        runs = self._runs()
+        runs = self._local.runs
         runs.append(None)
         walk = _walk(roots)
         if walk is None:
@@ -101,7 +107,8 @@ class FiniteWatch:
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         """Report a parameter that a step has made NaN or Inf, though it and its gradient were finite."""
         self._origins.stepped = True
-        fine = [one for reference in vars(self._local).pop("fine", ()) if (one := reference()) is not None]
+        known, self._local.fine = self._local.fine, []
+        fine = [one for reference in known if (one := reference()) is not None]
         bad = next((one for one in fine if not is_finite(one)), None)
         if bad is not None and (frame := caller()) is not None:
             self._bad_leaves.update((id(one), weakref.ref(one)) for one in fine)
@@ -111,7 +118,7 @@ class FiniteWatch:
 
     def after_backward(self) -> None:
         """Remove the hooks, and report the gradient that is not finite, if they saw one."""
-        run = self._runs().pop()
+        run = self._local.runs.pop()
         if run is None:
             return
         run.remove_hooks()
@@ -120,7 +127,7 @@ class FiniteWatch:
                 self._bad_leaves.pop(id(leaf), None)
         else:
             self._note_bad_leaves(run.walk)
-            for outer in self._runs():
+            for outer in self._local.runs:
                 if outer is not None:
                     outer.done = True
             nodes = run.walk.numbers if run.bad_gradient.from_forward else {}
@@ -143,12 +150,6 @@ class FiniteWatch:
         if key not in self._reported:
             self._reported.add(key)
             self._report(finding)
-
-    def _runs(self) -> list[WatchedRun | None]:
-        if not hasattr(self._local, "runs"):
-            self._local.runs = []
-        runs: list[WatchedRun | None] = self._local.runs
-        return runs
 
 
 def _walk(roots: Sequence[Any]) -> Walk | None:
