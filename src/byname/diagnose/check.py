@@ -187,11 +187,7 @@ class TwoRuns:
         return len(sizes) == 1 and any(_mixed(before, after, *sizes) for before, after in pairs)
 
     def mixing(self) -> Iterator[Facts]:
-        """Yield the first operation that mixes samples.
-
-        Where nothing mixes along the second dimension, that may be the batch, and the first one time: this proves
-        nothing.
-        """
+        """Yield the first operation that mixes samples; nothing where the second dimension may be the batch."""
         lengths = {one.shape[1] for one in self._inputs if one.dim() > 1}
         has_lengths = any(not lengths.isdisjoint(one.shape) for one in self._outputs[None])
         if self.mixes(0) and not (has_lengths and not self.mixes(1)):

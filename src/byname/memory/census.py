@@ -118,10 +118,7 @@ class Census(Totals[StorageRow]):
 
 
 def _with_entries_together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows to show, with one row for many entries of a list or dict that differ in their position only.
-
-    Parameters, buffers, gradients and optimizer state keep a row each, since their names distinguish layers.
-    """
+    """Return the rows to show: entries of a list as one, but not parameters and the like, which tell layers apart."""
     together: dict[Hashable, list[dict[str, Any]]] = {}
     for number, row in enumerate(rows):
         pattern = {**row, "name": POSITION.sub("[*]", row["name"]), "held by": POSITION.sub("[*]", row["held by"])}

@@ -295,10 +295,7 @@ def _longer(
 def _renamed(
     snapshot: HeapSnapshot, groups: dict[Key, Group], first: Mapping[Key, Size], old: Collection[int]
 ) -> dict[Key, Size]:
-    """Return the former sizes of groups with a new name or none: a new name for an old tensor is no growth.
-
-    Nor is a tensor without a name that stands in place of another, such as the argument of a call.
-    """
+    """Return the former sizes of groups with a new name or none: a new name, or a stand-in, is no growth."""
     fresh = set(range(len(snapshot.blocks))).difference(old)
     renamed = [key for key in groups if key not in first or not key.pattern]
     return {key: max(groups[key].size(snapshot, fresh), first.get(key, Size())) for key in renamed}

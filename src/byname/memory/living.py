@@ -112,10 +112,7 @@ def optimizer_state(alive: LiveObjects) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _sort_by_class(objects: list[object]) -> list[list[Any]]:
-    """Return the tensors, nodes, storages, modules and optimizers among these objects.
-
-    Classes are compared by identity, so this runs no code of an object, not even the hash of a metaclass.
-    """
+    """Return the tensors, nodes, storages, modules and optimizers, by identity of classes: this runs no code."""
     sorts = {id(kind): sort for sort, family in enumerate(_FAMILIES) for kind in family()}
     found: list[list[Any]] = [[] for _ in _FAMILIES]
     for place in candidates(sorts.keys(), codes_of(map(type, objects), len(objects))).tolist():

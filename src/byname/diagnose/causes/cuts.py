@@ -136,10 +136,7 @@ _MAKERS = re.compile(r"\b(tensor|as_tensor|asarray|from_numpy|\w*Tensor)\(")
 
 
 def _left_off(cut: DetachPoint) -> Site | None:
-    """Return the line that switched gradients off before a call under ``no_grad``, if they are still off.
-
-    A log that ended before the call does not know what was switched since.
-    """
+    """Return the line that switched gradients off, if they still are; a log that ended before does not know it."""
     if cut.reason != "no_grad" or torch.is_grad_enabled():
         return None
     mine = [log for log in logs() if log.of_this_thread()]

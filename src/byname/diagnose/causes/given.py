@@ -73,10 +73,7 @@ def _tensors_given(context: FailureContext) -> list[torch.Tensor]:
 
 
 def _given_to(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the operands of an operator or the arguments of a call, those of a list one by one.
-
-    What is computed within the expression is left out: ``x.cuda()`` is not ``x``.
-    """
+    """Yield the operands of an operator or the arguments of a call; nothing computed: ``x.cuda()`` is not ``x``."""
     for field in _OPERANDS:
         part = getattr(node, field, ())
         for one in part if isinstance(part, list) else [part]:

@@ -190,10 +190,7 @@ _COPIES = {"target", "teacher", "ema", "momentum"}
 
 
 def _same_module(loss: Loss) -> Iterator[Facts]:
-    """Yield a target network that is the same module as the network that learns, if a loss uses both.
-
-    The program says so by a plain assignment, such as ``target = online``.
-    """
+    """Yield a target network that a plain assignment made the one that learns, if a loss uses both."""
     if loss.frame is None:
         return
     code = loss.frame.f_code

@@ -274,10 +274,7 @@ def _depends(cut: DetachPoint, parameter: torch.Tensor) -> bool | None:
 
 
 def _missing(context: FailureContext) -> list[torch.Tensor]:
-    """Return the models' parameters that require grad and that the loss does not reach.
-
-    The list is empty if a node hides its part of the graph, since nobody knows which parameters that part reaches.
-    """
+    """Return the models' parameters that the loss does not reach; none if a node hides its part of the graph."""
     if any("parameters used in it" in opaque_reason(same[0]) for same in context.kinds.values()):
         return []
     wanted = {id(one): one for model in context.models for one in _learning(model)}

@@ -126,10 +126,7 @@ def _is_path(node: ast.expr) -> bool:
 
 
 def _is_part(target: ast.expr, variable: str, sets_item: bool) -> bool:
-    """Return whether a path is a part of a tensor, which out of place would be assigned in place all the same.
-
-    ``y[..., :2]`` is; ``states[0]`` is an item of a list unless `variable` says that ``states`` is the tensor.
-    """
+    """Return whether a path is a part of a tensor: ``y[..., :2]`` is, and ``states[0]`` if the tensor is ``states``."""
     if not isinstance(target, ast.Subscript):
         return False
     if sets_item or isinstance(target.slice, ast.Slice | ast.Tuple):

@@ -254,10 +254,7 @@ def _as_target(made: Site, scope: str) -> Facts:
 
 
 def _is_idle(context: FailureContext, leaf: Leaf) -> bool:
-    """Return whether a leaf's gradient goes unused, as far as can be seen.
-
-    Without a given optimizer, this is claimed only of a leaf that no variable holds any more.
-    """
+    """Return whether nothing uses a leaf's gradient; without an optimizer, only of a leaf that no variable holds."""
     tensor = leaf.tensor
     if tensor is None:
         return True

@@ -78,10 +78,7 @@ def _names_in(code: CodeType) -> frozenset[str]:
 
 
 def _in_reach(models: Sequence[nn.Module]) -> Iterator[_NamesInFunction]:
-    """Yield the running functions, those that they may call, and the models' forwards.
-
-    A function may call its globals, and methods of its object's class.
-    """
+    """Yield the running functions, the globals and own methods that they may call, and the models' forwards."""
     frames = [frame for frame, _, foreign in running_frames() if not foreign]
     waiting = [(frame.f_code, frame.f_globals, type(dict(locals_of(frame)).get("self"))) for frame in frames]
     for kind in {id(type(one)): type(one) for model in models for one in modules_in(model)}.values():

@@ -116,10 +116,7 @@ def _grad_is_finite(node: Any) -> bool:
 
 
 def _describe_gradient(walk: Walk, number: int, how: str, bad: torch.Tensor, incoming: Any) -> _BadGradient:
-    """Return the facts about a gradient, read while the node's saved tensors are there.
-
-    Callers hold `DisableTorchFunction`.
-    """
+    """Return the facts about a gradient, while the node's tensors are there. Callers hold `DisableTorchFunction`."""
     numbers = numbers_of(bad)
     if how != "turned":
         return _BadGradient(number, how, numbers)

@@ -153,10 +153,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
 
 
 def remedy_for(operation: str, dtype: torch.dtype, overflow: bool, from_inf: bool = False) -> str:
-    """Return advice against values of a dtype that are not finite.
-
-    `overflow` says that all of them are Inf, `from_inf` that they were computed from Inf.
-    """
+    """Return advice against numbers that are not finite: all are Inf by an `overflow`, or they come `from_inf`."""
     if from_inf:
         return _REMEDIES["softmax"] if operation in ("softmax", "log_softmax", *_OF_TARGETS) else _FROM_INF
     lost = overflow and (operation in _MEANS or (operation == "pow" and dtype is torch.float16))
