@@ -177,10 +177,7 @@ def _text(value: Any, spec: str) -> str:
 
 @dataclass(frozen=True)
 class Raised:
-    """When an error of some type is raised, with a message that fits a pattern (PyTorch 2.7 to 2.13).
-
-    It stores the match in the case, so that the facts need not search the message again.
-    """
+    """An error of some type whose message fits a pattern (PyTorch 2.7 to 2.13); the case gets the match."""
 
     kinds: type[BaseException] | tuple[type[BaseException], ...]
     pattern: str

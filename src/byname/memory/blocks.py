@@ -16,15 +16,11 @@ core: Any = torch._C
 
 @dataclass(slots=True, eq=False)
 class StorageRegion:
-    """One block of memory with the tensors in it, or one tensor without a storage.
-
-    Its size is that of overlapping storages together; its address is 0 without memory. `cards` are those of
-    its tensors.
-    """
+    """One block of memory with the tensors in it and their cards, or one tensor without a storage."""
 
     device: torch.device
-    bytes: int
-    start: int
+    bytes: int  # the size of overlapping storages together
+    start: int  # its address; 0 without memory
     storages: list[torch.UntypedStorage] = field(default_factory=ScratchList)
     tensors: list[torch.Tensor] = field(default_factory=ScratchList)
     cards: list[Card] = field(default_factory=ScratchList)

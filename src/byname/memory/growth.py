@@ -217,15 +217,12 @@ def growth(*, collect: bool = False) -> Growth:
 
 
 class SizeHistory(NamedTuple):
-    """The sizes and graphs of the groups at each snapshot, and the step at which it was taken.
-
-    The last snapshot may come right after the one before, as at the end of a block, if there is `slack`.
-    """
+    """The sizes and graphs of the groups at each snapshot."""
 
     marks: Sequence[dict[Key, Size]]
     graphs: Sequence[Mapping[Key, GraphExtent]]
-    at: Sequence[int]
-    slack: bool
+    at: Sequence[int]  # the step at which each was taken
+    slack: bool  # the last may come right after the one before, as at the end of a block
 
 
 def _grown(
@@ -264,10 +261,9 @@ def _new_part(snapshot: HeapSnapshot, group: Group, old: Collection[int]) -> Gro
 
 
 def _is_new(group: Group, history: SizeHistory) -> bool:
-    """Return whether a group is a single result that is computed anew at each step, such as a loss.
+    """Return whether a group is a result computed anew at each step, such as a loss, and no state carried over.
 
-    The graph of a state that is carried over contains the node of the former state; the graph of a loss contains no
-    former loss.
+    The graph of such a state contains the node of the former one.
     """
     if group.graph is None or len(group.tensors) > 1 or "[*]" in group.key.pattern:
         return False

@@ -38,14 +38,11 @@ class Key(NamedTuple):
 
 
 class Size(NamedTuple):
-    """The number of tensors in a group, the number of memory blocks that they keep alive, and the bytes of these.
+    """The size of a group."""
 
-    In a group that no variable leads to, every block counts as one member.
-    """
-
-    members: int = 0
-    pieces: int = 0
-    bytes: int = 0
+    members: int = 0  # its tensors; its blocks if no variable leads to it
+    pieces: int = 0  # the memory blocks that they keep alive
+    bytes: int = 0  # of these
 
 
 class GraphExtent(NamedTuple):

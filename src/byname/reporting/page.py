@@ -103,10 +103,7 @@ def report(*things: Any, to: str | os.PathLike[str] = "report.html", refresh: fl
 
 
 def ready_to_write(to: str | os.PathLike[str]) -> Path:
-    """Return the file of a report that can be written; `report` asks this before anything else.
-
-    Endings of other files are refused, so that no recording is replaced by its report.
-    """
+    """Return the file of a report that can be written; no other ending is, so that none replaces its recording."""
     if not isinstance(to, str | os.PathLike) or not isinstance(os.fspath(to), str):
         raise BadArgumentError(f"to= is the path of an HTML file, not {type(to).__name__}")
     file = Path(to)

@@ -25,16 +25,13 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What a report says of one thing: its headline stands for it in the overview, where its facts are, too.
-
-    Notes are sentences about what was left out or is not known, alarms about what was lost.
-    """
+    """What a report says of one thing: its headline stands for it in the overview, where its facts are, too."""
 
     title: str
     headline: str
     facts: Sequence[tuple[str, str]] = ()
-    notes: Sequence[str] = ()
-    alarms: Sequence[str] = ()
+    notes: Sequence[str] = ()  # sentences about what was left out or is not known
+    alarms: Sequence[str] = ()  # and about what was lost
     panels: Sequence[Panel] = ()
 
 
@@ -166,10 +163,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotPanel(Panel):
-    """The values of one place: curves along an axis, pictures of single values, or a table of what is no number.
-
-    `about` is the text in place of the curves, `alarm` a warning of values that are not finite.
-    """
+    """The values of one place: curves along an axis, pictures of single values, or a table of what is no number."""
 
     template: ClassVar[str] = "place.html"
     anchor: str
@@ -178,8 +172,8 @@ class PlotPanel(Panel):
     picture: Mapping[str, Any] | None = None
     table: TablePanel | None = None
     axis: str = "iteration"
-    about: str = ""
-    alarm: str = ""
+    about: str = ""  # the text in place of the curves
+    alarm: str = ""  # a warning of values that are not finite
 
     @property
     def data(self) -> Any:
@@ -254,12 +248,9 @@ class FindingPanel(Panel):
 
 @dataclass(frozen=True, kw_only=True)
 class PicturePanel(Panel):
-    """A picture in SVG, with boxes that lead to places of the page by their paths.
-
-    It is put into the page as it is, so it comes from byname's own drawing alone.
-    """
+    """A picture in SVG, with boxes that lead to places of the page by their paths."""
 
     template: ClassVar[str] = "picture.html"
-    svg: str
+    svg: str  # goes into the page as it is, so it comes from byname's own drawing alone
     boxes: Sequence[tuple[str, float, float, float, float]] = field(default=())
     width: float = 0.0

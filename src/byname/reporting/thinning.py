@@ -30,23 +30,18 @@ _QUARTILES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
 @dataclass(slots=True)
 class Curve:
-    """A series in one mode as points from left to right, with the iterations of each one's first and last record.
-
-    Of a point's finite numbers there are the smallest, the quartiles and the largest (`figures`; None where there are
-    none), which may be those of a sample (`sampled`), and the root mean square (`size`); of the others ``(point, NaN,
-    infinite)`` in `bad`. Of all `records` some were `taken`, and some of these are `without` a number.
-    """
+    """A series in one mode as points from left to right."""
 
     name: str
-    first: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)  # the iterations of each point's first record, and of the last
     last: list[int] = field(default_factory=list)
-    figures: list[list[float] | None] = field(default_factory=list)
-    size: list[float | None] = field(default_factory=list)
-    bad: list[tuple[int, int, int]] = field(default_factory=list)
+    figures: list[list[float] | None] = field(default_factory=list)  # smallest finite number, quartiles, largest
+    size: list[float | None] = field(default_factory=list)  # the root mean square of a point's finite numbers
+    bad: list[tuple[int, int, int]] = field(default_factory=list)  # the point, and how many are NaN and infinite
     records: int = 0
-    taken: int = 0
-    without: int = 0
-    sampled: bool = False
+    taken: int = 0  # of all records
+    without: int = 0  # those of them that have no number
+    sampled: bool = False  # the quartiles of some points are those of a sample
 
     def add(self, first: int, last: int, numbers: Array) -> None:
         """Add the point that stands for some numbers, at the iterations from first to last."""

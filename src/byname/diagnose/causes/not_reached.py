@@ -151,10 +151,7 @@ class Use(NamedTuple):
 
 
 def last_use(parameters: Sequence[torch.Tensor]) -> Use | None:
-    """Return the last use of some parameters: of their modules with a gradient, or else by a call that cut it off.
-
-    It has no line if there are several, and is None if no use was recorded.
-    """
+    """Return the last recorded use of some parameters, without a line if there are several; None if there is none."""
     calls = {key: call for log in logs() for key, call in _last_uses(log, 0).items()}
     cuts = {id(one()): cut for log in logs() for cut in log.detaches for one, _ in cut.inputs}
     found: dict[Site | None, Use] = {}

@@ -59,10 +59,7 @@ class _Rule(NamedTuple):
 
 
 def why(operation: str, tensors: Tensors, result: torch.Tensor) -> str:
-    """Return a clause about the input that makes a result of an operation non-finite; empty if the tensors do not tell.
-
-    The tensors are the inputs (``self``, ``other``) and the output (``result``), as far as they are available.
-    """
+    """Return a clause on ``self``, ``other`` or ``result`` that tells why a result is not finite, or an empty one."""
     for rule in _RULES.get(operation, ()):
         tensor = tensors.get(rule.slot)
         if tensor is None or tensor.layout is not torch.strided or tensor.dtype.is_complex or not can_read(tensor):

@@ -65,10 +65,7 @@ class FiniteWatch:
             mode.stop()
 
     def before_backward(self, roots: Sequence[Any]) -> None:
-        """Watch the backward call that this thread is about to make; report at once if a root is not finite.
-
-        Each call must be followed by a call of `after_backward`.
-        """
+        """Watch the backward call that this thread makes, until `after_backward`; report a root that is not finite."""
         runs = self._local.runs
         runs.append(None)
         walk = _walk(roots)

@@ -211,10 +211,7 @@ def seeing_later(loss: Loss, length: int) -> Iterator[tuple[Any, bool]]:
 
 
 def _above(node: Any, weights: torch.Tensor) -> Iterator[tuple[Any, bool]]:
-    """Yield the node if there are weights above the diagonal, and whether they are all next to it.
-
-    Nothing is yielded where only the positions of a prefix see each other: they may be in no loss.
-    """
+    """Yield the node, and whether the next position only is seen; nothing where just a prefix sees itself."""
     seen = weights.nan_to_num().reshape(-1, *weights.shape[-2:]).amax(0) > 1e-6
     last = int(seen.any(0).nonzero().amax()) if seen.any() else 0
     if last and bool(seen[last - 1, last]):
