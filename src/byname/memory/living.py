@@ -22,15 +22,7 @@ from torch.autograd import forward_ad
 from byname.autograd.pause import backward_elsewhere
 from byname.autograd.slots import held_by_nodes, packed_in
 from byname.autograd.walk import Node, nodes_from
-from byname.naming.referrers import (
-    References,
-    candidates,
-    codes_of,
-    everything,
-    few_enough,
-    is_ignored_holder,
-    reached_from,
-)
+from byname.naming import referrers
 from byname.naming.search import ScratchDict, ScratchList, Targets
 from byname.reading.objects import attributes_of, heap, snapshot
 from byname.reading.tensor import PLAIN, fact, is_tensor, parts_of
@@ -52,7 +44,7 @@ class LiveObjects:
     """The live objects of the heap that are tensors or lead to one. Callers hold `heap_at_rest`, and drop it soon."""
 
     def __init__(self) -> None:
-        objects, self.hidden = everything()  # and how many ``gc.freeze`` hides from the collector's list
+        objects, self.hidden = referrers.everything()  # and how many ``gc.freeze`` hides from the collector's list
         self.unread = backward_elsewhere()  # then saved tensors are left unread
         tensors, nodes, storages, modules, optimizers = _sort_by_class(objects)
         self.tensors = Targets(tensors)  # every live one, each once
@@ -91,7 +83,7 @@ class LiveObjects:
         custom = [node for node in self.nodes if issubclass(type(node), torch.autograd.function.BackwardCFunction)]
         slots = () if self.unread else packed_in(self.nodes)
         packed = [one for _, _, raw in slots for one in (raw.data, raw.unpack_hook)]
-        for tensor in _sort_by_class(reached_from([], [*custom, *packed]))[0]:
+        for tensor in _sort_by_class(referrers.reached_from([], [*custom, *packed]))[0]:
             self._add_tensor(tensor)
         self._follow(self.tensors[self.visible :], ())
 
@@ -115,7 +107,8 @@ def _sort_by_class(objects: list[object]) -> list[list[Any]]:
     """Return the tensors, nodes, storages, modules and optimizers, by identity of classes: this runs no code."""
     sorts = {id(kind): sort for sort, family in enumerate(_FAMILIES) for kind in family()}
     found: list[list[Any]] = [[] for _ in _FAMILIES]
-    for place in candidates(sorts.keys(), codes_of(map(type, objects), len(objects))).tolist():
+    codes = referrers.codes_of(map(type, objects), len(objects))
+    for place in referrers.candidates(sorts.keys(), codes).tolist():
         sort = sorts.get(id(type(objects[place])))
         if sort is not None:
             found[sort].append(objects[place])
@@ -200,13 +193,14 @@ def _references_to(objects: Mapping[int, object]) -> tuple[Counter[int], dict[in
     inside: dict[int, list[int]] = {}
     outside: set[int] = set()
     # The collector does not see the items of tuples that it does not track, such as tuples of arrays.
-    few = few_enough(objects, _FEW) and all(map(gc.is_tracked, objects.values()))
-    for holder in gc.get_referrers(*objects.values()) if few else References(heap()).suspects(objects.keys()):
+    few = referrers.few_enough(objects, _FEW) and all(map(gc.is_tracked, objects.values()))
+    every = gc.get_referrers(*objects.values()) if few else referrers.References(heap()).suspects(objects.keys())
+    for holder in every:
         found = [ident for ident in map(id, gc.get_referents(holder)) if ident in objects]
         held.update(found)
         if id(holder) in objects:
             inside[id(holder)] = found
-        elif found and not is_ignored_holder(holder):
+        elif found and not referrers.is_ignored_holder(holder):
             outside.update(found)
     return held, inside, outside
 
