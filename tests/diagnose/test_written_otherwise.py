@@ -2581,6 +2581,14 @@ def closure_over_parts(_):
         optimizer.step(closure)
 
 
+def cleared_before_a_closure(_):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(8):
+        optimizer.zero_grad()
+        optimizer.step(lambda: sum(loss_of_a_part(model, x) for x in torch.ones(40, 4).split(8)))
+
+
 def loss_of_a_part(model, x):
     loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
     loss.backward()
@@ -2635,7 +2643,7 @@ RIGHT = (
     *(positives_of_a_batch, shares_of_several_tags, series_in_reverse, echo_of_the_last, gradients_in_one_list),
     *(best_of_each_fold, two_towers_of_which_one_was_trained_before),
     *(body_frozen_half_way, norms_frozen_half_way, generator_that_saturates, divergence_of_counts),
-    closure_over_parts,
+    *(closure_over_parts, cleared_before_a_closure),
 )
 
 

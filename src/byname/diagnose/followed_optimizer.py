@@ -228,7 +228,11 @@ class FollowedOptimizer:
             self.name(one for one in self.parameters() if id(one) in self.values.first)
 
     def note_changes(self) -> None:
-        """Note which of the parameters whose values are compared the step that has ended changed."""
+        """Note which of the parameters whose values are compared the step that has ended changed.
+
+        Those that have a gradient now, and had none before it, may have it from a closure.
+        """
+        self.without = {id(one): weakref.ref(one) for one in alive(self.without.values()) if fact(one, "grad") is None}
         optimizer = self.optimizer() if self.is_sampled_step else None
         self.values.note_changes([] if optimizer is None else optimizer.param_groups)
 
