@@ -22,7 +22,7 @@ from byname.diagnose.causes.loss import Loss, is_first, lines_by_hand
 from byname.diagnose.causes.losses import LOSSES
 from byname.diagnose.causes.not_reached import MAY_BE, unreached_parameters
 from byname.diagnose.causes.ownership import LEFT_OUT
-from byname.diagnose.causes.training import ADDS, BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING, Rebinding, rebinding_in
+from byname.diagnose.causes.training import ADDS, BY_HAND, NEVER_STEPPED, OVER_STEPS, STEPPING, rebinding_in
 from byname.diagnose.check import problems
 from byname.diagnose.context import FailureContext
 from byname.diagnose.engine import BackwardCall, safely
@@ -80,7 +80,7 @@ class _Backwards:
 
     calls: int = 0
     reached: dict[int, FollowedOptimizer] = field(default_factory=dict)  # by the first of them
-    rebinding: Rebinding | None = None  # a statement that was meant to make a step by hand
+    rebinding: dict[str, Any] | None = None  # a statement that was meant to make a step by hand
     before: list[tuple[weakref.ref[torch.Tensor], float]] = field(default_factory=list)  # its parameters, their sums
     by_hand: dict[Line, str] = field(default_factory=dict)  # lines of differences in a loss by hand, and the reduction
 
@@ -345,8 +345,9 @@ class RunningCheck:
             same = [one for one, total in known if one is not None and sum_of(one) == total]
             if len(same) == len(known):
                 names, calls = tuple(FailureContext().names(same[:MOST_NAMED])), counted(ENOUGH - 1, "backward call")
-                facts = {"names": names, "calls": calls, "backward": loss.line.site, "noticed": line.rebinding.site}
-                self.report_once(BY_HAND.finding({"rebinding": line.rebinding, **facts}))
+                self.report_once(
+                    BY_HAND.finding({"names": names, "calls": calls, "backward": loss.line.site, **line.rebinding})
+                )
 
     def _note_cuts(self, graph: FailureContext, optimizers: Sequence[Any], every: Sequence[Any]) -> None:
         """Note the findings about optimizers' parameters that recorded calls cut off from a loss.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise, takewhile
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -254,23 +254,16 @@ def _before_unscaling(optimizer: Any) -> Change | None:
     return next((before for one, before in pairwise(mine) if one.operation == UNSCALE), None)
 
 
-class Rebinding(NamedTuple):
-    """A statement such as ``p = p - lr * p.grad``, which changes no tensor, and the one that does."""
-
-    site: Site
-    variable: str
-    instead: str
-
-
-def rebinding_in(code: CodeType | None) -> Rebinding | None:
-    """Return the first statement of a code object's file that binds a stepped parameter to a new tensor, or None."""
+def rebinding_in(code: CodeType | None) -> dict[str, Any] | None:
+    """Return the first statement of a file such as ``p = p - lr * p.grad``, and the one to write instead, or None."""
     for site, node in assignments(code):
         target, value = node.targets[0], node.value
         if isinstance(value, ast.BinOp) and isinstance(target, ast.Name) and ast.unparse(value.left) == target.id:
             sign = {ast.Sub: "-=", ast.Add: "+="}.get(type(value.op))
             parts = map(ast.unparse, ast.walk(value.right))
             if sign and f"{target.id}.grad" in parts:
-                return Rebinding(site, target.id, f"{target.id} {sign} {ast.unparse(value.right)}")
+                instead = f"{target.id} {sign} {ast.unparse(value.right)}"
+                return {"noticed": site, "variable": target.id, "instead": instead}
     return None
 
 
@@ -366,6 +359,6 @@ NEVER_STEPPED: Cause[FollowedOptimizer] = Cause("never-stepped", always, _backwa
     "call optimizer.step() after the backward; without its parentheses, optimizer.step calls nothing")
 
 BY_HAND: Cause[Any] = Cause("never-learns", always, no_extra_facts,
-    "{names} {names:has|have} the values of before {calls}{backward:at}: `{rebinding.site.statement}`{noticed:at} "
-    "makes a new tensor and binds `{rebinding.variable}` to it, and changes no parameter",
-    "change it in place: `with torch.no_grad(): {rebinding.instead}`")
+    "{names} {names:has|have} the values of before {calls}{backward:at}: `{noticed.statement}`{noticed:at} "
+    "makes a new tensor and binds `{variable}` to it, and changes no parameter",
+    "change it in place: `with torch.no_grad(): {instead}`")
