@@ -602,6 +602,28 @@ def heads_left_in_evaluation(right):
             net.eval()
 
 
+def predicts_in_training_mode(right):
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    trained_by(lambda: net(torch.randn(8, 4)).square().mean(), net)
+    if right:
+        net.eval()
+
+    def predict(rows):
+        with torch.inference_mode():
+            return net(rows).softmax(1)
+
+    for rows in torch.randn(12, 4, 4):
+        predict(rows)
+
+
+def unfrozen_in_evaluation(right):
+    body, head = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2)), nn.Linear(8, 1)
+    body.requires_grad_(False).eval()
+    trained_by(lambda: head(body(torch.randn(8, 4))).square().mean(), head)
+    body.requires_grad_(True).train(right)
+    trained_by(lambda: head(body(torch.randn(8, 4))).square().mean(), body, head)
+
+
 def closure_that_adds_up(right):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6)
@@ -1886,6 +1908,8 @@ PROGRAMS = {
     validated_within_an_epoch: "left-in-evaluation",
     heads_left_in_evaluation: "left-in-evaluation",
     closure_that_adds_up: "never-zeroed",
+    predicts_in_training_mode: "evaluated-in-training-mode",
+    unfrozen_in_evaluation: "left-in-evaluation",
     logarithms_as_targets: "target-out-of-reach",
     preferences_without_a_minus: "loss-turned-round",
     one_cycle_by_epoch: "scheduler-out-of-step",

@@ -55,7 +55,7 @@ _LOOKS = 64
 _WORDS = re.compile(
     r"valid|\bval_|_val\b|\bval\b|test|eval|accura|\bacc\b|correct|metric|score|criterion|loss|cross_entropy|argmax|predict"
 )
-_NAMES = re.compile(r"(?<![a-z])(val(?!u)|test|eval)")
+_NAMES = re.compile(r"(?<![a-z])(val(?!u)|test|eval|predict)")
 """Words that tell code that evaluates a model, and functions that do, from code that only draws samples."""
 
 
@@ -87,6 +87,7 @@ class _Early:
     owner: FollowedOptimizer | None = None
     is_intended: bool = False
     was_set: bool = False
+    was_frozen: bool = False  # and trained later
     put: Site | None = None  # the line that put it into evaluation mode
 
 
@@ -214,10 +215,12 @@ class EvaluationMode(Topic):
             looked_at = early.modules if followed.steps == 1 else early.modules[:2]
             alive = [one for known in looked_at if (one := known()) is not None]
             early.is_intended = any(map(is_training, alive)) or len(alive) < len(looked_at)
-            trained = parameters_in(alive[0]) if followed.steps == 1 and not early.is_intended else []
-            mine = frozenset(map(id, trained))
-            if mine and (followed.keys == mine if early.was_set else followed.keys >= mine):  # else one part is frozen
+            mine = parameters_in(alive[0]) if followed.steps == 1 and not early.is_intended else []
+            keys, drops = frozenset(map(id, mine)), any("Norm" not in one.path for one in early.modal)
+            is_all = followed.keys == keys or (early.was_frozen and drops) or not early.was_set  # else a part is frozen
+            if mine and followed.keys >= keys and is_all:
                 early.owner = followed
+            early.was_frozen = early.was_frozen or (bool(mine) and not any(one.requires_grad for one in mine))
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         """Report the lines whose forwards looked like that in the whole run."""
