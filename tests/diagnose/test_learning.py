@@ -1298,6 +1298,57 @@ def test_a_step_that_binds_a_variable_to_a_new_tensor_changes_no_parameter(tmp_p
     assert names["changed"] and reported == []
 
 
+READS_NOTHING = """
+import torch.nn.functional as F
+vectors = torch.randn(9, 4)
+weights = nn.Linear(4, 2).state_dict()
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(9, 4), nn.Linear(4, 2)
+        EMBED
+
+    def forward(self, words):
+        return self.out(self.embedding(words).mean(1))
+
+model = Words()
+for name, param in model.out.named_parameters():
+    if param.shape == weights[name].shape:
+        LOAD
+optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
+for _ in range(12):
+    words = torch.randint(0, 9, (8, 3))
+    optimizer.zero_grad()
+    F.cross_entropy(model(words), words[:, 0] % 2).backward()
+    for one in optimizer.param_groups[0]["params"]:
+        CLAMP
+    optimizer.step()
+"""
+NOT_ASSIGNED, ASSIGNED = (
+    "self.embedding.from_pretrained(vectors)",
+    "self.embedding = nn.Embedding.from_pretrained(vectors)",
+)
+RENAMED, COPIED = "param = weights[name]", "param.data.copy_(weights[name])"
+NOT_IN_PLACE, IN_PLACE = "one.grad.data.clamp(-1, 1)", "one.grad.data.clamp_(-1, 1)"
+
+
+@pytest.mark.parametrize(
+    ("embed", "load", "clamp", "said"),
+    [
+        (NOT_ASSIGNED, COPIED, IN_PLACE, "drops what from_pretrained() returns"),
+        (ASSIGNED, RENAMED, IN_PLACE, "gives the variable `param` of the loop another value"),
+        (ASSIGNED, COPIED, NOT_IN_PLACE, "drops what clamp() returns"),
+        (ASSIGNED, "param = weights[name]; total = param.sum()", IN_PLACE, None),
+        (ASSIGNED, COPIED, IN_PLACE, None),
+    ],
+)
+def test_a_statement_whose_result_nothing_uses_is_told(embed, load, clamp, said, tmp_path):
+    source = READS_NOTHING.replace("EMBED", embed).replace("LOAD", load).replace("CLAMP", clamp)
+    found = [(one.cause, said) for one in checked(source, tmp_path)[0] if said is None or said in one.message]
+    assert found == ([] if said is None else [("result-dropped", said)])
+
+
 def test_a_state_carried_through_backward_calls_without_a_step_is_told(tmp_path):
     (found,), _ = checked(CARRIED, tmp_path)
     assert found.cause == "graph-grows" and "3 earlier backward calls" in found.message

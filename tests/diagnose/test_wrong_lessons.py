@@ -1633,19 +1633,6 @@ def counts_by(rate, log_input):
     return program
 
 
-def gradients_clamped_in_vain():
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(STEPS):
-        x, y = batch()
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        for one in model.parameters():
-            one.grad.data.clamp(-1, 1)
-        optimizer.step()
-    return model
-
-
 def frames_of_one_screen(copied):
     def program():
         model, screen, frames = nn.Linear(12, 2), torch.zeros(4), deque(maxlen=3)
@@ -1700,7 +1687,6 @@ FAULTY = {
     language_model(sees_what_is_no_padding): "future-leak",
     drawn_apart(True): "shuffled-apart",
     counts_by(F.softplus, log_input=True): "no-log-probabilities",
-    gradients_clamped_in_vain: "clips-another-model",
     frames_of_one_screen(copied=False): "entries-are-one-tensor",
     micro_batches_of_which_the_last_is_learned: "loss-overwritten",
     numbers_by(F.mse_loss): "loss-over-padding",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import Loss
 from byname.diagnose.context import node_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
@@ -21,7 +22,7 @@ from byname.reading.frames import Line
 from byname.reading.modules import parameters_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import fact, is_tensor
-from byname.source.code import statements_of
+from byname.source.code import source_of
 from byname.source.location import is_library, site_of
 from byname.tracking.log import Call, Log, logs
 from byname.undo import Undo
@@ -34,15 +35,15 @@ CLIPS_TOO_SOON = topic_cause("clips-at-the-wrong-place",
 CLIPS_NOTHING = topic_cause("clips-another-model",
     "`{clip.statement}`{noticed:at} clips nothing: {why}",
     "clip the parameters of the optimizer, each time anew: clip_grad_norm_(model.parameters(), ...)")
-DROPS_THE_CLIPPED = topic_cause("clips-another-model",
-    "`{clip.statement}`{noticed:at} clips nothing: {name}() returns a new tensor, and nothing uses it",
-    "clip in place, by {name}_(), or nn.utils.clip_grad_value_()")
 CLIPS_ANOTHER = topic_cause("clips-another-model",
     "`{clip.statement}`{noticed:at} clips the gradients of {names:3}, which no backward has reached since their last "
     "step, and then {kind} steps{step:at} with the gradients of {others:3}, which nothing clips",
     "clip the parameters of that step: those of {path}")
 DROPPED = topic_cause("result-dropped",
-    "`{dropped.statement}`{noticed:at} changes nothing: the statement drops what {name}() returns", "{remedy}")
+    "`{noticed.statement}`{noticed:at} changes nothing: the statement drops what {name}() returns", "{remedy}")
+RENAMED = topic_cause("result-dropped",
+    "`{noticed.statement}`{noticed:at} changes no parameter: it gives the variable {name} of the loop another value",
+    "copy the values, under torch.no_grad(): {name.path}.copy_({value})")
 # fmt: on
 
 _ENOUGH, _CLIPPED_IN = 3, 64
@@ -103,7 +104,7 @@ class Clipping(Topic):
     def before_step(self, followed: FollowedOptimizer) -> None:
         """Note whether the clipping since the last step had no effect."""
         own = self._stale.pop(id(followed), None)
-        if followed.steps == 1 and followed.line.code is not None:
+        if followed.steps == 1 and followed.line.code is not None and self._watch.steps <= _CLIPPED_IN:
             self._look_for_dropped(followed.line.code)
         if self._is_late():
             return
@@ -117,11 +118,19 @@ class Clipping(Topic):
                     self._count(followed, other, line)
 
     def _look_for_dropped(self, code: CodeType) -> None:
-        """Report statements that compute clipped gradients and drop the result."""
-        for one in [one for one in statements_of(code) if isinstance(one, ast.Expr)]:
-            if found := re.match(r".+\.grad(?:\.data)?\.(clamp|clip)(?=\()", ast.unparse(one)):
-                site = site_of(code, one, None, code.co_qualname)
-                self.report(DROPS_THE_CLIPPED, site, clip=site, name=found[1])
+        """Report statements of a file that clip gradients or load weights, and whose result nothing uses."""
+        source: Any = source_of(code)
+        for one in ast.walk(source.tree) if source is not None else ():
+            text = ast.unparse(one) if isinstance(one, ast.Expr | ast.Assign) else ""
+            clips = re.match(r".+\.grad(?:\.data)?\.(clamp|clip)(?=\()", text)
+            loads = re.match(r"((?:\w+\.)*[a-z_]*emb\w*)\.(from_pretrained)\(", text)
+            facts = {"noticed": site_of(code, one, None, "")} if isinstance(one, ast.stmt) else {}
+            if isinstance(one, ast.Expr) and (found := clips or loads):
+                in_place = f"clip in place, by {found[1]}_(), or nn.utils.clip_grad_value_()"
+                remedy = in_place if clips else f"assign it: {found[1]} = nn.Embedding.from_pretrained(...)"
+                self.report(DROPPED, name=found[found.lastindex or 1], remedy=remedy, **facts)
+            elif isinstance(one, ast.Assign) and _names_another(one):
+                self.report(RENAMED, name=variable(ast.unparse(one.targets[0])), value=ast.unparse(one.value), **facts)
 
     def _count(self, followed: FollowedOptimizer, clipped: FollowedOptimizer, line: Line) -> None:
         key = id(followed), id(clipped), line.place
@@ -152,11 +161,23 @@ class Unused(Topic):
         for log in [one for one in logs() if one.of_this_thread()] if loss.number <= 4 else ():
             for place, (line, name, module) in {one[0].place: one for one in _calls_of(log)}.items():
                 if remedy := self._remedies.get(place):
-                    self.report(DROPPED, line.site, dropped=line.site, name=name, remedy=remedy)
+                    self.report(DROPPED, line.site, name=name, remedy=remedy)
                 elif place not in self._remedies and not is_library(line.code.co_filename):  # type: ignore[union-attr]
                     remedy = _instead(line, name, module)
                     changes = remedy and any(one.line.place == place for one in log.changes)
                     self._remedies[place] = "" if changes else remedy
+
+
+def _names_another(assigned: Any) -> bool:
+    """Return whether an assignment gives the variable of a loop over parameters another value, and nothing reads it."""
+    loop, name = assigned, ast.unparse(assigned.targets[0])
+    while loop is not None and not isinstance(loop, ast.For):
+        loop = getattr(loop, "parent", None)
+    if loop is None or name not in re.findall(r"\w+", ast.unparse(loop.target)):
+        return False
+    every: list[Any] = [one for one in ast.walk(loop) if getattr(one, "id", "") == name]
+    read = [one for one in every if isinstance(one.ctx, ast.Load) and one.lineno >= assigned.lineno]
+    return "parameters()" in ast.unparse(loop.iter) and not read
 
 
 def _calls_of(log: Log) -> Iterator[tuple[Line, str, Any]]:
