@@ -1199,6 +1199,45 @@ def recurring(squeezes, loss_of=F.cross_entropy):
     return program
 
 
+class Captions(nn.Module):
+    """An image is the first word; or a first word is put in front by the model itself."""
+
+    def __init__(self, begins):
+        super().__init__()
+        self.begins, self.embed, self.see = begins, nn.Embedding(21, 8), nn.Linear(4, 8)
+        self.rnn, self.out = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 20)
+
+    def forward(self, images, ids):
+        return self.out(self.rnn(self.begins(self, images, ids))[0][:, -ids.shape[1] :])
+
+
+def image_first(model, images, ids):
+    return torch.cat([model.see(images).unsqueeze(1), model.embed(ids[:, :-1])], 1)
+
+
+def image_before_the_words(model, images, ids):
+    return torch.cat([model.see(images).unsqueeze(1), model.embed(ids)], dim=-2)[:, :-1]
+
+
+def a_first_word(model, images, ids):
+    return model.embed(torch.cat([torch.full_like(ids[:, :1], 20), ids[:, :-1]], 1)) + model.see(images).unsqueeze(1)
+
+
+def captions(begins):
+    def program():
+        model = Captions(begins)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(STEPS):
+            ids = torch.randint(0, 20, (6, 10))
+            loss = F.cross_entropy(model(torch.randn(6, 4), ids).flatten(0, 1), ids.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    return program
+
+
 def of_log_probabilities(scores, ids):
     return F.nll_loss(scores.log_softmax(1), ids)
 
@@ -2299,6 +2338,7 @@ def its_first_layer(model, other):
 
 
 HEALTHY = [
+    *(captions(image_first), captions(image_before_the_words), captions(a_first_word)),
     reset_for_each_fold,
     reset_after_its_results_were_noted,
     names_mended_by_a_hook,

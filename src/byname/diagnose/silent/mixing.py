@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.causes.loss import Loss, input_of, node_kind, shape_of
+from byname.diagnose.causes.loss import Loss, dim_of, input_of, node_kind, shape_of
 from byname.diagnose.context import node_of, value_of
 from byname.diagnose.nonfinite.reasons import reading_values
 from byname.diagnose.silent.topic import distinct
@@ -269,6 +269,9 @@ def predicts_each(loss: Loss, ids: torch.Tensor) -> bool:
     repeats = [*loss.of_kinds(("ExpandBackward", "RepeatBackward"))]
     shapes = [(shape_of(one), tuple(one._saved_self_sym_sizes)) for one in repeats]
     is_layer = node_kind(given) in ("AddmmBackward", "MmBackward") and shape_of(given)[0] == ids.numel()
+    pairs = [one for one in loss.of_kinds(("CatBackward",)) if len(one.next_functions) == 2 and dim_of(one) < 2]
+    longer = [shape_of(one)[dim_of(one)] - ids.shape[dim_of(one)] for one in pairs]  # an image comes before its caption
+    is_layer = is_layer and {0, 1}.isdisjoint(longer)
     return is_layer and all(after[:2] != tuple(ids.shape) or before == after for after, before in shapes)
 
 

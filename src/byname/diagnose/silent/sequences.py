@@ -359,7 +359,11 @@ class Sequences(Topic):
 
     def _sees_the_past(self, loss: Loss, words: torch.Tensor) -> bool:
         """Return whether some words go through one recurrent layer, or through attention that sees no later ones."""
-        known = {*loss.context.nodes} if len(self._ids) == 1 else mixing.computed_from(loss, words) or set()
+        known = mixing.computed_from(loss, words)
+        if known is None and len(self._ids) == 1 and not any(loss.of_kinds(("EmbeddingBackward",))):
+            known = {*loss.context.nodes}  # else an embedding is given other words, such as shifted ones
+        if not known:
+            return False
         if any(one.kind in ("RNN", "LSTM", "GRU") for one in self._layers):
             return len(self._layers) == len(self._ids) == 1 and not self._layers[0].joins
         later, every = (
