@@ -367,6 +367,43 @@ def test_a_term_made_of_derivatives_without_a_graph_is_told():
     assert not findings_of(physics_informed, True)
 
 
+def critic_loss(critic, real, fake, create_graph):
+    return critic(fake).mean() - critic(real).mean() + 10 * gradient_penalty(critic, real, fake, create_graph)
+
+
+def gradient_penalty(critic, real, fake, create_graph):
+    mixed = torch.lerp(real, fake, torch.rand(4, 1)).requires_grad_()
+    (slope,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=create_graph)
+    return (slope.norm(dim=1) - 1).square().mean()
+
+
+def energy_loss(net, x):
+    places = x.clone().requires_grad_()
+    slope = torch.autograd.grad((places**2).sum(), places)[0]
+    return (net(x) - slope.sum(1, keepdim=True)).square().mean() + 0.1 * net(x).abs().mean() + 1e-3
+
+
+def losses_of(loss):
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(net).backward()
+        optimizer.step()
+    return net, optimizer
+
+
+def test_a_penalty_without_a_graph_in_a_function_of_its_own_is_told():
+    def penalised(create_graph):
+        return losses_of(lambda net: critic_loss(net, torch.randn(4, 2), torch.randn(4, 2), create_graph))
+
+    (found,) = findings_of(penalised, False)
+    assert found.cause == "constant-term" and "`10 * gradient_penalty(" in found.message
+    assert found.remedy == "pass create_graph=True to it"
+    assert not findings_of(penalised, True)
+    assert not findings_of(losses_of, lambda net: energy_loss(net, torch.randn(4, 2)))
+
+
 def present_log_probabilities(policy, states, actions, log_probs, rewards):
     choices, values = policy(states)
     log_probs = choices.log_prob(actions)

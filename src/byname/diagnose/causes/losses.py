@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeGuard
 
@@ -25,7 +25,7 @@ from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of, found_in, snapshot
 from byname.reading.tensor import fact, is_tensor
 from byname.source.code import enclosing_statement, names_bound, names_read, statements_in, statements_of
-from byname.source.location import Site, assignments, is_library, site_of, statements_binding
+from byname.source.location import Expression, Site, assignments, is_library, site_of, statements_binding
 from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import creation_record_of, site_of_tensor
 
@@ -119,13 +119,15 @@ def _constant_terms(loss: Loss) -> Iterator[Facts]:
     variables, own = dict(_paths_in(loss.frame)), loss.frame.f_code
     lookup, leaves = loss.context.lookup, set(map(id, loss.context.leaves))
     sums = (node for one in loss.context.roots if is_tensor(one) and (node := fact(one, "grad_fn")) is not None)
-    calls = ((node, call) for node in sums if (call := lookup.call(node)) is not None and call.line.code is own)
-    parts = ((node, node_of(call.line)) for node, call in calls)
-    for term in (one for node, part in parts if part is not None for one in _constants(part, node)):
+    calls = ((node, call.line) for node in sums if (call := lookup.call(node)) is not None)
+    parts = ((node, line.code, node_of(line)) for node, line in calls if line.code is not None)
+    terms = ((one, code) for node, code, part in parts if part is not None for one in _constants(part, node))
+    for term, code in terms:
         read = [ast.unparse(one) for one in ast.walk(term) if isinstance(one, ast.Name | ast.Attribute)]
-        made = [one for path in read for one in statements_binding(own, path)]
+        made = [one for path in read for one in statements_binding(code, path)]
         paths = [*(path for one in made for path in one.reads), *read]
-        path, cut = next(_cut_parts({path: variables.get(path) for path in paths}, leaves), ("", None))
+        known = {path: variables.get(path) for path in paths} if code is own else {}
+        path, cut = next(_cut_parts(known, leaves), (read[-1] if read else "", _derivative(term, code, made)))
         if cut is not None:
             derived = cut.name == "grad"  # the variable is computed from it
             yield {
@@ -145,6 +147,16 @@ def _constants(part: ast.AST, node: Any) -> Iterator[ast.expr]:
     if isinstance(part, ast.BinOp) and node_kind(node) in ("AddBackward", "SubBackward"):
         for side, (below, _) in zip((part.left, part.right), node.next_functions, strict=False):
             yield from [side] if below is None else _constants(side, below)
+
+
+def _derivative(term: ast.AST, code: CodeType, made: Sequence[Expression]) -> DetachPoint | None:
+    """Return the ``autograd.grad()`` that gave a term: on a line that binds it, or in a function called there."""
+    parts = [part for one in (term, *(one.node for one in made)) if one is not None for part in ast.walk(one)]
+    called = {ast.unparse(one.func).rpartition(".")[2] for one in parts if isinstance(one, ast.Call)}
+    places = {(code, one.site) for one in made}
+    cuts = [(cut, cut.line.code) for log in logs() for cut in log.detaches if cut.name == "grad"]
+    here = [cut for cut, own in cuts if own and (own.co_name in called or (own, cut.line.site) in places)]
+    return here[-1] if here else None
 
 
 def _cut_parts(values: dict[str, Any], leaves: Collection[int]) -> Iterator[tuple[str, DetachPoint]]:
