@@ -334,6 +334,38 @@ def test_a_value_made_before_the_loop_is_no_state_carried_over(tmp_path):
     assert "before the loop" not in explained(bound, tmp_path).remedy
 
 
+EXITS = """
+class Exits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+    def forward(self, x):
+        outputs = []
+        for stage in self.stages:
+            x = stage(x).tanh()
+            outputs.append(x)
+        return outputs
+model = Exits()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(3, 2, 3):
+    optimizer.zero_grad()
+    for output in model(x):
+        output.mean().backward()
+    optimizer.step()
+"""
+
+
+def test_losses_of_one_forward_are_to_be_added(tmp_path):
+    why = explained(EXITS, tmp_path)
+    added = EXITS.replace(
+        "for output in model(x):\n        output.mean().backward()", "sum(one.mean() for one in model(x)).backward()"
+    )
+
+    assert why.cause == "backward-twice" and "`x`, made at program.py" in why.message
+    assert "add the losses and call backward once" in why.remedy and "detach" not in why.remedy
+    assert run(added, tmp_path) is None
+
+
 MADE_IN_INIT = """
 class Scaled(nn.Module):
     def __init__(self):

@@ -171,7 +171,7 @@ class FailureContext:
         The loop may be that of a function that has passed the tensor on. None if there is no such loop.
         """
         user, value = self._users_frame, self.value_at(path)
-        if user is None or not is_tensor(value) or fact(value, "_version") > 0:
+        if user is None or not is_tensor(value) or fact(value, "_version") > 0 or fact(value, "grad_fn") is None:
             return None
         for one in self.passed[self.passed.index(user) :]:
             names = [path] if one is user else [name for name, held in locals_of(one.frame) if held is value]

@@ -199,6 +199,10 @@ _SAME_LINE = (
 )
 _IN_LOOP = "{it} is computed once, before the loop, and each round goes through it: {detach}"
 _ONCE = "add the losses and call backward once, after the loop; or, "
+_OF_ONE_FORWARD = (
+    "add the losses and call backward once: they come from one forward and share {it}. retain_graph=True in all calls "
+    "but the last would keep all saved tensors until then"
+)
 _CONSTANT = (
     "compute it in the loop; or, if it is constant there, as data or old log-probabilities of PPO, put `{path} = "
     "{path}.detach()` before the loop"
@@ -282,6 +286,10 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
         stepped = any(step.number >= run.sequence for log in logs() if log.thread == run.thread for step in log.steps)
         remedy, detach = _IN_LOOP, render(_CONSTANT if stepped else _ONCE + _CONSTANT, path=older.target)
         taken = older
+    every = (one for node in _upwards(context, number, stamped) for one in context.walk.users[node])
+    users = [context.walk.nodes[one]._sequence_nr() for one in every if one and one not in stamped]
+    if run is not None and remedy is _SAME_LINE and users and max(users) < run.sequence:
+        remedy = _OF_ONE_FORWARD
     if remedy is _SAME_LINE and made is not None and made.function.endswith(".__init__"):
         remedy = _IN_INIT
     closed = [found for found in context.frames("step") if found.get("closure") is not None]
@@ -290,9 +298,8 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     is_outside = made is not None and made.function == around and not _carried(made.statement)
     if stamped.issuperset(context.walk.roots) or (closed and is_outside and remedy is not _OTHER_LINE):
         remedy = _IN_CLOSURE if closed else _SAME_ROOT
-    elif remedy is _OTHER_LINE and freed is not None and _calls_backward(freed):
-        calls_library = context.error_site is not None and not _calls_backward(context.error_site)
-        remedy = _BY_LIBRARY if calls_library else remedy
+    elif remedy is _OTHER_LINE and _is_backward(freed) and context.error_site and not _is_backward(context.error_site):
+        remedy = _BY_LIBRARY
     yield {
         "variable": quote(variable),
         "each": tuple(dict.fromkeys(replace(variable, path=path) for path in variable.path.split(", ") if path)),
@@ -310,8 +317,9 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     }
 
 
-def _calls_backward(site: Site) -> bool:
-    return not site.statement or "backward" in site.statement
+def _is_backward(site: Site | None) -> bool:
+    """Return whether a line calls backward itself, and not a library that does."""
+    return site is not None and (not site.statement or "backward" in site.statement)
 
 
 def _perhaps_freed(context: FailureContext) -> Iterator[Facts]:
