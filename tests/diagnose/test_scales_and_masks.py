@@ -256,6 +256,24 @@ def average_of_parameters(right):
     return model, ema
 
 
+def average_that_is_trained_between(right):
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    ema = copy.deepcopy(model).requires_grad_(False)
+    optimizer = adam(model)
+    for number in range(40):
+        follow(F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
+        soft_update(ema, model, 0.1)
+        for mine, other in zip(ema.buffers(), model.buffers(), strict=True) if right else ():
+            mine.copy_(other)
+        if number % 10 == 0:
+            for one in (model, ema):
+                one.eval()
+                with torch.no_grad():
+                    one(torch.randn(12, 4))
+                one.train()
+    return model, ema
+
+
 def read_from(state):
     file = io.BytesIO()
     torch.save(state, file)
@@ -508,6 +526,7 @@ PROGRAMS = {
     swapped_target: "target-never-updated",
     momentum_encoder: "average-is-a-copy",
     average_of_parameters: "average-without-buffers",
+    average_that_is_trained_between: "average-without-buffers",
     body_of_another_object: "loads-another-model",
     mask_of_rows: "mask-without-effect",
     mask_of_samples: "mask-inverted",

@@ -264,11 +264,11 @@ class WeightCopies(Topic):
                     self._targets.append((called, followed, {"target": target, "module": module, "unused": unused}))
 
     def _look_for_old_statistics(self, called: _Called) -> None:
-        """Report a batch norm in evaluation mode that has its initial statistics, in a copy that was updated."""
+        """Report a batch norm that has its initial statistics, in a copy that was called and updated."""
         module: Any = called.module()
         inner = modules_in(module)[1:]  # a norm alone is like any other of its size
         norms = [one for one in inner if issubclass(type(one), nn.modules.batchnorm._BatchNorm)]
-        for own in [attributes_of(one)["_buffers"] for one in norms if not is_training(one)]:
+        for own in [attributes_of(one)["_buffers"] for one in norms]:  # a call in training mode is counted
             mean, batches = own.get("running_mean"), own.get("num_batches_tracked")
             count = copy_values(batches)
             if is_tensor(mean) and is_zero(mean) and count is not None and not int(count):
