@@ -108,6 +108,18 @@ def rounded():
     return model, optimizer
 
 
+def warped():
+    model = nn.Linear(4, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(x, y):
+        grid = F.affine_grid(model(x).reshape(-1, 2, 3), (len(x), 1, 5, 5), align_corners=False)
+        return F.grid_sample(torch.rand(len(x), 1, 5, 5), grid, mode="nearest", align_corners=False).mean()
+
+    trained(optimizer, loss)
+    return model, optimizer
+
+
 def one_logit():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -449,6 +461,7 @@ LINEAR = ["model.bias", "model.weight"]
         (no_zero_grad, "never-zeroed", LINEAR),
         (no_rate, "zero-learning-rate", []),
         (rounded, "zero-gradient", LINEAR),
+        (warped, "zero-gradient", LINEAR),
         (one_logit, "zero-gradient", LINEAR),
         (probability_of_one, "zero-gradient", LINEAR),
         (detached_generator, "detached-parameter", ["generator.bias", "generator.weight"]),

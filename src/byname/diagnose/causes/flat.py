@@ -31,8 +31,9 @@ DRAWN = {
     "normal": "draw by mean + std * torch.randn_like(std), or by torch.distributions.Normal(mean, std).rsample()",
     "bernoulli": _CHOICES,
     "poisson": _CHOICES,
+    (_NEAREST := "nearest grid_sample"): "call it with mode='bilinear', which has a derivative by its grid",
 }
-"""What to write instead of an operation that draws values."""
+"""What to write instead of an operation that draws values, or picks the nearest."""
 
 _FLAT = {
     *("RoundBackward", "FloorBackward", "CeilBackward", "TruncBackward", "SignBackward"),
@@ -45,8 +46,9 @@ def flat_operation_in(loss: Loss) -> FlatOperation | None:
     """Return the first operation in the graph of a loss whose derivative is 0 everywhere, or a relu that is dead."""
     for node in loss.context.nodes:
         kind = node_kind(node)
-        if kind in _FLAT:
-            return FlatOperation(kind.removesuffix("Backward").lower(), loss.site(node))
+        is_nearest = kind.startswith("GridSampler") and node._saved_interpolation_mode == 1
+        if kind in _FLAT or (is_nearest and node.next_functions[1][0] is not None):
+            return FlatOperation(_NEAREST if is_nearest else kind.removesuffix("Backward").lower(), loss.site(node))
         shape = shape_of(node) if kind in _SOFTMAX else ()
         if shape and shape[dim_of(node)] == 1:
             return FlatOperation(_SOFTMAX[kind], loss.site(node), of_one=True)

@@ -147,7 +147,7 @@ def _zero(followed: FollowedOptimizer) -> Iterator[Facts]:
     called: Any = None if flat is None else flat.site
     remedy = (
         "look for what is saturated or has no slope between them and the loss, such as clamp, relu or a comparison, "
-        "for a factor of 0, and for weights or inputs that are all 0, as those of a division by //"
+        "for a factor of 0, as by //, a mask that leaves out what is computed with them, or inputs that are all 0"
     )
     if flat is not None and flat.of_one:
         along = f"{flat.operation}(){at(flat.site)} is along a dimension with one element"
