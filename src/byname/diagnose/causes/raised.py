@@ -302,8 +302,8 @@ def _memory_asked_for(context: FailureContext) -> Iterator[Facts]:
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _ASK_FOR_LESS = (
     "this one request is larger than all that is alive: look at the shape of what the line computes; compute it for "
-    "fewer samples at a time, or by an operation that does not build it whole, as scaled_dot_product_attention does "
-    "not build its weights; "
+    "fewer samples at a time, or by an operation that does not build it whole, as torch.cdist does for differences of "
+    "all pairs, and scaled_dot_product_attention for weights; "
 )
 _LET_GO = (
     "let go of what is no longer needed: byname.growth() tells what grows from step to step, byname.holders(tensor) "
