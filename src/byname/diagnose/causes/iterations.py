@@ -282,16 +282,17 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
     remedy = _SAME_LINE if freed is not None and freed == context.error_site else _OTHER_LINE
     taken = _taken_at(context, number, stamped) if remedy is _SAME_LINE and carrier is None else None
     detach = detach if taken is None else f"detach what carries it at {taken}"
+    steps = [step.number for log in logs() if run is not None and log.thread == run.thread for step in log.steps]
+    stepped = run is not None and any(number >= run.sequence for number in steps)
     if run is not None and remedy is _SAME_LINE and (older := context.older_than_loop(variable.path)):
-        stepped = any(step.number >= run.sequence for log in logs() if log.thread == run.thread for step in log.steps)
         remedy, detach = _IN_LOOP, render(_CONSTANT if stepped else _ONCE + _CONSTANT, path=older.target)
         taken = older
-    every = (one for node in _upwards(context, number, stamped) for one in context.walk.users[node])
-    users = [context.walk.nodes[one]._sequence_nr() for one in every if one and one not in stamped]
-    if run is not None and remedy is _SAME_LINE and users and max(users) < run.sequence:
-        remedy = _OF_ONE_FORWARD
     if remedy is _SAME_LINE and made is not None and made.function.endswith(".__init__"):
         remedy = _IN_INIT
+    users = {user for leaf in context.walk.leaf_numbers for user in context.walk.users[leaf] if user}
+    begun = [context.walk.nodes[user]._sequence_nr() for user in users]  # and no layer has run since that backward
+    if run is not None and remedy is _SAME_LINE and not stepped and max(begun, default=0) < run.sequence:
+        remedy = _OF_ONE_FORWARD
     closed = [found for found in context.frames("step") if found.get("closure") is not None]
     function = "" if context.error_site is None else context.error_site.function  # around which others may be
     around = function.rpartition(".<locals>.")[0] or "<module>"
