@@ -513,7 +513,120 @@ def distribution_of_a_constant():
     return model
 
 
+def weights_of_a_mean(right):
+    model = network(4, 1)
+    optimizer = adam(model)
+    for _ in range(4):
+        each = F.mse_loss(model(torch.randn(12, 4)), torch.randn(12, 1), reduction="none" if right else "mean")
+        follow((torch.rand(12) * (each.squeeze(1) if right else each)).mean(), optimizer)
+    return model
+
+
+def focal(right):
+    model = network()
+    optimizer = adam(model)
+    for _ in range(4):
+        y = torch.arange(12) % 3
+        each = F.cross_entropy(model(torch.randn(12, 4)), y, reduction="none" if right else "mean")
+        follow(((1 - (-each).exp()) ** 2 * each).mean(), optimizer)
+    return model
+
+
+def weights_of_losses():
+    model, spread = network(4, 1), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.Adam([*model.parameters(), spread])
+    for _ in range(4):
+        outputs = model(torch.randn(12, 4)).squeeze(1)
+        losses = torch.stack([F.mse_loss(outputs, torch.randn(12)), outputs.abs().mean()])
+        follow((torch.tensor([1.0, 0.2]) * losses * (-spread).exp() + spread).sum(), optimizer)
+    return model, spread
+
+
+def legal_moves(right):
+    policy = network(4, 5)
+    optimizer = adam(policy)
+    for _ in range(4):
+        scores, legal = policy(torch.randn(24, 4)), torch.arange(24)[:, None] % 5 != torch.arange(5)
+        moves = Categorical(logits=scores.masked_fill(~legal, -1e9) if right else scores * legal)
+        follow(-moves.log_prob(torch.arange(1, 25) % 5).mean(), optimizer)
+    return policy
+
+
+class Clips(nn.Module):
+    def __init__(self, right):
+        super().__init__()
+        self.frame, self.rnn, self.last, self.right = nn.Linear(9, 8), nn.GRU(8, 8), nn.Linear(8, 3), right
+
+    def forward(self, clips):
+        batch, time = clips.shape[:2]
+        each = self.frame(clips.view(batch * time, -1))
+        each = each.view(batch, time, -1).transpose(0, 1) if self.right else each.view(time, batch, -1)
+        return self.last(self.rnn(each)[1][0])
+
+
+class ClipsByTime(Clips):
+    def forward(self, clips):
+        each = self.frame(clips.transpose(0, 1).reshape(-1, clips.shape[2]))
+        return self.last(self.rnn(each.view(clips.shape[1], len(clips), -1))[1][0])
+
+
+class Spectrum(nn.Module):
+    def __init__(self, right):
+        super().__init__()
+        self.first, self.last, self.right = nn.Linear(9, 8), nn.Linear(8, 3), right
+
+    def forward(self, x):
+        h = self.first(x)
+        h = torch.fft.fft2(h).real if self.right else torch.fft.fftn(h).real
+        return self.last(h.mean(1))
+
+
+def of_classes(model, shape):
+    def program(right=False):
+        trained = model(right)
+        optimizer = adam(trained)
+        for _ in range(4):
+            follow(F.cross_entropy(trained(torch.randn(shape)), torch.arange(shape[0]) % 3), optimizer)
+        return trained
+
+    return program
+
+
+def pixels_with_the_statistics_of_fractions(right):
+    images, model = torch.randint(0, 256, (12, 1, 6, 6)), nn.Sequential(nn.Conv2d(1, 3, 6), nn.Flatten())
+    optimizer = adam(model)
+    for _ in range(4):
+        given = ((images / 255 if right else images) - 0.1307) / 0.3081
+        follow(F.cross_entropy(model(given), torch.arange(12) % 3), optimizer)
+    return model
+
+
+def one_batch_drawn_before(right):
+    x, y, model = torch.randn(300, 4), torch.randn(300, 1), network(4, 1)
+    optimizer, batch_rows = adam(model), torch.randperm(300)[:16]
+    for _ in range(20):
+        rows = torch.randperm(300)[:16]
+        inputs, targets = (x[rows], y[rows]) if right else (x[batch_rows], y[batch_rows])
+        follow(F.mse_loss(model(inputs), targets), optimizer)
+    return model
+
+
+def rows_to_train_with():
+    x, y, model = torch.randn(300, 4), torch.randn(300, 1), network(4, 1)
+    optimizer, labelled = adam(model), torch.randperm(300)[:16]
+    for _ in range(20):
+        follow(F.mse_loss(model(x[labelled]), y[labelled]), optimizer)
+    return model
+
+
 PROGRAMS = {
+    weights_of_a_mean: "mean-before-weights",
+    focal: "mean-before-weights",
+    legal_moves: "mask-without-effect",
+    of_classes(Clips, (12, 5, 9)): "view-mixes",
+    of_classes(Spectrum, (12, 5, 9)): "softmax-over-batch",
+    pixels_with_the_statistics_of_fractions: "inputs-not-scaled",
+    one_batch_drawn_before: "same-slice",
     whole_numbers_divided: "equal-samples",
     policy_of_probabilities: "double-softmax",
     inverse_weights: "weights-by-frequency",
@@ -536,6 +649,7 @@ PROGRAMS = {
     masked_words: "mask-inverted",
 }
 RIGHT = [
+    *(weights_of_losses, of_classes(ClipsByTime, (12, 5, 9)), rows_to_train_with),
     *(lambda: equal_classes(True), lambda: class_without_weight(True), lambda: mask_of_both(True)),
     padded_at_the_left,
     *(same_batch_in_a_list, words_to_reconstruct, curriculum),

@@ -14,9 +14,9 @@ from byname.diagnose.causes.loss import MOST_NUMBERS, Loss, dim_of, is_first, no
 from byname.diagnose.nonfinite.reasons import is_readable, reading_values
 
 
-def _softmaxes(loss: Loss) -> dict[Any, Any]:
+def _softmaxes(loss: Loss, kinds: Iterable[str] = ("SoftmaxBackward",)) -> dict[Any, Any]:
     """Return the softmaxes by the node that gives them their scores."""
-    return {node.next_functions[0][0]: node for node in loss.of_kinds(("SoftmaxBackward",))}
+    return {node.next_functions[0][0]: node for node in loss.of_kinds(kinds)}
 
 
 def _masks_of_rows(loss: Loss) -> Iterator[Facts]:
@@ -47,12 +47,14 @@ def _filled_in(nodes: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor]]:
 
 def _masks_that_weigh(loss: Loss) -> Iterator[Facts]:
     """Yield masks whose values get a weight from the softmax like all others."""
-    softmaxes = _softmaxes(loss)
-    results = {node: held for node, slot, held in held_by_nodes(list(softmaxes.values())) if slot == "result"}
+    softmaxes = _softmaxes(loss, _WEIGHED)
+    held = held_by_nodes(softmaxes.values())
+    results = {node: one for node, slot, one in held if slot == _WEIGHED[node_kind(node)]}
     for node, mask in [one for one in _filled_in(softmaxes) if softmaxes[one[0]] in results]:
         result, dim = results[softmaxes[node]], dim_of(softmaxes[node])
         if result.numel() <= MOST_NUMBERS and is_readable(result):
             with reading_values():
+                result = result if node_kind(softmaxes[node]) == "SoftmaxBackward" else result.softmax(dim)
                 every = mask.expand_as(result)
                 mixed = every.any(dim) & ~every.all(dim)
                 masked, kept = (result.where(one, 0).sum(dim)[mixed] / one.sum(dim)[mixed] for one in (every, ~every))
@@ -63,6 +65,8 @@ def _masks_that_weigh(loss: Loss) -> Iterator[Facts]:
 
 _LITTLE, _MOST = 0.05, 0.9
 """The share of the mean weight of other values, up to which one that is masked counts as left out; and of rows."""
+_WEIGHED = {"SoftmaxBackward": "result", "LogSoftmaxBackward": "result", "LogsumexpBackward": "self"}
+"""Nodes that weigh scores, each with the slot of the weights, or of what has them as its softmax."""
 _MASKS = ("MaskedFillBackward", "WhereBackward")
 _LEFT_OUT = re.compile(r"inf\b|finfo|- ?\d+(\.\d*)?e\d|-\d{3,}")
 """Large negative numbers, which stand for what a softmax should leave out."""

@@ -93,7 +93,7 @@ def shape_of(node: Any) -> tuple[int, ...]:
 
 def dim_of(node: Any) -> int:
     """Return the dimension along which a node works, which is saved as a large number if it counts from the last."""
-    dim = int(node._saved_dim)
+    dim = node._saved_dim[0] if type(node._saved_dim) is tuple else int(node._saved_dim)
     return dim if dim < 1 << 63 else dim - (1 << 64) + len(shape_of(node))
 
 
@@ -356,6 +356,19 @@ def _without_minus(loss: Loss) -> Iterator[Facts]:
         yield {"used": loss.site(plain[0])}
 
 
+def _mean_of_samples(loss: Loss) -> Iterator[Facts]:
+    """Yield a loss that is one mean, and that weights of the samples multiply, or the factor of a focal loss."""
+    for node, _, weights in held_by_nodes(list(loss.of_kinds(("MulBackward",)))):
+        for given in [one for one, _ in node.next_functions if one is not None and shape_of(one) == ()]:
+            is_mean = node_kind(given) == "MeanBackward" or getattr(given, "_saved_reduction", 0) == 1
+            if is_mean and weights.numel() > 1 and shape_of(given.next_functions[0][0])[:1] == tuple(weights.shape):
+                yield loss.between(given, node, what="the weights that multiply it")
+    for node in loss.of_kinds(("ExpBackward",)):
+        given = input_of(input_of(node)) if node_kind(input_of(node)) == "NegBackward" else None
+        if getattr(given, "_saved_reduction", 0) == 1 and node_kind(given) not in COMPARING:
+            yield loss.between(given, node, what="the powers of its exponential, as in a focal loss,")
+
+
 # fmt: off
 ACTIVATIONS: tuple[Cause[Loss], ...] = (
     Cause("double-softmax", is_first, _squashed_twice,
@@ -393,6 +406,9 @@ ACTIVATIONS: tuple[Cause[Loss], ...] = (
         "suspicious: the KL divergence{given:at} is a sum over all samples, and the reconstruction beside it{used:at} "
         "a mean over {numbers} numbers, which counts next to nothing: this leads to posterior collapse",
         "reduce both alike: reduction='sum' for both, or a sum over the features and a mean over the samples"),
+    Cause("mean-before-weights", is_first, _mean_of_samples,
+        "suspicious: this loss{given:at} is the mean over all samples already, one number: {what}{used:at} count for "
+        "all alike", "reduction='none' there, and the mean at the end: (weights * loss).mean()"),
     Cause("loss-turned-round", is_first, _swapped_arguments,
         "{loss}{used:at} gets its gradient through its target only, and its first argument has no graph: they seem to "
         "be swapped, the labels first and the prediction as their target",

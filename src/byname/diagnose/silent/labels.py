@@ -30,7 +30,7 @@ from byname.tracking.lookup import creation_record_of
 NEVER_A_TARGET = topic_cause("class-never-occurs",
     "suspicious: class {missing} of {classes} does not occur in the first {count} targets of cross_entropy()"
     "{noticed:at}, and the others occur about equally often: its output only learns to be small",
-    "{remedy}; it is right if the class comes later")
+    "{remedy}, or shuffle samples sorted by class before they are split; it is right if the class comes later")
 SORTED = topic_cause("sorted-by-class",
     "suspicious: in {single} of the first {calls} calls of cross_entropy(){noticed:at} all targets are of one class, "
     "which changes {times}: the samples come sorted by class, and each step learns to give one answer only",

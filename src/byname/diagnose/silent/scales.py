@@ -132,8 +132,9 @@ class Scales(Topic):
                 return
             if whole and float(values.min()) >= 0 and 200 < most <= 255:
                 facts |= {"numbers": f"whole numbers up to {most:g}", "such": "pixels of 0 to 255", "remedy": _PIXELS}
-            elif 1e4 < most < math.inf and values.dim() == 2:
-                facts |= {"numbers": f"numbers up to {most:g}", "such": "those of a raw column", "remedy": _COLUMNS}
+            elif (255 if values.dim() == 4 else 1e4) < most < math.inf and values.dim() in (2, 4):
+                such, remedy = ("those of a raw column", _COLUMNS) if values.dim() == 2 else ("pixels", _PIXELS)
+                facts |= {"numbers": f"numbers up to {most:g}", "such": such, "remedy": remedy}
             elif _is_nearly_constant(values) and not has_equal_rows(values) and not fact(given, "requires_grad"):
                 facts |= {"numbers": f"nearly the same for all samples, from {float(values.min()):.3g} to {most:.3g}"}
                 facts |= {"such": "those divided by 255 twice", "remedy": _ONCE, "effect": _SMALL}

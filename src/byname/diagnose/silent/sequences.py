@@ -26,29 +26,24 @@ from byname.source.tracebacks import walk_frames
 from byname.tracking.lookup import site_of_tensor
 
 # fmt: off
-_DEALT = (
+VIEW_MIXES, HEADS_MIX, IMAGE_MIXES, CLASSES_MIX, STEPS_MIX = (topic_cause("view-mixes",
     "a view{noticed:at} gives values of shape {before} the shape {after}: it fills the new shape in the order of "
-    "memory, and does not transpose"
-)
-VIEW_MIXES = topic_cause("view-mixes",
-    f"{_DEALT}: samples mix, and the output of one depends on others",
-    "swap the dimensions: x.transpose(0, 1), then reshape what follows")
-HEADS_MIX = topic_cause("view-mixes",
-    f"{_DEALT}: the heads of attention get values of several positions mixed",
-    "x.view(batch, length, heads, -1).transpose(1, 2) makes heads; transpose(1, 2) before the view joins them again")
-IMAGE_MIXES = topic_cause("view-mixes",
-    f"{_DEALT}: each channel of an image gets values of all channels, and of other pixels",
-    "permute(0, 3, 1, 2) moves the channels in front")
-CLASSES_MIX = topic_cause("view-mixes",
-    f"{_DEALT}: cross_entropy takes the classes from dimension 1, and gets scores of several positions there",
-    "x.transpose(1, 2) puts the classes there")
-STEPS_MIX = topic_cause("view-mixes",
-    f"{_DEALT}: each step of a sequence gets values of several steps, or columns",
-    "move the dimension of the steps first: x.transpose(1, 2), or permute(0, 3, 1, 2) of images, and then reshape")
+    f"memory, and does not transpose: {effect}", remedy) for effect, remedy in {
+    "samples mix, and the output of one depends on others":
+    "swap the dimensions: x.transpose(0, 1), then reshape what follows",
+    "the heads of attention get values of several positions mixed":
+    "x.view(batch, length, heads, -1).transpose(1, 2) makes heads; transpose(1, 2) before the view joins them again",
+    "each channel of an image gets values of all channels, and of other pixels":
+    "permute(0, 3, 1, 2) moves the channels in front",
+    "cross_entropy takes the classes from dimension 1, and gets scores of several positions there":
+    "x.transpose(1, 2) puts the classes there",
+    "each step of a sequence gets values of several steps, or columns":
+    "move the dimension of the steps first: x.transpose(1, 2), or permute(0, 3, 1, 2) of images, and then reshape",
+}.items())
 SOFTMAX_MIXES = topic_cause("softmax-over-batch",
-    "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: the weights of each "
-    "sample depend on the other samples",
-    "take the softmax over another dimension, such as dim=1 or dim=-1")
+    "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: what each sample gets "
+    "depends on the other samples",
+    "take it over other dimensions, such as dim=1 or dim=-1")
 BATCH_STATISTIC = topic_cause("samples-mix",
     "suspicious: {what}(){made:at} is taken over all samples of the batch, shape {shape}, and each sample is combined "
     "with it{noticed:at}: what one gives depends on the others, in evaluation, too",
@@ -100,6 +95,7 @@ _BY_TIME = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.Tr
 _MASKS = ("key_padding_mask", "src_key_padding_mask", "memory_key_padding_mask", "tgt_key_padding_mask")
 _ADDED = ("attn_mask", "mask", "src_mask", "tgt_mask")
 _WEIGHTS = {"attn_mask": -math.inf, "attn_bias": -math.inf, "result": 0.0}
+_FOURIER = ("FftC2CBackward", "FftR2CBackward")
 _FOR_EACH = {"NllLossBackward": "target", "NllLoss2DBackward": "target", "GatherBackward": "index"}
 """Nodes of losses that give a number for each position, and the slot of their targets."""
 _CAUSAL = "give the attention a causal mask: is_causal=True, or a mask from torch.triu(..., diagonal=1)"
@@ -124,6 +120,7 @@ class Sequences(Topic):
     def __init__(self, watch: Watch) -> None:
         super().__init__(watch)
         self._shape: tuple[int, ...] = ()
+        self._turned: tuple[int, ...] = ()  # the first two dimensions of inputs that were made one, the other way round
         self._ids: list[torch.Tensor] = []
         self._series: torch.Tensor | None = None  # of numbers, and where it is padded
         self._filled: list[torch.Tensor] = []
@@ -147,7 +144,7 @@ class Sequences(Topic):
         several = {id(one): one for one in given}.values()
         words = [one for one in several if one.dtype == torch.long and one.dim() == 2]
         if given and not call.depth:
-            self._shape, self._layers, self._batch = tuple(given[0].shape), [], 0
+            self._shape, self._layers, self._batch, self._turned = tuple(given[0].shape), [], 0, ()
             self._sums.setdefault(self._watch.steps, sum_of(given[0]))
             self._is_graph = bool(self._shape) and any(_connects(one, self._shape[0]) for one in given[1:])
         if given and not call.depth and (words or fact(given[0], "grad_fn") is None):  # else a forward goes on
@@ -181,6 +178,8 @@ class Sequences(Topic):
         if base is None or fact(given, "requires_grad") or math.prod(before) != given.numel():
             return
         in_order = base.is_contiguous() and given.is_contiguous()  # which no transpose leaves so
+        if in_order and before[:2] == self._shape[:2] and after[0] == math.prod(before[:2]):
+            self._turned = before[1::-1]
         if in_order and mixing.mixes_channels(before, after):
             self.report(IMAGE_MIXES, site_of_tensor(given), before=str(before), after=str(after))
         if in_order and self._shape[:2] in (before[:2], after[:2]) and mixing.swaps(before, after):
@@ -287,9 +286,12 @@ class Sequences(Topic):
             call, leading = loss.call(node), self._shape[:2]
             is_batch = (self._batch,) == before[1:2] == after[:1] != before[:1]
             is_known = is_batch or leading in (before[:2], after[:2])
+            is_turned = self._turned != leading and (after[:2], before[0]) == (self._turned, math.prod(leading))
             scores = [one.next_functions[0][0] for one in loss.of_kinds(("LogSoftmaxBackward",)) if dim_of(one) == 1]
             found = {
-                VIEW_MIXES: (is_known and mixing.swaps(before, after)) or mixing.leads(self._batch, before, after),
+                VIEW_MIXES: (is_known and mixing.swaps(before, after))
+                or mixing.leads(self._batch, before, after)
+                or is_turned,
                 IMAGE_MIXES: mixing.mixes_channels(before, after),
                 CLASSES_MIX: node in scores and len(after) == 3 and mixing.swaps(before[1:], after[1:]),
                 HEADS_MIX: mixing.mixes_heads(before, after) and mixing.attending(loss, before[-2]),
@@ -303,6 +305,7 @@ class Sequences(Topic):
         found = [("softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("SoftmaxBackward",))]
         found += [("log_softmax", node, int(node._saved_dim)) for node in loss.of_kinds(("LogSoftmaxBackward",))]
         found += [("a softmax by hand", node, dim) for node in loss.of_kinds(("DivBackward",)) for dim in summed(node)]
+        found += [("a Fourier transform", node, dim) for node in loss.of_kinds(_FOURIER) for dim in node._saved_dim]
         for what, node, dim in found:
             shape = shape_of(node)
             is_first = dim in (0, (1 << 64) - len(shape)) and math.prod(shape[1:]) > 1  # else of a list of scores

@@ -386,7 +386,7 @@ def _drawn_once(tensor: torch.Tensor, frame: FrameType) -> tuple[torch.Tensor, _
         return None
     path = ast.unparse(item[1].slice)
     bound: list[Any] = [one.node for one in statements_binding(code, path)] if path.isidentifier() else []
-    if len(bound) == 1 and re.search(r"(rand(perm|int)|choice|sample)\(.*batch", ast.unparse(bound[0])):
+    if len(bound) == 1 and re.search(r"^(?=.*batch).*(rand(perm|int)|choice|sample)\(", ast.unparse(bound[0])):
         variables = variables_at(code, frame)
         index, source = (value_of(part, variables) for part in (item[1].slice, item[1].value))
         if is_tensor(index) and is_tensor(source):
