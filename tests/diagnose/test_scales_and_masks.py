@@ -619,7 +619,21 @@ def rows_to_train_with():
     return model
 
 
+def zeros_by_hand(right):
+    first, last = ((torch.randn if right else torch.zeros)(4, 8), torch.zeros(8, 3))
+    parameters = [one.requires_grad_() for one in (first, last, torch.zeros(3))]
+    for _ in range(10):
+        scores = torch.tanh(torch.randn(12, 4) @ first) @ last + parameters[2]
+        F.cross_entropy(scores, torch.arange(12) % 3).backward()
+        with torch.no_grad():
+            for one in parameters:
+                one -= 0.1 * one.grad
+                one.grad.zero_()
+    return parameters
+
+
 PROGRAMS = {
+    zeros_by_hand: "zero-gradient",
     weights_of_a_mean: "mean-before-weights",
     focal: "mean-before-weights",
     legal_moves: "mask-without-effect",

@@ -48,8 +48,7 @@ def _filled_in(nodes: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor]]:
 def _masks_that_weigh(loss: Loss) -> Iterator[Facts]:
     """Yield masks whose values get a weight from the softmax like all others."""
     softmaxes = _softmaxes(loss, _WEIGHED)
-    held = held_by_nodes(softmaxes.values())
-    results = {node: one for node, slot, one in held if slot == _WEIGHED[node_kind(node)]}
+    results = {node: one for node, slot, one in held_by_nodes(softmaxes.values()) if slot == _WEIGHED[node_kind(node)]}
     for node, mask in [one for one in _filled_in(softmaxes) if softmaxes[one[0]] in results]:
         result, dim = results[softmaxes[node]], dim_of(softmaxes[node])
         if result.numel() <= MOST_NUMBERS and is_readable(result):

@@ -15,7 +15,7 @@ from byname.autograd.walk import leaf_tensors
 from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import NORMS, Loss, differences
 from byname.diagnose.context import FailureContext, callee_text, enclosing, node_of
-from byname.diagnose.followed_optimizer import FollowedOptimizer, is_training
+from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import is_zero, reading_values, sum_of
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values, on_call, topic_cause
 from byname.naming.name import Name, in_words

@@ -258,7 +258,9 @@ class Batches(Topic):
             ignoring = [words for one in self._loaders.values() if (words := ignores_index(one.loader()))]
             self._how = "while their targets differ" if differ else [*ignoring, ""][0]
             second = self._draw_of(targets)
-            if first is not None and second is not None and _are_apart(first, second):
+            if first is None or second is None or (first.by, first.samples) != (second.by, second.samples):
+                continue
+            if first.key != second.key and first.source != second.source:
                 self.report(SHUFFLED_APART, second.line.site, inputs=first.line.site, by=first.by)
 
     def before_step(self, followed: FollowedOptimizer) -> None:
@@ -316,12 +318,6 @@ class Batches(Topic):
                 self.report(FIRST_BATCH_ONLY, site, loader=loader, **facts)
             elif is_left and known.regular >= known.iterators - 2:
                 self.report(ENDS_EARLY, site, left=left, loader=loader, **facts)
-
-
-def _are_apart(first: Drawn, second: Drawn) -> bool:
-    """Return whether two draws of one kind, each of its own source, are of as many samples."""
-    is_alike = (first.by, first.samples) == (second.by, second.samples)
-    return is_alike and first.key != second.key and first.source != second.source
 
 
 def loader_of(line: Line) -> tuple[Name, Site | None, bool, Site | None]:

@@ -21,7 +21,7 @@ from byname.naming.name import at
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
 from byname.reading.tensor import PLAIN, fact, is_tensor
-from byname.tracking.lookup import made_last
+from byname.tracking.lookup import made_last, site_of_tensor
 from byname.undo import Undo
 
 # fmt: off
@@ -58,6 +58,10 @@ NOT_FINITE = topic_cause("weights-not-finite",
 LOSS_NOT_FINITE = topic_cause("loss-not-finite",
     "the loss is {kind} in the second backward{noticed:at}, and all weights that it is computed from are finite",
     "`byname run --non-finite` names the operation that gives it, and why")
+STILL_ZERO = topic_cause("zero-gradient",
+    "{names:3}, made{made:at}, are all 0 still in call {times} of the backward{noticed:at}, though the program changes "
+    "them in place: two layers in a row, and the gradient of each has the other as a factor",
+    "initialise one of them at random, as by torch.randn(n, m) / n**0.5")
 SECOND_IS_ZERO = topic_cause("gradients-vanish",
     "the gradient{noticed:at} of {of}, which is a gradient itself, is exactly 0 in its first {times} calls: a "
     "{gate} has a constant slope, so that a network of them has no second derivatives",
@@ -117,14 +121,16 @@ class Units(Topic):
         self._loss_is_zero = any(map(is_zero, roots))
 
     def backward(self, loss: Loss) -> None:
-        """Report a loss that is not finite, where that comes from no weights."""
+        """Report two layers of zeros that steps by hand leave as they are, and a loss that is not finite by itself."""
+        free = [one for one in loss.context.leaves if loss.number == _DEAD and one.dim() > 1 and one._version >= _LONG]
+        zero = [one for one in free if is_zero(one) and id(one) not in self.owned()]
+        if len(zero) > 1:
+            facts = {"names": tuple(FailureContext().names(zero)), "made": site_of_tensor(zero[0])}
+            self.report(STILL_ZERO, loss.line.site, times=_DEAD, **facts)
         is_second = loss.number == 2 and not self._watch.is_finite_watched
         bad = [root for root in loss.context.roots if not is_finite(root)] if is_second else []
         if bad and all(map(is_finite, loss.context.leaves)):
             self.report(LOSS_NOT_FINITE, loss.line.site, kind=nonfinite_kind(bad[0]))
-
-    def evaluated(self, call: ObservedCall) -> None:
-        self.ran(call)
 
     def ran(self, call: ObservedCall) -> None:
         if not call.depth and len(self._modules) < _MOST_MODULES:
@@ -132,6 +138,8 @@ class Units(Topic):
         weight = attributes_of(call.called)["_parameters"].get("weight")
         if weight is not None and call.line.site is not None:
             self._statements[id(weight)] = call.line.site.statement
+
+    evaluated = ran
 
     def before_step(self, followed: FollowedOptimizer) -> None:
         steps = followed.steps
