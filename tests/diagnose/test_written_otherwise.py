@@ -624,6 +624,17 @@ def unfrozen_in_evaluation(right):
     trained_by(lambda: head(body(torch.randn(8, 4))).square().mean(), body, head)
 
 
+def blanks_among_the_letters(right):
+    net = nn.Linear(4, 6)
+
+    def loss():
+        words = torch.randint(int(right), 6, (3, 4)) * (torch.arange(4) < 3)
+        scores = net(torch.randn(9, 3, 4)).log_softmax(-1)
+        return F.ctc_loss(scores, words, torch.full((3,), 9), torch.full((3,), 3), zero_infinity=True)
+
+    trained_by(loss, net)
+
+
 def closure_that_adds_up(right):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6)
@@ -1910,6 +1921,7 @@ PROGRAMS = {
     closure_that_adds_up: "never-zeroed",
     predicts_in_training_mode: "evaluated-in-training-mode",
     unfrozen_in_evaluation: "left-in-evaluation",
+    blanks_among_the_letters: "blank-in-targets",
     logarithms_as_targets: "target-out-of-reach",
     preferences_without_a_minus: "loss-turned-round",
     one_cycle_by_epoch: "scheduler-out-of-step",

@@ -39,7 +39,7 @@ from byname.diagnose.silent.scales import Scales
 from byname.diagnose.silent.schedules import Schedules
 from byname.diagnose.silent.sequences import Sequences
 from byname.diagnose.silent.shuffles import Seeds, Shuffles
-from byname.diagnose.silent.topic import LOSS_FUNCTIONS, SIGNED, ObservedCall, Topic, on_call
+from byname.diagnose.silent.topic import LOSSES_WITH_TARGETS, ObservedCall, Topic, on_call
 from byname.diagnose.silent.training_batches import Batches
 from byname.diagnose.silent.units import Units
 from byname.diagnose.silent.unused_calls import Clipping, Unused
@@ -170,7 +170,7 @@ class RunningCheck:
         if function is torch.Tensor.copy_:
             is_of_use = self.steps > 0 and is_one_memory(*args[:2])
         else:
-            is_of_use = self._recent <= _OBSERVED_IN and (drops or function in LOSS_FUNCTIONS or function in SIGNED)
+            is_of_use = self._recent <= _OBSERVED_IN and (drops or function in LOSSES_WITH_TARGETS)
         if is_of_use and not self._is_one_of_many(function, frame.f_lasti, _place_of(frame), self.steps):
             call = ObservedCall(function, args, kwargs, frame)
             for note in self._applying:

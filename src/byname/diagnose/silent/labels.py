@@ -50,6 +50,9 @@ GOES_ON_AT_THE_END = topic_cause("mask-inverted",
     "suspicious: the targets{noticed:at} add the value of the next state where {name} is 1, in {ends} of {all} "
     "samples, and nothing where it is 0: an episode counts as going on only where it ends",
     "multiply by (1 - {path}), or by ~{path} if it is boolean")
+BLANK_IN_TARGETS = topic_cause("blank-in-targets",
+    "{blanks} of {all} targets of ctc_loss(){noticed:at} are {blank}, its blank, which stands for no label: "
+    "a prediction that is decoded leaves it out", "number the labels from 1, or give the blank another index: blank=n, of n + 1 outputs")
 UNIFORM_TARGETS = topic_cause("uniform-noise",
     "suspicious: {name}, which a model learns to predict{noticed:at}, is uniform noise from 0 to 1{drawn:at}: "
     f"{OF_UNIFORM}", NORMAL)
@@ -98,6 +101,8 @@ class Labels(Topic):
             self._look_at_ones(call, call.targets)
         if call.called in (F.cross_entropy, F.binary_cross_entropy_with_logits) and torch.is_grad_enabled():
             self._note_weights(call)
+        if call.called is F.ctc_loss:
+            self._look_for_blanks(call)
         made = None if call.targets is None else creation_record_of(call.targets)
         if made is not None and call.line.place not in self._looked_at:
             self._look_at_ends(made.line, call)
@@ -108,6 +113,16 @@ class Labels(Topic):
             if len(signs) >= _COUNTED and {*signs} == {0.0, 1.0}:
                 counts = {"zeros": signs.count(0), "all": len(signs)}
                 self.report(ZERO_FOR_MINUS_ONE, call.line.site, loss=call.called.__name__, **counts)
+
+    def _look_for_blanks(self, call: ObservedCall) -> None:
+        """Report targets of ``ctc_loss`` that are its blank; beyond their lengths they do not count."""
+        values, blank = copy_values(call.given(1, "targets")), call.given(4, "blank", 0)
+        if values is not None and values.dim() == 2:
+            lengths = torch.as_tensor(call.given(3, "target_lengths")).cpu()
+            values = values[torch.arange(values.shape[1]) < lengths[:, None]]
+        if values is not None and (values == blank).any():
+            facts = {"blanks": int((values == blank).sum()), "all": values.numel(), "blank": blank}
+            self.report(BLANK_IN_TARGETS, call.line.site, **facts)
 
     def _look_at_noise(self, made: Line, call: ObservedCall) -> None:
         """Report targets that are called noise and are uniform."""

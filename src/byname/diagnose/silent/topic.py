@@ -105,6 +105,7 @@ LOSS_FUNCTIONS = {
 }
 SIGNED = {F.cosine_embedding_loss: 2, F.margin_ranking_loss: 2, F.soft_margin_loss: 1, F.hinge_embedding_loss: 1}
 """Losses whose targets are 1 and -1, and the number of that argument."""
+LOSSES_WITH_TARGETS = LOSS_FUNCTIONS | SIGNED.keys() | {F.ctc_loss}
 
 
 class Watch(Protocol):
