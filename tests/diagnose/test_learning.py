@@ -1362,6 +1362,40 @@ def test_a_statement_whose_result_nothing_uses_is_told(embed, load, clamp, said,
     assert found == ([] if said is None else [("result-dropped", said)])
 
 
+ONE_FOR_ALL = """
+import torch.nn.functional as F
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+MADE
+for _ in range(12):
+    x = torch.randn(8, 4)
+    optimizer.zero_grad()
+    F.mse_loss(model(x), x[:, :1]).backward()
+    optimizer.step()
+    for number in range(3):
+        CHANGED
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "changed", "is_one"),
+    [
+        ("kept = [[]] * 3", "kept[number].append(x)", True),
+        ("kept = [torch.zeros(8, 4)] * 3", "kept[number] += x", True),
+        ("kept = [[0.0] * 4] * 3", "kept[number][0] = 1.0", True),
+        ("kept = dict.fromkeys(range(3), torch.zeros(8, 4))", "kept[number].add_(x)", True),
+        ("kept = [torch.zeros(8, 4)] * 3", "kept[number] = kept[number] + x", False),
+        ("kept = [[] for _ in range(3)]", "kept[number].append(x)", False),
+        ("kept = [0.0] * 3", "kept[number] += 1", False),
+        ("kept = dict.fromkeys(range(3), 0)", "kept[number] += 1", False),
+    ],
+)
+def test_a_container_of_one_object_that_is_changed_in_place_is_told(made, changed, is_one, tmp_path):
+    found, _ = checked(ONE_FOR_ALL.replace("MADE", made).replace("CHANGED", changed), tmp_path)
+    assert {one.cause for one in found} == ({"entries-are-one-tensor"} if is_one else set())
+    assert [one for one in found if one.sites[0].statement == made and "are one object" in one.message] or not is_one
+
+
 def test_a_state_carried_through_backward_calls_without_a_step_is_told(tmp_path):
     (found,), _ = checked(CARRIED, tmp_path)
     assert found.cause == "graph-grows" and "3 earlier backward calls" in found.message

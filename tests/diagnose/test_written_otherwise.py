@@ -3,6 +3,7 @@
 import copy
 import random
 import sys
+from collections import deque
 
 import numpy
 import pytest
@@ -622,6 +623,18 @@ def unfrozen_in_evaluation(right):
     trained_by(lambda: head(body(torch.randn(8, 4))).square().mean(), head)
     body.requires_grad_(True).train(right)
     trained_by(lambda: head(body(torch.randn(8, 4))).square().mean(), body, head)
+
+
+def frames_in_one_deque(right):
+    net, frames, replay = nn.Linear(6, 1), deque([torch.zeros(2)] * 3, maxlen=3), deque(maxlen=50)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for _ in range(40):
+        frames.append(torch.randn(2))
+        replay.append((frames.copy() if right else frames, 1.0))
+        if len(replay) > 20:
+            chosen = random.sample(replay, 8)
+            states = torch.stack([torch.cat([*one[0]]) for one in chosen])
+            follow((net(states) - torch.randn(8, 1)).square().mean(), optimizer)
 
 
 def blanks_among_the_letters(right):
@@ -1921,6 +1934,7 @@ PROGRAMS = {
     closure_that_adds_up: "never-zeroed",
     predicts_in_training_mode: "evaluated-in-training-mode",
     unfrozen_in_evaluation: "left-in-evaluation",
+    frames_in_one_deque: "entries-are-one-tensor",
     blanks_among_the_letters: "blank-in-targets",
     logarithms_as_targets: "target-out-of-reach",
     preferences_without_a_minus: "loss-turned-round",

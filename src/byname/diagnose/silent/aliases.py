@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import gc
+import re
 import sys
 import weakref
 from bisect import bisect
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, copy_values
 from byname.reading.frames import Line, reported_frame, user_line, variables_of
 from byname.reading.objects import attributes_of, dict_of
 from byname.reading.tensor import fact, is_tensor, memory_of
+from byname.source.location import assignments
 from byname.source.tracebacks import walk_frames
 from byname.tracking.log import DetachPoint, logs
 from byname.tracking.lookup import site_of_tensor
@@ -33,8 +37,11 @@ ONE_TENSOR = topic_cause("entries-are-one-tensor",
 ONE_ARRAY = topic_cause("entries-are-one-tensor",
     "{entries} tensors that {call}{noticed:at} made of one array share its memory, and the array was filled anew "
     "between: all are equal to its latest values", "store a copy: torch.tensor(array), or {call} and .clone()")
+ONE_FOR_ALL = topic_cause("entries-are-one-tensor",
+    "`{noticed.statement}`{noticed:at} evaluates its entry once, so that all entries of {name} are one object, and "
+    "`{changed}` changes it in place", "evaluate it for each entry: [... for _ in range(n)], {{k: ... for k in keys}}")
 ONE_RECORD = topic_cause("entries-are-one-tensor",
-    "all {entries} entries of {name} are one and the same {kind}, which holds the latest values only, and the inputs"
+    "all {entries} entries of {name} {are} one and the same {kind}, which holds the latest values only, and the inputs"
     "{noticed:at}, made of them{made:at}, are all equal", "make a new {kind} for each entry, or append a copy of it")
 KEPT_REFERENCES = topic_cause("entries-are-one-tensor",
     "{entries} results of {call}{noticed:at}, with steps between them, are one tensor, {name}: they share its memory, "
@@ -95,13 +102,15 @@ class Aliases(Topic):
         """Report a list in the frames around a call whose entries are one record of tensors."""
         for variables in map(variables_of, walk_frames(reported_frame(call.frame))):
             for name, held in variables.items():
-                first = held[0] if type(held) in (list, deque) and len(held) >= _ENTRIES else None
-                if (type(first) is dict or _is_record(first)) and all(one is first for one in held):
-                    parts = first if type(first) is dict else attributes_of(first)
-                    self._records += any(map(is_tensor, parts.values()))
-                    if self._records == _AGAIN:
-                        facts = {"entries": len(held), "name": variable(name), "kind": type(first).__name__}
-                        self.report(ONE_RECORD, call.line.site, made=site_of_tensor(call.tensors[0]), **facts)
+                rows = [*held] if type(held) in (list, deque) and len(held) >= _ENTRIES else [()]
+                is_row = issubclass(type(rows[0]), tuple)
+                for column in zip(*rows, strict=False) if is_row else [rows]:
+                    if any(map(is_tensor, _parts_of(column[0]))) and all(one is column[0] for one in column):
+                        self._records += 1
+                        if self._records == _AGAIN:
+                            facts = {"entries": len(rows), "name": variable(name), "kind": type(column[0]).__name__}
+                            facts |= {"are": "have" if is_row else "are", "made": site_of_tensor(call.tensors[0])}
+                            self.report(ONE_RECORD, call.line.site, **facts)
 
     def backward(self, loss: Loss) -> None:
         """Report a gradient that is in several lists, though each backward changes it."""
@@ -112,6 +121,8 @@ class Aliases(Topic):
                 self.report(KEPT_GRADIENTS, loss.line.site, entries=entries, name=FailureContext().names([leaf])[0])
 
     def before_step(self, followed: FollowedOptimizer) -> None:
+        for facts in _repeated(followed.line.code) if self._watch.steps == 1 else ():
+            self.report(ONE_FOR_ALL, **facts)
         if followed.is_sampled_step:
             self._look_for_one_tensor()
             self._look_for_one_array()
@@ -170,10 +181,32 @@ def _entries(tensor: torch.Tensor) -> tuple[int, bool]:
     return number, any(len({*map(id, one)}) == 1 for one in frames)
 
 
+def _repeated(code: CodeType | None) -> Iterator[dict[str, Any]]:
+    """Yield the containers of a file whose entries are one object, if a statement changes one of these in place."""
+    for made, node in assignments(code):
+        path = ast.unparse(node.targets[0])
+        scope: Any = node if _ONE_FOR_EACH.fullmatch(ast.unparse(node.value)) else None
+        while hasattr(scope, "parent") and ("." in path or not isinstance(scope, ast.FunctionDef)):
+            scope = scope.parent
+        found = re.search(rf"(?<![\w.]){re.escape(path)}{_CHANGED}", "" if scope is None else ast.unparse(scope))
+        if found is not None and sum(ast.unparse(one.targets[0]) == path for _, one in assignments(code)) == 1:
+            yield {"noticed": made, "name": variable(path), "changed": found[0].strip(" +-*/=(")}
+
+
+def _parts_of(one: Any) -> Iterable[Any]:
+    """Return what a list, a deque, a dictionary or a record holds."""
+    held = one if type(one) is dict else attributes_of(one) if _is_record(one) else {}
+    return one if type(one) in (list, deque) else held.values()
+
+
 def _is_record(one: Any) -> bool:
     """Return whether an object is an instance of a class of the program's that has attributes, such as a dataclass."""
     home = type(one).__module__.partition(".")[0]
     return dict_of(type(one)) is not None and home not in _OTHERS and not issubclass(type(one), tuple | nn.Module)
 
 
+_OBJECT = r"(\[.*\]( \* \w+)?|\{\}|(list|dict|set|deque)\(.*\)|(torch|np)\.(zeros|ones|empty|full)\w*\(.*\))"
+_ONE_FOR_EACH = re.compile(rf"\[{_OBJECT}\] \* .+|dict\.fromkeys\([^()]+(\([^()]*\))?, {_OBJECT}\)")
+_CHANGED = r"\[[^\[\]]+\](\.(append|extend|insert|add|update|[a-z]\w*_)\(| [-+*/]=|\[[^\[\]]+\] [-+*/]?=(?!=))"
+"""Containers of one object, and a change of an entry in place."""
 _OTHERS = sys.stdlib_module_names - {"__main__"} | {"torch", "byname"}

@@ -51,8 +51,8 @@ GOES_ON_AT_THE_END = topic_cause("mask-inverted",
     "samples, and nothing where it is 0: an episode counts as going on only where it ends",
     "multiply by (1 - {path}), or by ~{path} if it is boolean")
 BLANK_IN_TARGETS = topic_cause("blank-in-targets",
-    "{blanks} of {all} targets of ctc_loss(){noticed:at} are {blank}, its blank, which stands for no label: "
-    "a prediction that is decoded leaves it out", "number the labels from 1, or give the blank another index: blank=n, of n + 1 outputs")
+    "{blanks} of {all} targets of ctc_loss(){noticed:at} are {blank}, its blank, which stands for no label: decoding "
+    "leaves it out", "number the labels from 1, or give the blank another index: blank=n, of n + 1 outputs")
 UNIFORM_TARGETS = topic_cause("uniform-noise",
     "suspicious: {name}, which a model learns to predict{noticed:at}, is uniform noise from 0 to 1{drawn:at}: "
     f"{OF_UNIFORM}", NORMAL)
