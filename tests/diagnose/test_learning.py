@@ -1386,6 +1386,7 @@ for _ in range(12):
         ("kept = dict.fromkeys(range(3), torch.zeros(8, 4))", "kept[number].add_(x)", True),
         ("kept = [torch.zeros(8, 4)] * 3", "kept[number] = kept[number] + x", False),
         ("kept = [[] for _ in range(3)]", "kept[number].append(x)", False),
+        ("kept = [[]] * 3", "kept[number] = [x]; kept[number].append(x)", False),
         ("kept = [0.0] * 3", "kept[number] += 1", False),
         ("kept = dict.fromkeys(range(3), 0)", "kept[number] += 1", False),
     ],

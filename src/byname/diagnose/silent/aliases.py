@@ -188,7 +188,8 @@ def _repeated(code: CodeType | None) -> Iterator[dict[str, Any]]:
         scope: Any = node if _ONE_FOR_EACH.fullmatch(ast.unparse(node.value)) else None
         while hasattr(scope, "parent") and ("." in path or not isinstance(scope, ast.FunctionDef)):
             scope = scope.parent
-        found = re.search(rf"(?<![\w.]){re.escape(path)}{_CHANGED}", "" if scope is None else ast.unparse(scope))
+        own, text = rf"(?<![\w.]){re.escape(path)}", "" if scope is None else ast.unparse(scope)
+        found = None if re.search(rf"{own}\[[^\[\]]+\] = ", text) else re.search(own + _CHANGED, text)
         if found is not None and sum(ast.unparse(one.targets[0]) == path for _, one in assignments(code)) == 1:
             yield {"noticed": made, "name": variable(path), "changed": found[0].strip(" +-*/=(")}
 
