@@ -289,8 +289,8 @@ def _freed(context: FailureContext) -> Iterator[Facts]:
         taken = older
     if remedy is _SAME_LINE and made is not None and made.function.endswith(".__init__"):
         remedy = _IN_INIT
-    users = {user for leaf in context.walk.leaf_numbers for user in context.walk.users[leaf] if user}
-    begun = [context.walk.nodes[user]._sequence_nr() for user in users]  # and no layer has run since that backward
+    users = {user for one in (*context.walk.leaf_numbers, *stamped) for user in context.walk.users[one] if user}
+    begun = [context.walk.nodes[user]._sequence_nr() for user in users]  # none goes on since that backward
     if run is not None and remedy is _SAME_LINE and not stepped and max(begun, default=0) < run.sequence:
         remedy = _OF_ONE_FORWARD
     closed = [found for found in context.frames("step") if found.get("closure") is not None]
