@@ -118,8 +118,8 @@ class Labels(Topic):
         """Report targets of ``ctc_loss`` that are its blank; beyond their lengths they do not count."""
         values, blank = copy_values(call.given(1, "targets")), call.given(4, "blank", 0)
         if values is not None and values.dim() == 2:
-            lengths = torch.as_tensor(call.given(3, "target_lengths")).cpu()
-            values = values[torch.arange(values.shape[1]) < lengths[:, None]]
+            lengths = torch.as_tensor(call.given(3, "target_lengths"), device="cpu")
+            values = values[torch.arange(values.shape[1], device="cpu") < lengths[:, None]]
         if values is not None and (values == blank).any():
             facts = {"blanks": int((values == blank).sum()), "all": values.numel(), "blank": blank}
             self.report(BLANK_IN_TARGETS, call.line.site, **facts)
