@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from checking import checking
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import byname
@@ -22,7 +23,7 @@ def findings_of(program, right):
     torch.manual_seed(0)
     random.seed(0)
     with checking(found.append):
-        program(right)
+        alive = program(right)  # noqa: F841 - until the program ends
     return found
 
 
@@ -1827,7 +1828,21 @@ def second_training(right):
         trained_by(lambda mixed=mixed: loss(mixed), encoder, head, steps=70)
 
 
+def average_without_updates(right):
+    model = nn.Linear(4, 1)
+    average = AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(12):
+        follow(model(torch.randn(8, 4)).square().mean(), optimizer)
+        if right:
+            average.update_parameters(model)
+    with torch.no_grad():
+        average(torch.randn(8, 4))
+    return average  # which is alive when the program ends
+
+
 PROGRAMS = {
+    average_without_updates: "average-without-updates",
     second_training: "view-mixes",
     squares_as_a_product: "broadcast-loss",
     q_learning_with_a_moving_target: "target-with-gradient",

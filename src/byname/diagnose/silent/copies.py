@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from byname.autograd.walk import leaf_tensors
 from byname.diagnose.cause import variable
@@ -22,7 +23,7 @@ from byname.naming.name import Name, in_words
 from byname.reading.frames import Line
 from byname.reading.modules import modules_in, parameters_in
 from byname.reading.objects import attributes_of
-from byname.reading.tensor import PLAIN, is_tensor, memory_of
+from byname.reading.tensor import PLAIN, fact, is_tensor, memory_of
 from byname.source.code import copied_in, enclosing_statement, names_bound, names_read, source_of, statements_of
 from byname.source.location import assignments, is_library
 from byname.tracking.log import changes_of, logs
@@ -38,6 +39,10 @@ NEVER_FOLLOWS = topic_cause("target-never-updated",
     "suspicious: {target} has the shapes of {module}, is used{noticed:at}, and was never updated in {steps} "
     "steps: it has its initial weights. No line that runs copies weights to it{unused}",
     "call {target.path}.load_state_dict({module.path}.state_dict()) every few steps; it is right for a fixed teacher")
+NEVER_AVERAGED = topic_cause("average-without-updates",
+    "{average}, an AveragedModel that is called{noticed:at}, has the weights that its model had when it was made: "
+    "update_parameters() was not called in {steps} steps",
+    "call {average.path}.update_parameters(model) after each step or epoch that the average is to include")
 OLD_STATISTICS = topic_cause("average-without-buffers",
     "{name} is 0 as it was made, and a batch norm uses it in evaluation mode{noticed:at}: the parameters of this "
     "copy follow those of a trained model, and its buffers, as running_mean and running_var, do not",
@@ -281,6 +286,13 @@ class WeightCopies(Topic):
             last = [sum_of(one) for one in called.parameters[:1]]  # none of a copy that is gone
             if called.total in last or (facts["unused"] and not last and not followed.parameters()):
                 self.report(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
+        for called in self._modules.values():
+            averages = getattr(type(called.module()), "update_parameters", None) is AveragedModel.update_parameters
+            mine = called.parameters if averages and called.made else []
+            counts = [attributes_of(called.module())["_buffers"]["n_averaged"]] if mine else []
+            if any(map(is_zero, counts)) and all(fact(one, "_version") == 0 for one in mine):
+                path = FailureContext().names(counts)[0].path.removesuffix(".n_averaged")
+                self.report(NEVER_AVERAGED, called.line.site, average=variable(path), steps=self._watch.steps)
 
 
 def _is_computed_from(last: Line, first: Line) -> bool:
