@@ -13,15 +13,7 @@ from torch import Tensor, nn
 
 from byname.analyse.analyser import Analyser, Switched, checked_analyser
 from byname.analyse.batches import checked_choice
-from byname.analyse.passes import (
-    BatchSource,
-    Preserved,
-    inputs_of,
-    moved,
-    prepared,
-    preserved,
-    preserving_gradients,
-)
+from byname.analyse.passes import BatchSource, Preserved, inputs_of, moved, prepared, preserved, preserving_gradients
 from byname.analyse.results import Results
 from byname.analyse.snapshots import Record, Records, Schedule, state_of
 from byname.analyse.state import on_tensors

@@ -14,15 +14,7 @@ from byname.extras import needs
 from byname.recording.distributed.ranks import rank_file, rank_files
 from byname.recording.export import NumberRange
 from byname.recording.frame import StoredPlace
-from byname.recording.recording_file import (
-    RecordingFile,
-    file_of,
-    is_log,
-    log_of,
-    name_of,
-    nearest,
-    no_such_file,
-)
+from byname.recording.recording_file import RecordingFile, file_of, is_log, log_of, name_of, nearest, no_such_file
 from byname.recording.series import Series, joined, without_repeats
 from byname.recording.series_by_path import asked_for
 from byname.recording.stored import OpenFile
