@@ -112,8 +112,8 @@ class RunningCheck:
         self._single = SingleSteps()
         self._modules: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
         self._graded: dict[tuple[CodeKey, int], bool] = {}  # whether a line with gradients may be an evaluation
-        self._calls: dict[tuple[Any, ...], int] = {}
-        self._leaf_losses = self._has_backward = self._over = False
+        self._calls: dict[tuple[Any, ...], tuple[int, int]] = {}  # the step of the last, and how many
+        self._leaf_losses = self._has_backward = self._over = self.leaves_out_losses = False
         self._unfrozen = [0]  # parameters unfrozen so far, at the first times that some were
         self._schedules, self._units, self._evaluation = Schedules(self), Units(self), EvaluationMode(self)
         self._inputs, self._copies, self._loading = Scales(self), WeightCopies(self), Loading(self)
@@ -171,7 +171,9 @@ class RunningCheck:
             is_of_use = self.steps > 0 and is_one_memory(*args[:2])
         else:
             is_of_use = self._recent <= _OBSERVED_IN and (drops or function in LOSSES_WITH_TARGETS)
-        if is_of_use and not self._is_one_of_many(function, frame.f_lasti, _place_of(frame), self.steps):
+        if is_of_use and self._is_one_of_many(function, frame.f_lasti, _place_of(frame), step=self.steps):
+            self.leaves_out_losses = True
+        elif is_of_use:
             call = ObservedCall(function, args, kwargs, frame)
             for note in self._applying:
                 safely(note, call)
@@ -193,7 +195,7 @@ class RunningCheck:
             if self._graded.get(place, True) and self._has_parameters(module):
                 self._graded[place] = bool(safely(self._evaluation.graded, ObservedCall(module, args, kwargs, frame)))
         is_sampled = self.steps & (self.steps - 1) == 0
-        if is_graded and (is_sampled or not is_enough) and self._is_one_of_many(_place_of(frame), self.steps):
+        if is_graded and (is_sampled or not is_enough) and self._is_one_of_many(_place_of(frame), step=self.steps):
             return
         if not is_enough and (depth or self._has_parameters(module)):
             call = ObservedCall(module, args, kwargs, frame, depth)
@@ -209,9 +211,11 @@ class RunningCheck:
             return id(module) in self._modules and self._modules[id(module)][0]() is module
         return self._is_one_of_many(_place_of(frame))
 
-    def _is_one_of_many(self, *key: Any) -> bool:
+    def _is_one_of_many(self, *key: Any, step: int = -1) -> bool:
         """Return whether many calls of a line, or of one in a step, were looked at; of more, each 2^k-th is."""
-        number = self._calls[key] = self._calls.get(key, 0) + 1
+        last, number = self._calls.get(key, (step, 0))
+        number = number + 1 if last == step else 1
+        self._calls[key] = step, number
         return number > _OBSERVED_IN and number & (number - 1) != 0
 
     def _has_parameters(self, module: nn.Module) -> bool:
@@ -345,9 +349,8 @@ class RunningCheck:
             same = [one for one, total in known if one is not None and sum_of(one) == total]
             if len(same) == len(known):
                 names, calls = tuple(FailureContext().names(same[:MOST_NAMED])), counted(ENOUGH - 1, "backward call")
-                self.report_once(
-                    BY_HAND.finding({"names": names, "calls": calls, "backward": loss.line.site, **line.rebinding})
-                )
+                facts = {"names": names, "calls": calls, "backward": loss.line.site}
+                self.report_once(BY_HAND.finding(facts | line.rebinding))
 
     def _note_cuts(self, graph: FailureContext, optimizers: Sequence[Any], every: Sequence[Any]) -> None:
         """Note the findings about optimizers' parameters that recorded calls cut off from a loss.

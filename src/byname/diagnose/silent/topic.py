@@ -114,6 +114,7 @@ class Watch(Protocol):
     steps: int
     began: int
     is_finite_watched: bool
+    leaves_out_losses: bool  # of many in a step, so that no others are known to be like those looked at
 
     def report_once(self, finding: Finding) -> None:
         """Report a finding, unless it was reported before."""
