@@ -1354,6 +1354,7 @@ NOT_IN_PLACE, IN_PLACE = "one.grad.data.clamp(-1, 1)", "one.grad.data.clamp_(-1,
         (ASSIGNED, COPIED, NOT_IN_PLACE, "drops what clamp() returns"),
         (ASSIGNED, "param = weights[name]; total = param.sum()", IN_PLACE, None),
         (ASSIGNED, COPIED, IN_PLACE, None),
+        (ASSIGNED, COPIED, "one.grad.copy_(one.grad.clamp(-1, 1))", None),
     ],
 )
 def test_a_statement_whose_result_nothing_uses_is_told(embed, load, clamp, said, tmp_path):
@@ -1387,6 +1388,7 @@ for _ in range(12):
         ("kept = [torch.zeros(8, 4)] * 3", "kept[number] = kept[number] + x", False),
         ("kept = [[] for _ in range(3)]", "kept[number].append(x)", False),
         ("kept = [[]] * 3", "kept[number] = [x]; kept[number].append(x)", False),
+        ("kept = [[]] * 3", "(lambda kept: kept[0].append(x))([[]])", False),
         ("kept = [0.0] * 3", "kept[number] += 1", False),
         ("kept = dict.fromkeys(range(3), 0)", "kept[number] += 1", False),
     ],
@@ -1395,6 +1397,131 @@ def test_a_container_of_one_object_that_is_changed_in_place_is_told(made, change
     found, _ = checked(ONE_FOR_ALL.replace("MADE", made).replace("CHANGED", changed), tmp_path)
     assert {one.cause for one in found} == ({"entries-are-one-tensor"} if is_one else set())
     assert [one for one in found if one.sites[0].statement == made and "are one object" in one.message] or not is_one
+
+
+SORTED_IN_EACH_STEP = """
+import torch.nn.functional as F
+net = nn.Linear(4, 5)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(12):
+    optimizer.zero_grad()
+    for number in range(80):
+        F.cross_entropy(net(torch.randn(1, 4)), torch.tensor([number // 16])).backward()
+    optimizer.step()
+"""
+PERTURBATIONS = """
+net, other = nn.Linear(4, 2), nn.Linear(3, 2)
+optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], 0.1)
+first, second = torch.zeros(8, 4, requires_grad=True), torch.zeros(8, 3, requires_grad=True)
+for _ in range(20):
+    x, z = torch.randn(8, 4), torch.randn(8, 3)
+    with torch.no_grad():
+        first.zero_(), second.zero_()
+    first.grad = second.grad = None
+    (net(x + first) + other(z + second)).square().mean().backward()
+    with torch.no_grad():
+        first.add_(0.1 * first.grad.sign()), second.add_(0.1 * second.grad.sign())
+    optimizer.zero_grad()
+    (net(x + first.detach()) + other(z + second.detach())).square().mean().backward()
+    optimizer.step()
+"""
+OWN_METHOD_AND_HOOKS = """
+class Words(nn.Embedding):
+    def from_pretrained(self, vectors):
+        self.weight.data.copy_(vectors)
+
+emb, net = Words(9, 4), nn.Linear(4, 1)
+emb.from_pretrained(torch.randn(9, 4))
+for _, parameter in net.named_parameters():
+    _ = parameter.register_hook(lambda gradient: gradient.clamp(-1, 1))
+optimizer = torch.optim.SGD([*emb.parameters(), *net.parameters()], 0.1)
+for _ in range(12):
+    optimizer.zero_grad()
+    net(emb(torch.randint(9, (8,)))).square().mean().backward()
+    optimizer.step()
+"""
+BINARY_WEIGHTS = """
+scale, net = nn.Parameter(torch.rand(4) + 0.5), nn.Linear(4, 1)
+optimizer = torch.optim.SGD([scale, *net.parameters()], 0.1)
+for _ in range(12):
+    x = torch.randn(8, 4)
+    optimizer.zero_grad()
+    net(x * (scale.abs().mean() * scale.detach().sign())).square().mean().backward()
+    optimizer.step()
+"""
+BATCHES_OF_A_CLOSURE = """
+net, x = nn.Linear(4, 1), torch.randn(24, 4)
+optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=5)
+
+def begin():
+    for one in net.parameters():
+        one.grad = None
+
+def closure():
+    begin()
+    total = 0.0
+    for rows in x.split(4):
+        loss = (net(rows) - rows.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        total += loss.item()
+    return total
+
+for _ in range(3):
+    optimizer.step(closure)
+"""
+ROWS_AND_A_NUMBER = """
+rows = [*[(torch.ones(4), 0)] * 50, 3]
+net = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(12):
+    optimizer.zero_grad()
+    net(torch.ones(32, 4) * torch.randn(1)).square().mean().backward()
+    optimizer.step()
+"""
+A_NORM_THAT_IS_NOT_USED = """
+import copy
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.BatchNorm1d(8, affine=False)
+        self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+net = Net()
+average = copy.deepcopy(net).eval()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(3):
+    for _ in range(12):
+        x = torch.randn(32, 4)
+        optimizer.zero_grad()
+        (net(x) - x[:, :1]).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mine, other in zip(average.state_dict().values(), net.state_dict().values()):
+                mine.lerp_(other, 0.1) if mine.is_floating_point() else mine.copy_(other)
+    with torch.no_grad():
+        score = (average(torch.randn(32, 4)) > 0).float().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        SORTED_IN_EACH_STEP,
+        PERTURBATIONS,
+        OWN_METHOD_AND_HOOKS,
+        BINARY_WEIGHTS,
+        BATCHES_OF_A_CLOSURE,
+        ROWS_AND_A_NUMBER,
+        A_NORM_THAT_IS_NOT_USED,
+    ],
+)
+def test_a_program_close_to_a_fault_is_healthy(source, tmp_path, capsys):
+    assert [str(one) for one in checked(source, tmp_path)[0]] == []
+    assert "could not look" not in capsys.readouterr().err
 
 
 def test_a_state_carried_through_backward_calls_without_a_step_is_told(tmp_path):

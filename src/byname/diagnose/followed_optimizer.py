@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import sys
@@ -17,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from byname.diagnose.causes.flat import FlatOperation
 from byname.diagnose.causes.not_reached import Use, last_use
-from byname.diagnose.context import FailureContext
+from byname.diagnose.context import FailureContext, enclosing, node_of
 from byname.diagnose.finding import Finding
 from byname.diagnose.nonfinite.reasons import can_read, is_zero, reading_values, sum_of
 from byname.naming.name import Name, at
@@ -264,7 +265,7 @@ class Accumulation:
         cleared = not graded or has_zero_gradient(min(graded, key=torch.numel))  # then the next one adds to nothing
         now = (*line.place, made, id(mine[0]), fact(mine[0], "_version"))
         inside = torch._C._current_graph_task_id() != -1  # that of a reentrant checkpoint
-        self.added = self.added + 1 if not cleared and _is_in_closure() else 0
+        self.added = self.added + 1 if not cleared and _is_in_closure(line) else 0
         self.wasted += cleared and self.is_reached and self._last == now and not inside
         kept = [one for one in mine if id(one) in self._left] if not self.is_reached else []
         changed = any(sum_of(fact(one, "grad")) != self._left[id(one)] for one in kept)
@@ -318,12 +319,14 @@ class ComparedValues:
                     self.outcomes.setdefault(key, str(fact(one, "dtype")))
 
 
-def _is_in_closure() -> bool:
-    """Return whether LBFGS makes a step now, and no function that it calls clears gradients, by its names."""
+def _is_in_closure(line: Line) -> bool:
+    """Return whether LBFGS makes a step, and calls no loop, and nothing that clears gradients, by its names."""
+    is_loop = isinstance(enclosing(node_of(line), ast.For, ast.While, ast.FunctionDef), ast.For | ast.While)
     codes = [frame.f_code for frame in walk_frames(sys._getframe(1))]
     ends = [at for at, one in enumerate(codes) if one.co_filename.endswith("lbfgs.py")]
     called = [one.co_names for one in codes[: ends[0]] if not is_library(one.co_filename)] if ends else []
-    return bool(called) and not any(re.search(r"zero|clear|reset|\bgrad\b", " ".join(names)) for names in called)
+    clears = any(re.search(r"zero|clear|reset|\bgrad\b", " ".join(names)) for names in called)
+    return bool(called) and not is_loop and not clears
 
 
 @dataclass(eq=False)

@@ -144,10 +144,8 @@ _TAKES_LOGARITHMS = {"NllLossBackward", "NllLoss2DBackward"}
 def _squashed_twice(loss: Loss) -> Iterator[Facts]:
     for node in loss.of_kinds(_SQUASHED):
         given, (before, what, words) = input_of(node), _SQUASHED[node_kind(node)]
-        is_whole = node_kind(node) != "LogsumexpBackward" or any(
-            _is_normalising(one, given) for one in loss.users(node)
-        )
-        if activation_of(given) == before and is_whole:
+        users = loss.users(node) if node_kind(node) == "LogsumexpBackward" else None
+        if activation_of(given) == before and (users is None or any(_is_normalising(one, given) for one in users)):
             other = "nll_loss of log_softmax" if what == "softmax" else "binary_cross_entropy"
             other = "Categorical(probs=...)" if "Categorical" in words else other
             yield loss.between(given, node, what=what, loss=words, other=other)
@@ -361,6 +359,7 @@ def _mean_of_samples(loss: Loss) -> Iterator[Facts]:
     for node, _, weights in held_by_nodes(list(loss.of_kinds(("MulBackward",)))):
         for given in [one for one, _ in node.next_functions if one is not None and shape_of(one) == ()]:
             is_mean = node_kind(given) == "MeanBackward" or getattr(given, "_saved_reduction", 0) == 1
+            is_mean = is_mean and {*map(node_kind, loss.users(node))} <= {"MeanBackward", "SumBackward"}
             if is_mean and weights.numel() > 1 and shape_of(given.next_functions[0][0])[:1] == tuple(weights.shape):
                 yield loss.between(given, node, what="the weights that multiply it")
     for node in loss.of_kinds(("ExpBackward",)):

@@ -290,12 +290,11 @@ _MISSPELT = re.compile(r"(?!requires_grad$)requ\w{1,6}grads?")
 def _freezing(frame: FrameType | None, module: nn.Module) -> Site | None:
     """Return the line of a statement that assigns False to ``requires_grad`` of a module, or None."""
     variables = {} if frame is None else variables_of(frame)
-    every = [
-        one for one in assignments(None if frame is None else frame.f_code) if ast.unparse(one[1].value) == "False"
-    ]
-    targets = [(site, one) for site, node in every for one in node.targets if isinstance(one, ast.Attribute)]
-    of_it = (one for one in targets if one[1].attr == "requires_grad" and value_of(one[1].value, variables) is module)
-    return next((site for site, _ in of_it), None)
+    for site, node in assignments(None if frame is None else frame.f_code):
+        targets: list[Any] = [one for one in node.targets if getattr(one, "attr", "") == "requires_grad"]
+        if ast.unparse(node.value) == "False" and any(value_of(one.value, variables) is module for one in targets):
+            return site
+    return None
 
 
 def _overwritten(loss: Loss) -> Iterator[Facts]:

@@ -103,8 +103,8 @@ class Aliases(Topic):
         for variables in map(variables_of, walk_frames(reported_frame(call.frame))):
             for name, held in variables.items():
                 rows = [*held] if type(held) in (list, deque) and len(held) >= _ENTRIES else [()]
-                is_row = issubclass(type(rows[0]), tuple)
-                for column in zip(*rows, strict=False) if is_row else [rows]:
+                is_row = all(issubclass(type(one), tuple) for one in rows)
+                for column in zip(*map(tuple.__iter__, rows), strict=False) if is_row else [rows]:
                     if any(map(is_tensor, _parts_of(column[0]))) and all(one is column[0] for one in column):
                         self._records += 1
                         if self._records == _AGAIN:
@@ -190,8 +190,11 @@ def _repeated(code: CodeType | None) -> Iterator[dict[str, Any]]:
             scope = scope.parent
         own, text = rf"(?<![\w.]){re.escape(path)}", "" if scope is None else ast.unparse(scope)
         found = None if re.search(rf"{own}\[[^\[\]]+\] = ", text) else re.search(own + _CHANGED, text)
-        if found is not None and sum(ast.unparse(one.targets[0]) == path for _, one in assignments(code)) == 1:
-            yield {"noticed": made, "name": variable(path), "changed": found[0].strip(" +-*/=(")}
+        parts = [*ast.walk(scope)] if found is not None else []
+        bound = [ast.unparse(one) for one in parts if isinstance(getattr(one, "ctx", None), ast.Store)]
+        bound += [one.arg for one in parts if isinstance(one, ast.arg)]
+        if found is not None and bound.count(path) == 1:
+            yield {"noticed": made, "name": variable(path), "changed": found[0]}
 
 
 def _parts_of(one: Any) -> Iterable[Any]:
@@ -208,6 +211,6 @@ def _is_record(one: Any) -> bool:
 
 _OBJECT = r"(\[.*\]( \* \w+)?|\{\}|(list|dict|set|deque)\(.*\)|(torch|np)\.(zeros|ones|empty|full)\w*\(.*\))"
 _ONE_FOR_EACH = re.compile(rf"\[{_OBJECT}\] \* .+|dict\.fromkeys\([^()]+(\([^()]*\))?, {_OBJECT}\)")
-_CHANGED = r"\[[^\[\]]+\](\.(append|extend|insert|add|update|[a-z]\w*_)\(| [-+*/]=|\[[^\[\]]+\] [-+*/]?=(?!=))"
+_CHANGED = r"\[[^\[\]]+\](\.(append|extend|insert|add|update|[a-z]\w*_)\(| [-+*/]=|\[[^\[\]]+\] [-+*/]?=(?!=)).*"
 """Containers of one object, and a change of an entry in place."""
 _OTHERS = sys.stdlib_module_names - {"__main__"} | {"torch", "byname"}

@@ -269,17 +269,15 @@ class WeightCopies(Topic):
                     self._targets.append((called, followed, {"target": target, "module": module, "unused": unused}))
 
     def _look_for_old_statistics(self, called: _Called) -> None:
-        """Report a batch norm that has its initial statistics, in a copy that was called and updated."""
+        """Report batch norms that all have their initial statistics, in a copy that was called and updated."""
         module: Any = called.module()
         inner = modules_in(module)[1:]  # a norm alone is like any other of its size
         norms = [one for one in inner if issubclass(type(one), nn.modules.batchnorm._BatchNorm)]
-        for own in [attributes_of(one)["_buffers"] for one in norms]:  # a call in training mode is counted
-            mean, batches = own.get("running_mean"), own.get("num_batches_tracked")
-            count = copy_values(batches)
-            if is_tensor(mean) and is_zero(mean) and count is not None and not int(count):
-                name = FailureContext().names([mean])[0]
-                self.report(OLD_STATISTICS, called.line.site, name=name)
-                return
+        every = [own for one in norms if is_tensor((own := attributes_of(one)["_buffers"]).get("running_mean"))]
+        counts = [copy_values(own.get("num_batches_tracked")) for own in every]  # of calls in training mode
+        are_new = all(one is not None and not int(one) for one in counts)  # else one may be unused
+        if every and are_new and all(is_zero(own["running_mean"]) for own in every):
+            self.report(OLD_STATISTICS, called.line.site, name=FailureContext().names([every[0]["running_mean"]])[0])
 
     def end(self, every: Sequence[FollowedOptimizer]) -> None:
         for called, followed, facts in self._targets:

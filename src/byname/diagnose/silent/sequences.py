@@ -287,16 +287,15 @@ class Sequences(Topic):
             is_batch = (self._batch,) == before[1:2] == after[:1] != before[:1]
             is_known = is_batch or leading in (before[:2], after[:2])
             is_turned = self._turned != leading and (after[:2], before[0]) == (self._turned, math.prod(leading))
+            is_turned = is_turned or mixing.leads(self._batch, before, after)
             scores = [one.next_functions[0][0] for one in loss.of_kinds(("LogSoftmaxBackward",)) if dim_of(one) == 1]
+            numbers = [one.number for one in self._layers]
             found = {
-                VIEW_MIXES: (is_known and mixing.swaps(before, after))
-                or mixing.leads(self._batch, before, after)
-                or is_turned,
+                VIEW_MIXES: is_turned or (is_known and mixing.swaps(before, after)),
                 IMAGE_MIXES: mixing.mixes_channels(before, after),
                 CLASSES_MIX: node in scores and len(after) == 3 and mixing.swaps(before[1:], after[1:]),
                 HEADS_MIX: mixing.mixes_heads(before, after) and mixing.attending(loss, before[-2]),
-                STEPS_MIX: mixing.mixes_steps(before, after)
-                and node._sequence_nr() in [one.number for one in self._layers],
+                STEPS_MIX: node._sequence_nr() in numbers and mixing.mixes_steps(before, after),
             }
             for cause in [one for one, holds in found.items() if holds and call is not None and not call.inside]:
                 self.report(cause, loss.site(node), before=str(before), after=str(after))
@@ -369,13 +368,9 @@ class Sequences(Topic):
             return False
         if any(one.kind in ("RNN", "LSTM", "GRU") for one in self._layers):
             return len(self._layers) == len(self._ids) == 1 and not self._layers[0].joins
-        later, every = (
-            (node for node, _ in mixing.seeing_later(loss, words.shape[1])),
-            mixing.attending(loss, words.shape[1]),
-        )
-        return not any(mixing.compares_only(one, known) for one in later) and any(
-            mixing.compares_only(one, known) for one in every
-        )
+        later = (node for node, _ in mixing.seeing_later(loss, words.shape[1]))
+        is_free = any(mixing.compares_only(one, known) for one in later)
+        return not is_free and any(mixing.compares_only(one, known) for one in mixing.attending(loss, words.shape[1]))
 
     def _look_at_masks(self, loss: Loss) -> None:
         attending = [one for one in loss.nodes if one.startswith("ScaledDotProduct") or one in mixing.SOFTMAXES]

@@ -20,7 +20,8 @@ from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, arg_name, o
 from byname.naming.name import at
 from byname.reading.modules import modules_in
 from byname.reading.objects import attributes_of
-from byname.reading.tensor import PLAIN, fact, is_tensor
+from byname.reading.tensor import PLAIN, fact, is_tensor, memory_of
+from byname.tracking.log import changes_of
 from byname.tracking.lookup import made_last, site_of_tensor
 from byname.undo import Undo
 
@@ -77,6 +78,7 @@ _CLOSED = 1e-3
 _EQUAL_AT, _MOST_MODULES = 8, 64
 _DEAD, _LONG = 8, 4
 """The fewest steps with gradients of 0 only that are reported, and the smallest share of all steps: one in `_LONG`."""
+_STEPPING = {"sub_", "add_", "_foreach_sub_", "_foreach_add_"}
 _DEAD_SHARE, _DEAD_LOOKS = 0.5, 4
 """The share of dead units in a layer, and the looks at steps 1, 2, 4, ..., at which they are reported."""
 _MOST_NUMBERS = 1 << 20
@@ -124,7 +126,8 @@ class Units(Topic):
         """Report two layers of zeros that steps by hand leave as they are, and a loss that is not finite by itself."""
         free = [one for one in loss.context.leaves if loss.number == _DEAD and one.dim() > 1 and one._version >= _LONG]
         zero = [one for one in free if is_zero(one) and id(one) not in self.owned()]
-        if len(zero) > 1:
+        operations = {change.operation for one in zero for change in changes_of(memory_of(one))}
+        if len(zero) > 1 and operations <= _STEPPING:  # no perturbations, which begin anew each time
             facts = {"names": tuple(FailureContext().names(zero)), "made": site_of_tensor(zero[0])}
             self.report(STILL_ZERO, loss.line.site, times=_DEAD, **facts)
         is_second = loss.number == 2 and not self._watch.is_finite_watched

@@ -12,10 +12,11 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch import nn
 
 from byname.diagnose.cause import variable
 from byname.diagnose.causes.loss import Loss
-from byname.diagnose.context import node_of
+from byname.diagnose.context import enclosing, node_of
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.silent.topic import ObservedCall, Topic, Watch, on_call, topic_cause
 from byname.reading.frames import Line
@@ -118,17 +119,15 @@ class Clipping(Topic):
                     self._count(followed, other, line)
 
     def _look_for_dropped(self, code: CodeType) -> None:
-        """Report statements of a file that clip gradients or load weights, and whose result nothing uses."""
+        """Report statements of a file that clip gradients, or name another tensor, and whose result nothing uses."""
         source: Any = source_of(code)
         for one in ast.walk(source.tree) if source is not None else ():
-            text = ast.unparse(one) if isinstance(one, ast.Expr | ast.Assign) else ""
-            clips = re.match(r".+\.grad(?:\.data)?\.(clamp|clip)(?=\()", text)
-            loads = re.match(r"((?:\w+\.)*[a-z_]*emb\w*)\.(from_pretrained)\(", text)
+            called = getattr(one.value, "func", None) if isinstance(one, ast.Expr) else None
+            clips = re.fullmatch(r".+\.grad(?:\.data)?\.(clamp|clip)", "" if called is None else ast.unparse(called))
             facts = {"noticed": site_of(code, one, None, "")} if isinstance(one, ast.stmt) else {}
-            if isinstance(one, ast.Expr) and (found := clips or loads):
-                in_place = f"clip in place, by {found[1]}_(), or nn.utils.clip_grad_value_()"
-                remedy = in_place if clips else f"assign it: {found[1]} = nn.Embedding.from_pretrained(...)"
-                self.report(DROPPED, name=found[found.lastindex or 1], remedy=remedy, **facts)
+            if clips:
+                remedy = f"clip in place, by {clips[1]}_(), or nn.utils.clip_grad_value_()"
+                self.report(DROPPED, name=clips[1], remedy=remedy, **facts)
             elif isinstance(one, ast.Assign) and _names_another(one):
                 self.report(RENAMED, name=variable(ast.unparse(one.targets[0])), value=ast.unparse(one.value), **facts)
 
@@ -156,6 +155,16 @@ class Unused(Topic):
         super().__init__(watch)
         self._remedies: dict[Any, str] = {}  # by place; none where nothing is dropped
 
+    def begin(self, block: Undo) -> None:
+        on_call(block, nn.Embedding, "__init__", self._made)
+
+    def _made(self, call: ObservedCall, _: Any) -> None:
+        line = call.programs_line
+        is_dropped = isinstance(getattr(node_of(line), "parent", None), ast.Expr)
+        if is_dropped and call.frame.f_code.co_name == "from_pretrained":
+            remedy = "assign it, as by self.embedding = nn.Embedding.from_pretrained(...)"
+            self.report(DROPPED, line.site, name="from_pretrained", remedy=remedy)
+
     def backward(self, loss: Loss) -> None:
         """Report the statements that dropped a result before this call, and before an earlier one."""
         for log in [one for one in logs() if one.of_this_thread()] if loss.number <= 4 else ():
@@ -170,10 +179,8 @@ class Unused(Topic):
 
 def _names_another(assigned: Any) -> bool:
     """Return whether an assignment gives the variable of a loop over parameters another value, and nothing reads it."""
-    loop, name = assigned, ast.unparse(assigned.targets[0])
-    while loop is not None and not isinstance(loop, ast.For):
-        loop = getattr(loop, "parent", None)
-    if loop is None or name not in re.findall(r"\w+", ast.unparse(loop.target)):
+    loop, name = enclosing(assigned, ast.For), ast.unparse(assigned.targets[0])
+    if loop is None or name not in re.findall(r"[^\W_]\w*", ast.unparse(loop.target)):
         return False
     every: list[Any] = [one for one in ast.walk(loop) if getattr(one, "id", "") == name]
     read = [one for one in every if isinstance(one.ctx, ast.Load) and one.lineno >= assigned.lineno]
