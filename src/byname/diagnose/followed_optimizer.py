@@ -324,9 +324,8 @@ def _is_in_closure(line: Line) -> bool:
     is_loop = isinstance(enclosing(node_of(line), ast.For, ast.While, ast.FunctionDef), ast.For | ast.While)
     codes = [frame.f_code for frame in walk_frames(sys._getframe(1))]
     ends = [at for at, one in enumerate(codes) if one.co_filename.endswith("lbfgs.py")]
-    called = [one.co_names for one in codes[: ends[0]] if not is_library(one.co_filename)] if ends else []
-    clears = any(re.search(r"zero|clear|reset|\bgrad\b", " ".join(names)) for names in called)
-    return bool(called) and not is_loop and not clears
+    called = [" ".join(one.co_names) for one in codes[: ends[0]] if not is_library(one.co_filename)] if ends else []
+    return bool(called) and not is_loop and not any(re.search(r"zero|clear|reset|\bgrad\b", one) for one in called)
 
 
 @dataclass(eq=False)
