@@ -33,6 +33,7 @@ def test_values_come_with_their_iterations_and_calls():
     assert sorted(results["blocks.*.qkv.weight.grad"]) == [f"blocks.{i}.qkv.weight.grad" for i in range(3)]
     assert results["head"].values[1].equal(model(x)) and recorder["head"].rows() == results["head"].rows()
     assert results["head"].modes == ["train"] * 3 and results["head"].ranks == [0] * 3
+    assert [*recorder] == [*results]
 
 
 def test_train_and_eval_are_counted_apart():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -100,6 +100,9 @@ class Recorder:
     def __getitem__(self, path: str) -> Any:
         """Return ``results[path]``, as an opened recording does."""
         return self.results[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
 
     def report_errors_to(self, report: Callable[[Exception], None]) -> None:
         """Report errors of places from now on instead of raising them from the forward; the other places go on."""
