@@ -194,7 +194,7 @@ def _references_to(objects: Mapping[int, object]) -> tuple[Counter[int], dict[in
     outside: set[int] = set()
     # The collector does not see the items of tuples that it does not track, such as tuples of arrays.
     few = referrers.few_enough(objects, _FEW) and all(map(gc.is_tracked, objects.values()))
-    every = gc.get_referrers(*objects.values()) if few else referrers.References(heap()).suspects(objects.keys())
+    every = referrers.referrers_of(objects.values()) if few else referrers.References(heap()).suspects(objects.keys())
     for holder in every:
         found = [ident for ident in map(id, gc.get_referents(holder)) if ident in objects]
         held.update(found)
