@@ -108,12 +108,20 @@ PATIENCE, PAUSE = 1.0, 0.1
 
 
 def with_progress(
-    items: Iterable[Any], words: str, *, wanted: bool | None = None, clock: Callable[[], float] = time.monotonic
+    items: Iterable[Any],
+    words: str,
+    *,
+    wanted: bool | None = None,
+    bytes_of: Callable[[Any], int] | None = None,
+    total: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Any]:
     """Yield the items, with a labelled progress bar if they take longer than a second.
 
-    By default the bar is shown only in a terminal; `wanted` shows it always, from the start, or never.
+    By default the bar is shown only in a terminal; `wanted` shows it always, from the start, or never. It counts the
+    items, or with `bytes_of` the bytes of each, of a `total`.
     """
+    amount = bytes_of or (lambda _: 1)
     if not (_is_terminal(sys.stderr) if wanted is None else wanted):
         yield from items
         return
@@ -124,17 +132,18 @@ def with_progress(
         except StopIteration:
             return
         yield item
-        count += 1
+        count += amount(item)
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    counts = MofNCompleteColumn() if bytes_of is None else DownloadColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), counts, TimeRemainingColumn()
     # no thread of its own: it is drawn between two items
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task, drawn = bar.add_task(words, total=length_hint(items) or None, completed=count), clock()
+        task, drawn = bar.add_task(words, total=total or length_hint(items) or None, completed=count), clock()
         for item in left:
             yield item
-            bar.advance(task)
+            bar.advance(task, amount(item))
             if clock() - drawn > PAUSE:  # to draw it takes a millisecond
                 bar.refresh()
                 drawn = clock()

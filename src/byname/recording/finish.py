@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 from byname.errors import (
     BynameError,
@@ -211,17 +213,27 @@ def _write(log: RecordingFile, new: Path) -> None:
         mark, index, copies = laid_out(made, log, log.level)
     with defer_signals():
         file = OpenFile(new, flags=os.O_RDWR)  # closes its descriptor itself, wherever an interrupt comes
+    total, words = sum(place.size for place in log.places.values()), f"finishing {printable(log.file.path.name)}"
     with closing(file):
-        for at, pieces in with_progress(copies, f"finishing {log.file.path.name}"):
-            for piece in pieces:
-                if type(piece) is ByteRange:
-                    _copy(log.file, piece, file.descriptor, at)
-                    at += piece.size
-                else:
-                    write_at(file.descriptor, piece, at)
-                    at += len(piece)
+        for at, piece in with_progress(_placed(copies), words, bytes_of=lambda one: _size(one[1]), total=total):
+            if type(piece) is ByteRange:
+                _copy(log.file, piece, file.descriptor, at)
+            else:
+                write_at(file.descriptor, piece, at)
         whole = marked(log.identity, os.fstat(file.descriptor).st_size, index)
         write_at(file.descriptor, whole, mark)  # last: until then it is no recording
+
+
+def _placed(copies: Iterable[tuple[int, Iterable[Any]]]) -> Iterator[tuple[int, Any]]:
+    """Yield all pieces, each with its place in the file."""
+    for at, pieces in copies:
+        for piece in pieces:
+            yield at, piece
+            at += _size(piece)
+
+
+def _size(piece: Any) -> int:
+    return piece.size if type(piece) is ByteRange else len(piece)
 
 
 def _copy(file: OpenFile, run: ByteRange, descriptor: int, to: int) -> None:

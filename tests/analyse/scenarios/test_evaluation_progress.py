@@ -62,6 +62,15 @@ def test_a_long_pass_has_a_bar_in_a_terminal_that_is_gone_afterwards(terminal):
     assert written.endswith("\x1b[2K")  # the line is erased
 
 
+def test_a_bar_may_count_bytes(terminal):
+    read = terminal()
+    pieces = [b"x" * 1_000_000] * 3
+    assert list(with_progress(pieces, "finishing run.h5", bytes_of=len, total=3_000_000, clock=Clock(0.6))) == pieces
+    written = read()
+    assert "finishing run.h5" in written
+    assert "1.0/3.0 MB" in written and "2.0/3.0 MB" in written and "3.0/3.0 MB" in written
+
+
 def test_a_short_pass_has_none(terminal):
     read = terminal()
     assert list(with_progress(iter(range(3)), "snapshot", clock=Clock(0.1))) == [0, 1, 2]
