@@ -174,36 +174,37 @@ class RunningCheck:
         if is_of_use and self._is_one_of_many(function, frame.f_lasti, _place_of(frame), step=self.steps):
             self.leaves_out_losses = True
         elif is_of_use:
-            call = ObservedCall(function, args, kwargs, frame)
-            for note in self._applying:
-                safely(note, call)
+            self._tell(self._applying, ObservedCall(function, args, kwargs, frame))
 
     def ran(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], depth: int, frame: FrameType) -> None:
         """Note that a module is called: in the first steps, and an outermost one without gradients later, too."""
-        is_graded = torch.is_grad_enabled()
         if torch._C._get_tracing_state() is not None:  # torch.jit.trace records what is asked of a tensor, as its shape
             return
-        if not is_graded:
-            is_enough = depth > 0 or self._is_enough(module, frame)
-            if depth == 1 and self._recent <= _LOOKED_INTO:  # a target inside a learner
-                safely(self._copies.evaluated, ObservedCall(module, args, kwargs, frame))
-        else:
-            most = _LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN
-            is_enough = self._recent > most
-        if is_graded and self.steps and not depth:
+        if torch.is_grad_enabled():
+            self._ran_with_gradients(module, args, kwargs, depth, frame)
+        elif depth == 1 and self._recent <= _LOOKED_INTO:  # a target inside a learner
+            safely(self._copies.evaluated, ObservedCall(module, args, kwargs, frame))
+        elif not depth and not self._is_enough(module, frame) and self._has_parameters(module):
+            self._tell(self._evaluating, ObservedCall(module, args, kwargs, frame))
+
+    def _ran_with_gradients(self, module: nn.Module, args: Any, kwargs: Any, depth: int, frame: FrameType) -> None:
+        most = _LOOKED_INTO if depth else _FIRST if id(module) in self._modules else _OBSERVED_IN
+        is_early, is_sampled = self._recent <= most, self.steps & (self.steps - 1) == 0
+        if self.steps and not depth:
             place = _place_of(frame)
             if self._graded.get(place, True) and self._has_parameters(module):
                 self._graded[place] = bool(safely(self._evaluation.graded, ObservedCall(module, args, kwargs, frame)))
-        is_sampled = self.steps & (self.steps - 1) == 0
-        if is_graded and (is_sampled or not is_enough) and self._is_one_of_many(_place_of(frame), step=self.steps):
+        if (is_early or is_sampled) and self._is_one_of_many(_place_of(frame), step=self.steps):
             return
-        if not is_enough and (depth or self._has_parameters(module)):
-            call = ObservedCall(module, args, kwargs, frame, depth)
-            for note in self._running if is_graded else self._evaluating:
-                safely(note, call)
-        elif is_graded and not depth and (is_sampled or self._loading.uncalled):
+        if is_early and (depth or self._has_parameters(module)):
+            self._tell(self._running, ObservedCall(module, args, kwargs, frame, depth))
+        elif not depth and (is_sampled or self._loading.uncalled):
             topic = self._inputs if is_sampled else self._loading
             safely(topic.ran, ObservedCall(module, args, kwargs, frame))
+
+    def _tell(self, notes: Iterable[Callable[[ObservedCall], None]], call: ObservedCall) -> None:
+        for note in notes:
+            safely(note, call)
 
     def _is_enough(self, module: nn.Module, frame: FrameType) -> bool:
         """Return whether enough calls of a module without gradients were looked at."""
@@ -252,9 +253,8 @@ class RunningCheck:
     def _applied_by_hand(self, line: _Backwards) -> None:
         """Note the differences that a loss by hand squares, in the first steps, as calls of ``mse_loss``."""
         for made, reduction in line.by_hand.items() if self._recent <= _OBSERVED_IN else ():
-            call = ObservedCall.by_hand(made, reduction, caller())
-            for note in self._applying if call is not None else ():
-                safely(note, call)
+            if (call := ObservedCall.by_hand(made, reduction, caller())) is not None:
+                self._tell(self._applying, call)
 
     def _look_for_unfrozen(self) -> None:
         """Look at backward calls again after parameters were unfrozen, the first few times."""
