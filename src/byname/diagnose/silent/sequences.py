@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from byname.autograd.slots import held_by_nodes
-from byname.diagnose.cause import variable
+from byname.diagnose.cause import Cause, variable
 from byname.diagnose.causes.loss import Loss, dim_of, input_of, node_kind, shape_of, summed
 from byname.diagnose.followed_optimizer import FollowedOptimizer
 from byname.diagnose.nonfinite.reasons import reading_values, sum_of
@@ -25,21 +25,28 @@ from byname.source.location import is_library
 from byname.source.tracebacks import walk_frames
 from byname.tracking.lookup import site_of_tensor
 
+
+def _view_mixes(effect: str, remedy: str) -> Cause[Any]:
+    return topic_cause(
+        "view-mixes",
+        "a view{noticed:at} gives values of shape {before} the shape {after}: it fills the new shape in the order of "
+        f"memory, and does not transpose: {effect}",
+        remedy,
+    )
+
+
 # fmt: off
-VIEW_MIXES, HEADS_MIX, IMAGE_MIXES, CLASSES_MIX, STEPS_MIX = (topic_cause("view-mixes",
-    "a view{noticed:at} gives values of shape {before} the shape {after}: it fills the new shape in the order of "
-    f"memory, and does not transpose: {effect}", remedy) for effect, remedy in {
-    "samples mix, and the output of one depends on others":
-    "swap the dimensions: x.transpose(0, 1), then reshape what follows",
-    "the heads of attention get values of several positions mixed":
-    "x.view(batch, length, heads, -1).transpose(1, 2) makes heads; transpose(1, 2) before the view joins them again",
-    "each channel of an image gets values of all channels, and of other pixels":
-    "permute(0, 3, 1, 2) moves the channels in front",
-    "cross_entropy takes the classes from dimension 1, and gets scores of several positions there":
-    "x.transpose(1, 2) puts the classes there",
-    "each step of a sequence gets values of several steps, or columns":
-    "move the dimension of the steps first: x.transpose(1, 2), or permute(0, 3, 1, 2) of images, and then reshape",
-}.items())
+VIEW_MIXES = _view_mixes("samples mix, and the output of one depends on others",
+    "swap the dimensions: x.transpose(0, 1), then reshape what follows")
+HEADS_MIX = _view_mixes("the heads of attention get values of several positions mixed",
+    "x.view(batch, length, heads, -1).transpose(1, 2) makes heads; transpose(1, 2) before the view joins them again")
+IMAGE_MIXES = _view_mixes("each channel of an image gets values of all channels, and of other pixels",
+    "permute(0, 3, 1, 2) moves the channels in front")
+CLASSES_MIX = _view_mixes(
+    "cross_entropy takes the classes from dimension 1, and gets scores of several positions there",
+    "x.transpose(1, 2) puts the classes there")
+STEPS_MIX = _view_mixes("each step of a sequence gets values of several steps, or columns",
+    "move the dimension of the steps first: x.transpose(1, 2), or permute(0, 3, 1, 2) of images, and then reshape")
 SOFTMAX_MIXES = topic_cause("softmax-over-batch",
     "suspicious: {what}{noticed:at} is over dimension 0 of shape {shape}, which is the batch: what each sample gets "
     "depends on the other samples",
