@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeGuard
 
@@ -83,10 +84,12 @@ def _ends_in_a_mean(loss: Loss, node: Any, shape: tuple[int, ...], each: Collect
     def is_alike(_: Any, user: Any) -> bool:
         return node_kind(user) in each and shape_of(user) == shape
 
-    uses = [user for _, user in loss.uses(node, is_alike)]
-    return all(is_alike(node, user) or node_kind(user) in ("MeanBackward", "SumBackward") for user in uses)
+    uses = [user for _, user in islice(loss.uses(node, is_alike), _MOST_USES)]
+    ends = [user for user in uses if not is_alike(node, user)]
+    return len(uses) < _MOST_USES and {*map(node_kind, ends)} <= {"MeanBackward", "SumBackward"}
 
 
+_MOST_USES = 24
 _EACH = {*NORMS, "WhereBackward", "AddBackward", "SubBackward", "DivBackward", "ClampBackward", "ClampMaxBackward"}
 _PICKS = {"NegBackward", "MinimumBackward"}
 _MAKES_COLUMNS = {*MOVES, "UnsqueezeBackward", "ReshapeAliasBackward", "IndexBackward", "SumBackward", "MeanBackward"}
