@@ -177,7 +177,11 @@ class Explaining:
             BaseException.add_note(error, Note.of(why))
 
     def __call__(self, function: F) -> F:
-        """Return the function with a context like this one around each of its calls; no async generator can have it."""
+        """Return the function with a context like this one around each of its calls.
+
+        Raises:
+            BadArgumentError: the function is an async generator.
+        """
         options = {"checked": self._checked, "non_finite": self._non_finite}
         return _decorated(functools.partial(Explaining, self._models, self._optimizers, **options), function)
 

@@ -284,6 +284,9 @@ class WeightCopies(Topic):
             last = [sum_of(one) for one in called.parameters[:1]]  # none of a copy that is gone
             if called.total in last or (facts["unused"] and not last and not followed.parameters()):
                 self.report(NEVER_FOLLOWS, called.line.site, steps=followed.steps, **facts)
+        self._look_for_averages_without_updates()
+
+    def _look_for_averages_without_updates(self) -> None:
         for called in self._modules.values():
             averages = getattr(type(called.module()), "update_parameters", None) is AveragedModel.update_parameters
             mine = called.parameters if averages and called.made else []
