@@ -241,9 +241,9 @@ def momentum_encoder(right):
     return online, momentum
 
 
-def average_of_parameters(right):
+def averaged(right, evaluate, is_trained=True):
     model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-    ema = copy.deepcopy(model).eval().requires_grad_(False)
+    ema = copy.deepcopy(model).train(is_trained).requires_grad_(False)
     optimizer = adam(model)
     for number in range(40):
         follow(F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
@@ -251,27 +251,27 @@ def average_of_parameters(right):
         for mine, other in zip(ema.buffers(), model.buffers(), strict=True) if right else ():
             mine.copy_(other)
         if number % 10 == 0:
-            with torch.no_grad():
-                ema(torch.randn(12, 4))
+            evaluate(model, ema)
     return model, ema
+
+
+def average_of_parameters(right):
+    def evaluate(_, ema):
+        with torch.no_grad():
+            ema(torch.randn(12, 4))
+
+    return averaged(right, evaluate, is_trained=False)
 
 
 def average_that_is_trained_between(right):
-    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-    ema = copy.deepcopy(model).requires_grad_(False)
-    optimizer = adam(model)
-    for number in range(40):
-        follow(F.cross_entropy(model(torch.randn(12, 4)), torch.arange(12) % 3), optimizer)
-        soft_update(ema, model, 0.1)
-        for mine, other in zip(ema.buffers(), model.buffers(), strict=True) if right else ():
-            mine.copy_(other)
-        if number % 10 == 0:
-            for one in (model, ema):
-                one.eval()
-                with torch.no_grad():
-                    one(torch.randn(12, 4))
-                one.train()
-    return model, ema
+    def evaluate(*models):
+        for one in models:
+            one.eval()
+            with torch.no_grad():
+                one(torch.randn(12, 4))
+            one.train()
+
+    return averaged(right, evaluate)
 
 
 def read_from(state):

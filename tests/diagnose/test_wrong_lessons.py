@@ -975,19 +975,18 @@ class GivenTargets(TinyLM):
         return F.cross_entropy(super().forward(ids).flatten(0, 1), targets.flatten())
 
 
-def loss_in_forward(attend):
-    def program():
-        model = GivenTargets(attend)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(STEPS):
-            ids = torch.randint(0, 20, (6, 11))
-            loss = model(ids[:, :-1], ids[:, 1:])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return model
+def trained_on_words(model, length, loss_of):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        loss = loss_of(model, torch.randint(0, 20, (6, length)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
 
-    return program
+
+def loss_in_forward(attend):
+    return lambda: trained_on_words(GivenTargets(attend), 11, lambda model, ids: model(ids[:, :-1], ids[:, 1:]))
 
 
 def exponentials_by_their_sum(x):
@@ -1224,18 +1223,10 @@ def a_first_word(model, images, ids):
 
 
 def captions(begins):
-    def program():
-        model = Captions(begins)
-        optimizer = torch.optim.Adam(model.parameters())
-        for _ in range(STEPS):
-            ids = torch.randint(0, 20, (6, 10))
-            loss = F.cross_entropy(model(torch.randn(6, 4), ids).flatten(0, 1), ids.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return model
+    def loss_of(model, ids):
+        return F.cross_entropy(model(torch.randn(6, 4), ids).flatten(0, 1), ids.flatten())
 
-    return program
+    return lambda: trained_on_words(Captions(begins), 10, loss_of)
 
 
 def of_log_probabilities(scores, ids):
